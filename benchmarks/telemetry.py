@@ -109,8 +109,8 @@ def _processor_times(arguments: argparse.Namespace, *, on: bool) -> tuple[float,
 
 
 def _recorder_of(pid: int) -> list[psutil.Process]:
-    name = "torchperf_ros.recorder.recorder_main"
-    return [child for child in psutil.Process(pid).children() if name in child.cmdline()]
+    name = "torchperf_ros.recorder.recorder import"
+    return [child for child in psutil.Process(pid).children() if name in str(child.cmdline())]
 
 
 def _processor_s(process: psutil.Process) -> float:

@@ -133,7 +133,7 @@ def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_th
 
 
 def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority():
-    assert loaded_by("torchperf_ros.recorder.recorder_main") & {"numpy", "psutil"} == set()
+    assert loaded_by("torchperf_ros.workers.process_setup") & {"numpy", "psutil"} == set()
 
 
 def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_neither_rclpy_nor_an_engines_library_is_loaded():

@@ -42,8 +42,9 @@ def straight_plan(speed=10.0, horizon_s=3.0, step_s=0.1, acceleration=0.0, **mor
 
 
 def odometry_bytes(x=0.0, y=0.0, yaw=0.0, speed=10.0, yaw_rate=0.0, stamp_ns=START_NS, frame="odom", child="base_link"):
+    """A `nav_msgs/Odometry`, whose reference point is 0.5 m above the ground."""
     message = empty_message("nav_msgs/msg/Odometry", header=header(stamp_ns, frame), child_frame_id=child)
-    message.pose.pose = _pose(x, y, yaw)
+    message.pose.pose = _pose(x, y, yaw, 0.5)
     message.twist.twist.linear.x, message.twist.twist.angular.z = speed, yaw_rate
     return bytes(encode(message, "nav_msgs/msg/Odometry"))
 
@@ -68,8 +69,8 @@ def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom") -> byte
     return bytes(encode(array, "visualization_msgs/msg/MarkerArray"))
 
 
-def _pose(x, y, yaw):
+def _pose(x, y, yaw, z=0.0):
     point, turn = message_class("geometry_msgs/msg/Point"), message_class("geometry_msgs/msg/Quaternion")
     orientation = turn(x=0.0, y=0.0, z=math.sin(yaw / 2), w=math.cos(yaw / 2))
-    place = point(x=float(x), y=float(y), z=0.0)
+    place = point(x=float(x), y=float(y), z=z)
     return message_class("geometry_msgs/msg/Pose")(position=place, orientation=orientation)

@@ -141,10 +141,7 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
         *(({"tiers": tiers}, r"mine\.tiers: ") for tiers in ([], [""], ["full", ""], ["full", "full"])),
         ({"budget_ms": 100.0, "hang_ms": 99.0}, r"mine\.hang_ms: 99.0 .*mine\.budget_ms 100.0"),
         ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
-        *(
-            ({"options": text}, r"mine\.options: ")
-            for text in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)
-        ),
+        *(({"options": x}, r"mine\.options: ") for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)),
     ],
 )
 def test_given_values_that_a_stage_cannot_have_when_configured_then_the_error_names_them(values, says):
@@ -156,10 +153,8 @@ def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept()
     assert stage_config("mine", {**MINE, "budget_ms": 100, "hang_ms": 100}).hang_ms == 100.0
     for text, options in (("", {}), ("{}", {}), ('{"a": [1, 2]}', {"a": [1, 2]})):
         assert stage_config("mine", {**MINE, "options": text}).options == options
-    workers = {
-        backup: stage_config("mine", {**MINE, "backup": backup}).workers for backup in ("none", "standby", "active")
-    }
-    assert workers == {"none": 1, "standby": 2, "active": 2}
+    for backup, workers in (("none", 1), ("standby", 2), ("active", 2)):
+        assert stage_config("mine", {**MINE, "backup": backup}).workers == workers
 
 
 @pytest.mark.parametrize(

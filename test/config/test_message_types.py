@@ -114,10 +114,8 @@ def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_ar
     warm_up("radar_msgs/msg/Scan")
     assert has_header("radar_msgs/msg/Scan")
     direction = np.array([1, 2, 3], dtype=np.float32)
-    one, two, three = (
-        empty_message("radar_msgs/msg/Return", range=metres, direction=direction, label="car")
-        for metres in (1.5, 2.5, 3.5)
-    )
+    own = {"direction": direction, "label": "car"}
+    one, two, three = (empty_message("radar_msgs/msg/Return", range=metres, **own) for metres in (1.5, 2.5, 3.5))
     head = header(4_000_000_002, "radar")
     scan = empty_message("radar_msgs/msg/Scan", header=head, returns=[one], first=[two, three])
     found = decode(encode(scan, "radar_msgs/msg/Scan"), "radar_msgs/msg/Scan")

@@ -16,11 +16,7 @@ def test_given_any_shapes_when_written_and_read_then_they_are_the_same(shapes):
     assert parse_shapes(format_shapes(shapes)) == shapes
 
 
-@given(
-    policy=st.sampled_from(["exact", "bucket", "dynamic"]),
-    width=st.integers(1, 512),
-    common=st.lists(shapes, max_size=3).map(tuple),
-)
+@given(st.sampled_from(["exact", "bucket", "dynamic"]), st.integers(1, 512), st.lists(shapes, max_size=3).map(tuple))
 def test_given_any_options_when_sent_as_json_then_they_arrive_the_same(policy, width, common):
     options = ShapeOptions(policy, width, common)
     assert ShapeOptions.from_dict(json.loads(json.dumps(options.as_dict()))) == options

@@ -1,6 +1,6 @@
 import pytest
 
-from torchperf_ros.frame.alert_rules import Level, answer_alert, death_alert, model_alert
+from torchperf_ros.frame.alert_rules import Level, answer_alert, change_alert, death_alert
 from torchperf_ros.frame.outcome import Fallback, Outcome
 
 SUSTAINED = 10
@@ -33,15 +33,11 @@ def test_given_a_frame_that_is_no_anomaly_when_answered_then_nothing_is_told(tel
 @pytest.mark.parametrize(
     ("outcome", "name"),
     [
-        (Outcome.LATE, "result too slow"),
-        (Outcome.HUNG, "worker failed"),
-        (Outcome.CRASHED, "worker failed"),
-        (Outcome.ERROR, "model error"),
-        (Outcome.INVALID, "invalid output"),
-        (Outcome.BAD_INPUT, "bad input"),
+        (Outcome.LATE, "result too slow"), (Outcome.HUNG, "worker failed"), (Outcome.CRASHED, "worker failed"),
+        (Outcome.ERROR, "model error"), (Outcome.INVALID, "invalid output"), (Outcome.BAD_INPUT, "bad input"),
         (Outcome.PARTIAL, "partial result"),
     ],
-)
+)  # fmt: skip
 def test_given_an_outcome_when_told_then_its_kind_is_named(tell, outcome, name):
     anomaly = tell(outcome)
     assert anomaly.name == f"perception: {name}"
@@ -68,5 +64,5 @@ def test_given_a_death_when_told_then_a_lasting_one_is_an_error():
 
 
 def test_given_something_about_a_model_when_told_then_it_is_never_held_back():
-    anomaly = model_alert("planning", "tier full: refused")
+    anomaly = change_alert("planning", "model", "tier full: refused")
     assert (anomaly.name, anomaly.level, anomaly.once) == ("planning: model", Level.WARN, True)

@@ -2,32 +2,41 @@ import math
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.frame.frame import Frame, Origin, StepTimes, header_stamp_ns, restamped, stamp_age_ms, usable_age_ms
+from torchperf_ros.frame.frame import (
+    Frame,
+    Mailbox,
+    Origin,
+    StepTimes,
+    header_stamp_ns,
+    restamped,
+    stamp_age_ms,
+    usable_age_ms,
+)
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 MS = 1_000_000
 
 
-@given(sec=st.integers(-(2**31), 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
-def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_the_one_written(
-    sec, nanosec, little, name
-):
+def header_bytes(sec, nanosec, name, little):
     types = STORE.types
     header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](sec, nanosec), frame_id=name)
-    data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
-    assert header_stamp_ns(data) == sec * 1_000_000_000 + nanosec
+    return bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
+
+
+@given(sec=st.integers(-(2**31), 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
+def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_as_written(sec, nanosec, little, name):
+    assert header_stamp_ns(header_bytes(sec, nanosec, name, little)) == sec * 1_000_000_000 + nanosec
 
 
 @given(sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
 def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec, nanosec, little, name):
-    types = STORE.types
-    header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](7, 8), frame_id=name)
-    data = bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
-    again = STORE.deserialize_cdr(restamped(data, sec * 1_000_000_000 + nanosec), "std_msgs/msg/Header")
+    data = restamped(header_bytes(7, 8, name, little), sec * 1_000_000_000 + nanosec)
+    again = STORE.deserialize_cdr(data, "std_msgs/msg/Header")
     assert (again.stamp.sec, again.stamp.nanosec, again.frame_id) == (sec, nanosec, name)
 
 
@@ -78,3 +87,50 @@ def test_given_a_time_that_a_stamp_cannot_hold_when_restamped_then_the_message_i
     data = b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5)
     assert restamped(data, seconds * 1_000_000_000) is data
     assert header_stamp_ns(restamped(data, (2**31 - 1) * 1_000_000_000)) == (2**31 - 1) * 1_000_000_000
+
+
+class MailboxMachine(RuleBasedStateMachine):
+    """Any order of putting, taking and clearing: no frame is lost, doubled or handed out after a newer one."""
+
+    def __init__(self):
+        super().__init__()
+        self.mailbox = Mailbox()
+        self.put = 0
+        self.taken = []
+        self.now_ns = self.superseded = self.stale = 0
+        self.waiting = None
+
+    @rule(left_ns=st.integers(-5, 5))
+    def put_one(self, left_ns):
+        self.superseded += self.waiting is not None
+        self.waiting = Frame(self.put, b"", 0, 0.0, self.now_ns, self.now_ns + left_ns, Origin(self.now_ns, 0.0))
+        self.mailbox.put(self.waiting)
+        self.put += 1
+
+    @rule(step_ns=st.integers(0, 4))
+    def take_one(self, step_ns):
+        self.now_ns += step_ns
+        frame = self.mailbox.take(self.now_ns)
+        expected = self.waiting if self.waiting is not None and self.waiting.deadline_ns > self.now_ns else None
+        assert frame is expected
+        self.stale += self.waiting is not None and frame is None
+        self.waiting = None
+        if frame is not None:
+            self.taken.append(frame.seq)
+
+    @rule()
+    def clear(self):
+        self.mailbox.put(None)
+        self.superseded += self.waiting is not None
+        self.waiting = None
+
+    @invariant()
+    def every_frame_is_accounted_for_once(self):
+        assert self.mailbox.waiting is self.waiting
+        assert (self.mailbox.superseded, self.mailbox.stale) == (self.superseded, self.stale)
+        assert self.put == len(self.taken) + self.superseded + self.stale + (self.waiting is not None)
+        assert self.taken == sorted(set(self.taken))
+
+
+TestMailboxMachine = MailboxMachine.TestCase
+TestMailboxMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -22,7 +22,7 @@ class Stage:
         for _ in range(times):
             self.clock.advance_ms(33)
             self.health.input_at(self.clock())
-            self.health.answered(outcome, fallback, tier)
+            self.health.answered(outcome, fallback, tier, None)
 
     def do(self, what, times):
         if what in FRAMES:

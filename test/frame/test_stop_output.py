@@ -20,19 +20,12 @@ def stamp(at_ns):
 
 def path(x_positions, step_ns=S // 10, frame_id="odom", own_frame_ids=None, endianness="little"):
     header, point = TYPES["std_msgs/msg/Header"], TYPES["geometry_msgs/msg/Point"]
-    turn = TYPES["geometry_msgs/msg/Quaternion"]
-    poses = [
-        TYPES["geometry_msgs/msg/PoseStamped"](
-            header=header(
-                stamp=stamp(START_NS + number * step_ns),
-                frame_id=frame_id if own_frame_ids is None else own_frame_ids[number],
-            ),
-            pose=TYPES["geometry_msgs/msg/Pose"](
-                position=point(x=float(x), y=1.0, z=2.0), orientation=turn(x=0.0, y=0.0, z=number / 100, w=0.8)
-            ),
-        )
-        for number, x in enumerate(x_positions)
-    ]
+    pose, turn = TYPES["geometry_msgs/msg/Pose"], TYPES["geometry_msgs/msg/Quaternion"]
+    frame_ids, poses = own_frame_ids or [frame_id] * len(x_positions), []
+    for number, (x, own_id) in enumerate(zip(x_positions, frame_ids, strict=True)):
+        place = pose(point(x=float(x), y=1.0, z=2.0), turn(x=0.0, y=0.0, z=number / 100, w=0.8))
+        head = header(stamp=stamp(START_NS + number * step_ns), frame_id=own_id)
+        poses.append(TYPES["geometry_msgs/msg/PoseStamped"](head, place))
     message = TYPES[PATH](header=header(stamp=stamp(START_NS - S), frame_id=frame_id), poses=poses)
     return bytes(STORE.serialize_cdr(message, PATH, little_endian=endianness == "little"))
 

@@ -43,7 +43,7 @@ class Recorded:
 
     def recorder(self):
         """The recorder's process."""
-        return next(child for child in self.node.workers() if "torchperf_ros.recorder.recorder_main" in child.cmdline())
+        return next(child for child in self.node.workers() if "recorder.recorder import" in str(child.cmdline()))
 
 
 @pytest.fixture(scope="module")

@@ -56,16 +56,11 @@ def test_given_an_incident_when_kept_then_its_folder_has_the_time_and_all_that_w
     assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_given_more_incidents_than_allowed_when_one_more_is_kept_then_the_oldest_go(tmp_path):
-    folder = make(tmp_path, max_count=3)
-    kept = [folder.keep(f"number {number}", writes(1)) for number in range(5)]
-    assert folder.incidents() == kept[2:]
-
-
-def test_given_more_bytes_than_allowed_when_one_more_is_kept_then_the_oldest_go_until_it_fits(tmp_path):
-    folder = make(tmp_path)
-    kept = [folder.keep("some", writes(size * KIB)) for size in (300, 300, 300, 600)]
-    assert folder.incidents() == [kept[2], kept[3]]
+@pytest.mark.parametrize(("max_count", "sizes_kib"), [(2, (1, 1, 1, 1, 1)), (10, (300, 300, 300, 600))])
+def test_given_more_incidents_or_bytes_than_allowed_when_one_is_kept_then_the_oldest_go(tmp_path, max_count, sizes_kib):
+    folder = make(tmp_path, max_count=max_count)
+    kept = [folder.keep("some", writes(size * KIB)) for size in sizes_kib]
+    assert folder.incidents() == kept[-2:]
 
 
 def test_given_a_clock_that_was_set_back_when_an_incident_is_kept_then_it_is_not_the_one_to_go(tmp_path):
@@ -194,7 +189,7 @@ def test_given_an_event_when_told_then_it_asks_for_what_helps(level, name, wante
 
 
 def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_asked_for_once_in_a_while():
-    rule = CaptureRule(every_s=600.0, apart_s=60.0)
+    rule = CaptureRule()
     error = Alert(Level.ERROR, "perception: deadline missed", "")
     taken = []
     for second in range(0, 1900, 10):
@@ -204,10 +199,8 @@ def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_ask
     assert taken == [0, 600, 1200, 1800]
     others = (Alert(Level.ERROR, "planning: latency", ""), Alert(Level.WARN, "perception: memory grows", ""))
     assert [rule.wanted(other, STAGES, 1859 * S) for other in others] == [None, None]
-    assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == [
-        ("planning", "profile"),
-        ("perception", "memory"),
-    ]
+    kinds = [("planning", "profile"), ("perception", "memory")]
+    assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == kinds
     assert not rule.wanted(Alert(Level.ERROR, "perception: model error", ""), STAGES, 1860 * S)
 
 
@@ -216,7 +209,4 @@ def test_given_evidence_that_could_not_be_taken_when_the_event_is_told_again_the
     error = Alert(Level.ERROR, "perception: deadline missed", "")
     assert rule.wanted(error, STAGES, 0)
     assert rule.wanted(error, STAGES, S)
-
-
-def test_given_a_node_without_stages_when_its_memory_grows_then_there_is_nobody_to_ask():
-    assert CaptureRule().wanted(Alert(Level.WARN, "node: memory grows", ""), (), 0) is None
+    assert rule.wanted(Alert(Level.WARN, "node: memory grows", ""), (), S) is None  # of a node without stages

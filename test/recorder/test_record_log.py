@@ -10,11 +10,8 @@ from torchperf_ros.recorder.record_log import RecordLog, schema
 
 from ..telemetry.frame_records import frame_record
 
-START = {
-    "node": "/perf",
-    "versions": {"torch": "2.13"},
-    "stages": [{"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0}],
-}
+STAGE = {"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0}
+START = {"node": "/perf", "versions": {"torch": "2.13"}, "stages": [STAGE]}
 FRAME = {"seq": 3, "tier": 1, "age_ms": float("nan"), "steps": StepTimes(0.1, 0.2, 3.12345, 0.4)}
 LIMIT = 1 << 16
 

@@ -5,25 +5,26 @@ import struct
 
 import numpy as np
 
-from torchperf_ros.config.message_types import encode, header, message_class
+from benchmarks.rig import plan_messages
+from torchperf_ros.config.message_types import empty_message, encode, header
 
 FLOAT32 = 7
 
 
 def _bytes(name, **fields):
-    return bytes(encode(message_class(name)(**fields), name))
+    return bytes(encode(empty_message(name, **fields), name))
 
 
-def scan_bytes(ranges, *, first=-math.pi / 2, last=math.pi / 2, least=0.1, most=30.0, frame="laser", step=None):
+def scan_bytes(ranges, *, first=-math.pi / 2, last=math.pi / 2, least=0.1, most=30.0, step=None):
     count = max(len(ranges) - 1, 1)
     return _bytes(
-        "sensor_msgs/msg/LaserScan", header=header(5, frame), angle_min=first, angle_max=last,
-        angle_increment=(last - first) / count if step is None else step, time_increment=0.0, scan_time=0.1,
-        range_min=least, range_max=most, ranges=np.asarray(ranges, np.float32), intensities=np.zeros(3, np.float32),
+        "sensor_msgs/msg/LaserScan", header=header(5, "laser"), angle_min=first, angle_max=last,
+        angle_increment=(last - first) / count if step is None else step, intensities=np.zeros(3, np.float32),
+        range_min=least, range_max=most, ranges=np.asarray(ranges, np.float32),
     )  # fmt: skip
 
 
-def cloud_bytes(points, *, fields="xyzi", padding=0, big=False, kind="f4", rows=1, frame="lidar"):
+def cloud_bytes(points, *, fields="xyzi", padding=0, big=False, kind="f4", rows=1, stamp_ns=5):
     """A cloud of [n, 3] points whose fields stand in this order, with so many bytes between two points."""
     size = 4 if kind == "f4" else 8
     record = np.dtype({
@@ -35,15 +36,13 @@ def cloud_bytes(points, *, fields="xyzi", padding=0, big=False, kind="f4", rows=
     for axis, name in enumerate("xyz"):
         if name in fields:
             found[name] = np.asarray(points, float).reshape(-1, 3)[:, axis]
+    own = {"datatype": FLOAT32 + (kind == "f8"), "count": 1}
     described = [
-        message_class("sensor_msgs/msg/PointField")(
-            name=name, offset=record.fields[name][1], datatype=FLOAT32 + (kind == "f8"), count=1
-        )
-        for name in fields
+        empty_message("sensor_msgs/msg/PointField", name=name, offset=record.fields[name][1], **own) for name in fields
     ]
     width = len(points) // rows
     return _bytes(
-        "sensor_msgs/msg/PointCloud2", header=header(5, frame), height=rows, width=width, fields=described,
+        "sensor_msgs/msg/PointCloud2", header=header(stamp_ns, "lidar"), height=rows, width=width, fields=described,
         is_bigendian=big, point_step=record.itemsize, row_step=record.itemsize * width,
         data=np.frombuffer(found.tobytes(), np.uint8), is_dense=True,
     )  # fmt: skip
@@ -59,16 +58,5 @@ def bool_bytes(value):
     return b"\0\1\0\0" + bytes([value])
 
 
-def odometry_bytes(speed=0.0, yaw_rate=0.0, *, x=0.0, y=0.0, yaw=0.0, frame="odom", stamp_ns=0):
-    vector, point = message_class("geometry_msgs/msg/Vector3"), message_class("geometry_msgs/msg/Point")
-    turn = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=math.sin(yaw / 2), w=math.cos(yaw / 2))
-    pose = message_class("geometry_msgs/msg/Pose")(position=point(x=x, y=y, z=0.5), orientation=turn)
-    twist = message_class("geometry_msgs/msg/Twist")(
-        linear=vector(x=speed, y=0.0, z=0.0), angular=vector(x=0.0, y=0.0, z=yaw_rate)
-    )
-    none = np.zeros(36)
-    return _bytes(
-        "nav_msgs/msg/Odometry", header=header(stamp_ns, frame), child_frame_id="base_link",
-        pose=message_class("geometry_msgs/msg/PoseWithCovariance")(pose=pose, covariance=none),
-        twist=message_class("geometry_msgs/msg/TwistWithCovariance")(twist=twist, covariance=none),
-    )  # fmt: skip
+def odometry_bytes(speed=0.0, yaw_rate=0.0, *, stamp_ns=0, **more):
+    return plan_messages.odometry_bytes(speed=speed, yaw_rate=yaw_rate, stamp_ns=stamp_ns, **more)

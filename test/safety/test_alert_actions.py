@@ -39,37 +39,23 @@ def test_given_rules_when_asked_for_an_alert_then_it_is_one_that_a_rule_has():
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("drift -> lower_tier", {"lower_tiers": 1}),
-        ("drift -> lower_rate", {"lower_rate": True}),
-        ("drift -> backup_active", {"backup_active": True}),
-        ("drift -> off", {"off": True}),
-        ("drift -> scene slow", {"scene": "slow"}),
-    ],
-)
-def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_it_was_quiet_for_long_enough(
-    line, what
-):
-    rules, calm = actions(line), actions(line)
-    until = [
-        second
-        for second in drive(rules, 60, lambda second: ["camera: drift"] if second == 5 else [])
-        if all(getattr(rules, name) == value for name, value in what.items())
-    ]
-    assert until == list(range(5, 35))
-    assert all(getattr(rules, name) == getattr(calm, name) for name in what)
+    ("action", "name", "value"),
+    [("lower_tier", "lower_tiers", 1), ("lower_rate", "lower_rate", True), ("backup_active", "backup_active", True),
+     ("off", "off", True), ("scene slow", "scene", "slow")],
+)  # fmt: skip
+def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_quiet_for_long(action, name, value):
+    rules, calm = actions(f"drift -> {action}"), actions(f"drift -> {action}")
+    seconds = drive(rules, 60, lambda second: ["camera: drift"] if second == 5 else [])
+    assert [second for second in seconds if getattr(rules, name) == value] == list(range(5, 35))
+    assert getattr(rules, name) == getattr(calm, name)
     assert (rules.taken, calm.taken) == (1, 0)
 
 
 def test_given_an_alert_that_goes_on_when_stepped_then_tiers_fall_one_by_one_and_come_back_one_by_one():
     rules = actions("latency -> lower_tier", action_cooldown_s=3.0, action_return_s=10.0)
-    levels = [
-        rules.lower_tiers for _ in drive(rules, 60, lambda second: ["camera: latency"] if 5 <= second <= 20 else [])
-    ]
-    changes = [
-        (second, now) for second, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before
-    ]
+    found = {second: ["camera: latency"] for second in range(5, 21)}
+    levels = [rules.lower_tiers for _ in drive(rules, 60, lambda second: found.get(second, []))]
+    changes = [(at, now) for at, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before]
     assert changes == [(5, 1), (8, 2), (30, 1), (40, 0)]
 
 

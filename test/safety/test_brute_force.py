@@ -265,62 +265,52 @@ def test_given_generated_plans_when_accepted_then_none_is_unsafe_by_brute_force(
     assert min(seen.values()) > 0.1 * PLANS
 
 
-@pytest.mark.parametrize(
-    ("plan", "other"),
-    [
-        # it drives straight on, more than 10 m behind, where the plan's first bend leads back elsewhere
-        (Plan(0.0, 2.0, 0.0, aside=-3.5, over=20.0), Other("along", -10.0, -2.0, 0.0, 1.0, 1.0, 7.0, 0.0)),
-        # we pass it within 2 s, and change lanes towards it
-        (Plan(26.6, -4.02, -5.81, aside=-3.5, over=106.4), Other("along", 9.51, -1.9, 0.0, 8.1, 0.66, 11.9, 0.0)),
-        # it comes towards us in the lane that we change into
-        (
-            Plan(19.89, -0.057, -3.91, aside=-3.5, over=79.55),
-            Other("along", 23.1, -2.7, -0.042, 7.34, 2.28, -11.2, 0.23),
-        ),
-        # it comes towards us round a bend, far beyond a short plan
-        (Plan(4.86, 0.0, -2.99, bend=0.0098), Other("along", 76.4, 0.0, 0.287, 0.3, 1.63, -27.3, 0.0)),
-        (
-            Plan(2.304, 1.3, -5.557, bend=-0.017465),
-            Other("along", 45.969, 1.273, 0.0558, 1.274, 2.428, -29.093, -0.3314),
-        ),
-        # it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows
-        (Plan(1.0, -0.5, -2.62, bend=0.0006), Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28)),
-        (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),  # it touches our side
-        # the plan is fastest at one pose, and too fast there for what drives ahead
-        (
-            Plan(14.934, 1.2479, -3.7626, bend=0.011995),
-            Other("along", 18.591, 1.8173, -0.18348, 7.7205, 2.2901, 16.1864, -0.26057),
-        ),
-        # it overtakes us in the lane that we change into; only where the plan leads back is it in our way
-        (
-            Plan(7.6915, 1.7813, -3.69155, aside=-3.5, over=30.766),
-            Other("along", -8.35106, -2.6904, -0.08905, 7.6082, 2.24159, 26.65288, 0.13376),
-        ),
-        # it has come up to our side by 10 cm, though not where the plan leads back
-        (
-            Plan(6.01657, -6.19236, -2.44595, aside=3.5, over=24.06630),
-            Other("along", -5.034575, 2.683067, 0.289929, 8.324796, 1.076565, 12.05022, 0.326297),
-        ),
-        # and by 3 cm
-        (
-            Plan(2.6265, 1.284, -6.278, bend=0.010526),
-            Other("along", -5.24831, 2.65245, -0.205823, 8.24689, 2.36814, 4.77965, 0.35038),
-        ),
-    ],
-    ids=[
-        "it comes from behind",
-        "it is passed",
-        "it comes",
-        "it comes round",
-        "it comes round and drifts",
-        "it passes",
-        "it touches",
-        "it drives ahead",
-        "it overtakes",
-        "it has nearly come up",
-        "it has come up",
-    ],
-)
+ONCE_ACCEPTED = {
+    "it drives straight on, more than 10 m behind, where the plan's first bend leads back elsewhere": (
+        Plan(0.0, 2.0, 0.0, aside=-3.5, over=20.0),
+        Other("along", -10.0, -2.0, 0.0, 1.0, 1.0, 7.0, 0.0),
+    ),
+    "we pass it within 2 s, and change lanes towards it": (
+        Plan(26.6, -4.02, -5.81, aside=-3.5, over=106.4),
+        Other("along", 9.51, -1.9, 0.0, 8.1, 0.66, 11.9, 0.0),
+    ),
+    "it comes towards us in the lane that we change into": (
+        Plan(19.89, -0.057, -3.91, aside=-3.5, over=79.55),
+        Other("along", 23.1, -2.7, -0.042, 7.34, 2.28, -11.2, 0.23),
+    ),
+    "it comes towards us round a bend, far beyond a short plan": (
+        Plan(4.86, 0.0, -2.99, bend=0.0098),
+        Other("along", 76.4, 0.0, 0.287, 0.3, 1.63, -27.3, 0.0),
+    ),
+    "it comes round and drifts": (
+        Plan(2.304, 1.3, -5.557, bend=-0.017465),
+        Other("along", 45.969, 1.273, 0.0558, 1.274, 2.428, -29.093, -0.3314),
+    ),
+    "it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows": (
+        Plan(1.0, -0.5, -2.62, bend=0.0006),
+        Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28),
+    ),
+    "it touches our side": (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),
+    "the plan is fastest at one pose, and too fast there for what drives ahead": (
+        Plan(14.934, 1.2479, -3.7626, bend=0.011995),
+        Other("along", 18.591, 1.8173, -0.18348, 7.7205, 2.2901, 16.1864, -0.26057),
+    ),
+    "it overtakes us in the lane that we change into; only where the plan leads back is it in our way": (
+        Plan(7.6915, 1.7813, -3.69155, aside=-3.5, over=30.766),
+        Other("along", -8.35106, -2.6904, -0.08905, 7.6082, 2.24159, 26.65288, 0.13376),
+    ),
+    "it has come up to our side by 10 cm, though not where the plan leads back": (
+        Plan(6.01657, -6.19236, -2.44595, aside=3.5, over=24.06630),
+        Other("along", -5.034575, 2.683067, 0.289929, 8.324796, 1.076565, 12.05022, 0.326297),
+    ),
+    "it has come up to our side by 3 cm, likewise": (
+        Plan(2.6265, 1.284, -6.278, bend=0.010526),
+        Other("along", -5.24831, 2.65245, -0.205823, 8.24689, 2.36814, 4.77965, 0.35038),
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "other"), ONCE_ACCEPTED.values(), ids=ONCE_ACCEPTED)
 def test_given_a_plan_that_was_accepted_once_and_is_unsafe_when_checked_then_it_is_refused(plan, other):
     assert what_is_unsafe(plan, other)
     assert not accepted(plan, [other])

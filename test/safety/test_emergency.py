@@ -127,9 +127,7 @@ def test_given_a_speed_when_the_corridor_is_made_then_it_is_as_long_as_reaction_
 @pytest.mark.parametrize(("speed", "yaw_rate", "expected"), [
     (10.0, 1.0, 0.1), (10.0, -1.0, -0.1), (-10.0, 1.0, -0.1), (0.0, 0.05, 0.1), (1.0, 9.0, 0.2), (5.0, 0.0, 0.0),
 ])  # fmt: skip
-def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_it_is_one_that_the_vehicle_can_drive(
-    speed, yaw_rate, expected
-):
+def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_the_vehicle_can_drive_it(speed, yaw_rate, expected):
     assert Corridor.of(options(), motion(speed, yaw_rate)).curvature == pytest.approx(expected)
 
 

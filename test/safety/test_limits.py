@@ -25,9 +25,8 @@ def circle(speed, bend):
 
 
 def found(one, **options):
-    return [
-        finding.check for finding in beyond_limits(one, guard_options({f"guard.{k}": v for k, v in options.items()}))
-    ]
+    limits = guard_options({f"guard.{name}": value for name, value in options.items()})
+    return [finding.check for finding in beyond_limits(one, limits)]
 
 
 def read(data):
@@ -112,13 +111,8 @@ def test_given_poses_at_uneven_times_when_judged_then_the_jerk_is_that_of_the_mo
 def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is_found():
     bend = np.where(T < 1.5, 0.0, 0.05)
     yaw = np.concatenate(([0.0], np.cumsum(0.5 * bend[:-1])))
-    middle = 0.5 * (yaw[1:] + yaw[:-1])
-    one = track(
-        T,
-        np.concatenate(([0.0], np.cumsum(0.5 * np.cos(middle)))),
-        np.concatenate(([0.0], np.cumsum(0.5 * np.sin(middle)))),
-        yaw,
-    )
+    way = np.concatenate(([0.0], np.cumsum(0.5 * np.exp(0.5j * (yaw[1:] + yaw[:-1])))))
+    one = track(T, way.real, way.imag, yaw)
     (finding,) = beyond_limits(one, OPTIONS)
     assert finding.check == "steering"
     assert finding.value == pytest.approx(math.atan(2.7 * 0.05) / 0.1, rel=1e-6)
@@ -135,9 +129,8 @@ def test_given_a_plan_within_the_limits_when_judged_then_nothing_is_found(speed,
     way = speed * moving_s + 0.5 * acceleration * moving_s**2
     turned = way * bend
     half = np.where(np.abs(turned) > 1e-6, np.sin(turned / 2) / np.where(turned == 0, 1, turned / 2), 1.0)
-    assert (
-        found(track(T, way * half * np.cos(turned / 2), way * half * np.sin(turned / 2), turned), max_speed=45.0) == []
-    )
+    one = track(T, way * half * np.cos(turned / 2), way * half * np.sin(turned / 2), turned)
+    assert found(one, max_speed=45.0) == []
 
 
 def test_given_values_that_are_no_numbers_when_read_then_it_is_said_how_many_poses_have_one():
@@ -173,9 +166,7 @@ def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
     ("stamp_ns", "begin"),
     [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (START_NS - 10 * S - 1, 50.0), (0, 50.0)],
 )
-def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_the_vehicle_was_at_its_stamp(
-    stamp_ns, begin
-):
+def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_that_was_at_its_stamp(stamp_ns, begin):
     motion = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, speed=10.0), 0)
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion)
@@ -211,20 +202,11 @@ def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_t
     assert short.thinned(6.0) == (short, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("x", "stands"),
-    [
-        (5.0 * T, False),
-        (0.0 * T, True),
-        (0.09 * T, True),
-        (0.12 * T, False),
-        (np.minimum(T, 2.9), True),
-        (3.0 * T - 0.5 * T**2, True),  # uniformly braked to standstill: the last step is still one
-        (3.3 * T - 0.5 * T**2, False),
-    ],
-)
-def test_given_a_plan_when_its_end_is_looked_at_then_it_stands_where_its_last_speeds_lead_to_none(x, stands):
-    assert track(T, x).ends_standing is stands
+def test_given_a_plan_when_its_end_is_looked_at_then_it_stands_where_its_last_speeds_lead_to_none():
+    for x in (0.0 * T, 0.09 * T, np.minimum(T, 2.9), 3.0 * T - 0.5 * T**2):  # the last is uniformly braked
+        assert track(T, x).ends_standing is True
+    for x in (5.0 * T, 0.12 * T, 3.3 * T - 0.5 * T**2):
+        assert track(T, x).ends_standing is False
     assert track(T[-2:], np.array([0.0, 0.0])).ends_standing
 
 

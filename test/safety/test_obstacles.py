@@ -51,10 +51,10 @@ def test_given_boxes_in_the_odometrys_frame_when_read_then_they_are_as_they_were
     boxes = [Box(1.0, 2.0, 0.3, 4.0, 2.0, (5.0, -6.0)), Box(-3.0, 4.0, -2.0, 0.5, 0.6, (0.0, 1.0))]
     data = edited(markers_bytes(boxes, frame=frame), fill if filled else lambda marker: None, little=little)
     found = read(data, "plan", motion)
-    assert found.places.tolist() == [1 + 2j, -3 + 4j]
-    assert found.velocities.tolist() == [5 - 6j, 1j]
-    assert found.yaws == pytest.approx([0.3, -2.0])
-    assert found.halves.tolist() == [[2.0, 1.0], [0.25, 0.3]]
+    assert found.seen.places.tolist() == [1 + 2j, -3 + 4j]
+    assert found.seen.velocities.tolist() == [5 - 6j, 1j]
+    assert found.seen.yaws == pytest.approx([0.3, -2.0])
+    assert found.seen.halves.tolist() == [[2.0, 1.0], [0.25, 0.3]]
     assert found.stamps_ns.tolist() == [START_NS] * 2
     assert (found.no_velocity, found.received_ns) == (0, 10 * S)
 
@@ -62,12 +62,12 @@ def test_given_boxes_in_the_odometrys_frame_when_read_then_they_are_as_they_were
 def test_given_boxes_seen_from_the_vehicle_when_read_then_they_are_turned_with_it():
     data = markers_bytes([Box(10.0, 2.0, 0.0, 4.0, 2.0, (3.0, 1.0))], frame="lidar")
     found = read(data, "body", **{"guard.sensor_forward_m": 1.5})
-    assert found.places[0] == pytest.approx(98 + 61.5j)  # ahead is +y, left is -x
-    assert found.velocities[0] == pytest.approx(-1 + 3j)
-    assert found.yaws[0] == pytest.approx(math.pi / 2)
+    assert found.seen.places[0] == pytest.approx(98 + 61.5j)  # ahead is +y, left is -x
+    assert found.seen.velocities[0] == pytest.approx(-1 + 3j)
+    assert found.seen.yaws[0] == pytest.approx(math.pi / 2)
     own = read(markers_bytes([Box(10.0, 2.0)], frame="base_link"))
-    assert own.places[0] == pytest.approx(98 + 60j)  # the odometry's own child: whatever obstacles_frame says
-    assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").places[0] == pytest.approx(98 + 60j)
+    assert own.seen.places[0] == pytest.approx(98 + 60j)  # the odometry's own child: whatever obstacles_frame says
+    assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").seen.places[0] == pytest.approx(98 + 60j)
 
 
 def optical(marker):
@@ -80,10 +80,10 @@ def optical(marker):
 
 def test_given_boxes_in_optical_axes_when_read_then_forward_is_z_and_left_is_minus_x():
     found = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), optical), "optical")
-    assert found.places[0] == pytest.approx(98 + 60j)
-    assert found.velocities[0] == pytest.approx(-1 + 3j)
-    assert found.halves[0] == pytest.approx([2.25, 0.95])
-    assert found.yaws[0] == pytest.approx(math.pi / 2)
+    assert found.seen.places[0] == pytest.approx(98 + 60j)
+    assert found.seen.velocities[0] == pytest.approx(-1 + 3j)
+    assert found.seen.halves[0] == pytest.approx([2.25, 0.95])
+    assert found.seen.yaws[0] == pytest.approx(math.pi / 2)
 
     def turn_left(marker):
         optical(marker)
@@ -91,7 +91,7 @@ def test_given_boxes_in_optical_axes_when_read_then_forward_is_z_and_left_is_min
         turn.x, turn.y, turn.z, turn.w = 0.0, -math.sin(0.2), 0.0, math.cos(0.2)
 
     turned = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), turn_left), "optical")
-    assert turned.yaws[0] == pytest.approx(math.pi / 2 + 0.4)
+    assert turned.seen.yaws[0] == pytest.approx(math.pi / 2 + 0.4)
 
 
 def test_given_a_roll_in_optical_axes_when_read_then_the_heading_stays():
@@ -101,7 +101,7 @@ def test_given_a_roll_in_optical_axes_when_read_then_the_heading_stays():
         turn.z, turn.w = math.sin(1.0), math.cos(1.0)
 
     rolled = read(edited(markers_bytes([Box(0.0, 0.0)], frame="camera"), roll), "optical")
-    assert rolled.yaws[0] == pytest.approx(math.pi / 2)
+    assert rolled.seen.yaws[0] == pytest.approx(math.pi / 2)
 
 
 def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rviz_draws_it():
@@ -111,7 +111,7 @@ def test_given_an_arrow_with_a_pose_when_read_then_the_velocity_is_turned_as_rvi
                 setattr(marker.pose.orientation, name, 3 * value)
 
     found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(4.0, 1.0))]), turn_arrows), "plan")
-    assert found.velocities[0] == pytest.approx(-1 + 4j)
+    assert found.seen.velocities[0] == pytest.approx(-1 + 4j)
 
 
 def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
@@ -119,8 +119,8 @@ def test_given_an_orientation_of_zeros_when_read_then_it_is_no_rotation():
         marker.pose.orientation.w = 0.0
 
     found = read(edited(markers_bytes([Box(1.0, 2.0, velocity=(3.0, 1.0))]), no_turn), "plan")
-    assert found.yaws[0] == 0.0
-    assert found.velocities[0] == 3 + 1j
+    assert found.seen.yaws[0] == 0.0
+    assert found.seen.velocities[0] == 3 + 1j
 
 
 def test_given_orientations_of_any_length_when_read_then_each_turns_its_own_velocity():
@@ -133,8 +133,8 @@ def test_given_orientations_of_any_length_when_read_then_each_turns_its_own_velo
 
     boxes = [Box(1.0, 2.0, velocity=(4.0, 1.0)), Box(3.0, 2.0, velocity=(-2.0, 5.0))]
     found = read(edited(markers_bytes(boxes), turn), "plan")
-    assert found.velocities == pytest.approx([-1 + 4j, -5 - 2j])
-    assert found.yaws == pytest.approx([math.pi / 2] * 2)
+    assert found.seen.velocities == pytest.approx([-1 + 4j, -5 - 2j])
+    assert found.seen.yaws == pytest.approx([math.pi / 2] * 2)
 
 
 def test_given_other_markers_when_read_then_only_solids_that_are_added_are_obstacles():
@@ -144,13 +144,13 @@ def test_given_other_markers_when_read_then_only_solids_that_are_added_are_obsta
         marker.type, marker.action = next(kinds)
 
     data = edited(markers_bytes([Box(float(x), 0.0, velocity=None) for x in range(6)]), set_kind)
-    assert read(data, "plan").places.tolist() == [1, 2, 5]
+    assert read(data, "plan").seen.places.tolist() == [1, 2, 5]
 
 
 @pytest.mark.parametrize("lag_ms", [-100, 0, 150])
 def test_given_markers_of_another_moment_when_read_then_the_vehicle_is_where_it_was_then(lag_ms):
     data = markers_bytes([Box(10.0, 0.0)], stamp_ns=START_NS + lag_ms * S // 1000, frame="lidar")
-    assert read(data).places[0] == pytest.approx(100 + (60 + 10 * lag_ms / 1000) * 1j)
+    assert read(data).seen.places[0] == pytest.approx(100 + (60 + 10 * lag_ms / 1000) * 1j)
 
 
 def test_given_an_arrow_that_does_not_begin_at_zero_when_read_then_the_velocity_is_from_point_to_point():
@@ -158,16 +158,16 @@ def test_given_an_arrow_that_does_not_begin_at_zero_when_read_then_the_velocity_
         for number, point in enumerate(marker.points):
             point.x, point.y = (3.0, 2.0) if number == 0 else (8.0, -2.0)
 
-    assert read(edited(markers_bytes([Box(1.0, 2.0)]), begin), "plan").velocities.tolist() == [5 - 4j]
+    assert read(edited(markers_bytes([Box(1.0, 2.0)]), begin), "plan").seen.velocities.tolist() == [5 - 4j]
 
 
 @pytest.mark.parametrize("stamp_ns", [0, START_NS + 11 * S])
 def test_given_markers_of_another_clock_when_read_then_the_time_of_receipt_counts(stamp_ns):
     data = markers_bytes([Box(10.0, 0.0)], stamp_ns=stamp_ns, frame="lidar")
-    assert read(data, received_ns=10 * S + S // 10).places[0] == pytest.approx(100 + 61j)
+    assert read(data, received_ns=10 * S + S // 10).seen.places[0] == pytest.approx(100 + 61j)
     unstamped = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, stamp_ns=0), 10 * S)
     data = markers_bytes([Box(10.0, 0.0)], stamp_ns=5 * S, frame="lidar")
-    assert read(data, motion=unstamped, received_ns=10 * S + S // 10).places[0] == pytest.approx(100 + 61j)
+    assert read(data, motion=unstamped, received_ns=10 * S + S // 10).seen.places[0] == pytest.approx(100 + 61j)
 
 
 def step(x, after_s, before, y=0.0, number=0):
@@ -180,16 +180,16 @@ def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_fro
     second = step(1.0, 0.1, first)
     third = step(2.1, 0.2, second, y=0.1)
     assert [one.no_velocity for one in (first, second, third)] == [1, 1, 0]
-    assert (first.velocities[0], second.velocities[0]) == (0, 0)
-    assert third.velocities[0] == pytest.approx(11 + 1j)
-    assert step(2.1, 0.2, third, y=0.1).velocities[0] == pytest.approx(11 + 1j)  # the same array once more
+    assert (first.seen.velocities[0], second.seen.velocities[0]) == (0, 0)
+    assert third.seen.velocities[0] == pytest.approx(11 + 1j)
+    assert step(2.1, 0.2, third, y=0.1).seen.velocities[0] == pytest.approx(11 + 1j)  # the same array once more
 
 
 def test_given_no_arrow_when_an_object_moves_to_either_side_then_its_velocity_is_that():
     found = None
     for number in range(3):
         found = step(-2.0 * number, 0.1 * number, found, y=3.0 - 1.5 * number)
-    assert (found.no_velocity, found.velocities[0]) == (0, pytest.approx(-20 - 15j))
+    assert (found.no_velocity, found.seen.velocities[0]) == (0, pytest.approx(-20 - 15j))
     assert step(-6.0, 0.3, found, y=-1.25).no_velocity == 0  # by 2.5 m/s slower
     assert step(-6.0, 0.3, found, y=-1.15).no_velocity == 1
     for number in range(3):
@@ -216,7 +216,7 @@ def test_given_steps_when_they_do_not_agree_then_the_object_counts_as_standing(p
     for place, after_s in zip(places, times_s, strict=True):
         found = step(place, after_s, found)
     assert found.no_velocity == (not known)
-    assert bool(found.velocities[0]) == known
+    assert bool(found.seen.velocities[0]) == known
 
 
 def bad_value(name):
@@ -253,10 +253,7 @@ NOT_FINITE = "a position, orientation, size or velocity is not finite, or beyond
         (edited(ONE, bad_value("pose.position.x")), NOT_FINITE),
         (edited(ONE, bad_value("scale.z")), NOT_FINITE),
         (markers_bytes([Box(1.0, 2.0, velocity=(math.nan, 0.0))]), NOT_FINITE),
-        (
-            edited(markers_bytes([Box(1.0, 2.0)] * 2), two_frames),
-            "one array has markers in several frames: 'map', 'odom'",
-        ),
+        (edited(markers_bytes([Box(1.0, 2.0)] * 2), two_frames), "one array has markers in several.*: 'map', 'odom'"),
         (edited(ONE, one_point), "an ARROW has to have two points, from the first to the second in m/s"),
     ],
 )
@@ -284,13 +281,11 @@ def test_given_a_frame_that_is_no_text_when_refused_then_it_is_named_all_the_sam
     [(None, 10 * S, False), (HERE, 10 * S + 200_000_000, True), (HERE, 10 * S + 200_000_001, False)],
 )
 def test_given_no_fresh_odometry_when_read_then_boxes_have_no_place_but_nothing_needs_none(motion, received_ns, there):
-    assert len(read(markers_bytes([]), motion=motion, received_ns=received_ns).yaws) == 0
+    assert len(read(markers_bytes([]), motion=motion, received_ns=received_ns).seen.yaws) == 0
     if there:
-        assert len(read(ONE, motion=motion, received_ns=received_ns).yaws) == 1
+        assert len(read(ONE, motion=motion, received_ns=received_ns).seen.yaws) == 1
     else:
-        with pytest.raises(
-            BadInput, match="^obstacles: there is no fresh odometry, which says where the vehicle saw them from$"
-        ):
+        with pytest.raises(BadInput, match="^obstacles: there is no fresh odometry, which says where the vehicle saw "):
             read(ONE, motion=motion, received_ns=received_ns)
 
 
@@ -314,10 +309,9 @@ def test_given_sources_when_looked_at_now_then_they_are_led_on_and_what_is_missi
     seen, missing = seen_now((one,), OPTIONS, 10 * S, START_NS + 200_000_000, math.nan)
     assert missing == {}
     assert seen.response_s == pytest.approx([0.45])
-    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_001, START_NS, 0.0)[1] == {
-        0: "are 300 ms old"
-    }
-    assert seen_now((read(markers_bytes([])),), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
+    none = read(markers_bytes([]))
+    assert seen_now((none,), OPTIONS, 10 * S + 300_000_001, START_NS, 0.0)[1] == {0: "are 300 ms old"}
+    assert seen_now((none,), OPTIONS, 10 * S + 300_000_000, START_NS, 0.0)[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -351,5 +345,5 @@ def test_given_any_bytes_when_read_then_there_are_boxes_or_a_reason(length, flip
     except BadInput as error:
         assert "obstacles: " in str(error)  # noqa: PT017 - either is right
     else:
-        assert np.isfinite(found.places).all()
-        assert np.isfinite(found.velocities).all()
+        assert np.isfinite(found.seen.places).all()
+        assert np.isfinite(found.seen.velocities).all()

@@ -1,4 +1,4 @@
-"""Which scene a frame gets: rules on a virtual clock."""
+"""Which scene a frame gets, and which budget: rules on a virtual clock."""
 
 import math
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.config.scene_options import ODOMETRY
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.safety.scenes import DEFAULT, SceneChooser
+from torchperf_ros.frame.errors import BadInput, ConfigError
+from torchperf_ros.safety.scenes import DEFAULT, SceneChooser, situation_budget_ms
 
 from .sensor_messages import odometry_bytes
 
@@ -48,19 +48,13 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
 @pytest.mark.parametrize(
     ("speed", "said", "scene"),
     [
-        (None, None, DEFAULT),
-        (math.nan, None, DEFAULT),
-        (21.9, None, DEFAULT),
-        (22.0, None, HIGHWAY),
+        (None, None, DEFAULT), (math.nan, None, DEFAULT), (21.9, None, DEFAULT), (22.0, None, HIGHWAY),
         (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
-        (2.0, "car park", PARKING),
-        (4.0, "car park", DEFAULT),
-        (None, "car park", DEFAULT),
-        (None, "intersection", INTERSECTION),
-        (30.0, "intersection", INTERSECTION),  # before the highway in the list
+        (2.0, "car park", PARKING), (4.0, "car park", DEFAULT), (None, "car park", DEFAULT),
+        (None, "intersection", INTERSECTION), (30.0, "intersection", INTERSECTION),  # before the highway in the list
         (30.0, "moon", HIGHWAY),
     ],
-)
+)  # fmt: skip
 def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(scenes, speed, said, scene):
     if speed is not None:
         scenes.moved(speed, 0)
@@ -96,9 +90,8 @@ def test_given_a_scene_without_rules_when_asked_then_only_the_adapters_word_choo
     assert scenes.choose(0) == DEFAULT
     scenes.word = night
     assert scenes.choose(10 * S) == night
-    assert scenes.tiers_to_load() == sorted(
-        {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
-    )
+    tiers = {tier for number in scenes.to_load() for tier in scenes.config.scenes[number].tiers}
+    assert scenes.tiers_to_load() == sorted(tiers)
     assert scenes.config.tiers.index("round") in scenes.tiers_to_load()
 
 
@@ -160,15 +153,8 @@ def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and
         assert scenes.to_load() == (DEFAULT, word, EMERGENCY)
 
 
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 300_000_000),
-        st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"]),
-        st.integers(-1, 3),
-    ),
-    min_size=1,
-    max_size=200,
-)
+heard = st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"])
+steps = st.lists(st.tuples(st.integers(1, 300_000_000), heard, st.integers(-1, 3)), min_size=1, max_size=200)
 
 
 @settings(max_examples=200)
@@ -192,3 +178,60 @@ def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_tim
     assert scenes.switches == len(switches_ns)
     scenes.named(EMERGENCY, "emergency", now_ns)
     assert scenes.choose(now_ns) == EMERGENCY
+
+
+# -- a budget that follows speed and time to collision -----------------------------------------------------------------
+
+
+def config(**values):
+    return stage_config("seen", {"adapter": "a:B", "output": "o", "budget_ms": 50.0, "budget_least_ms": 20.0, **values})
+
+
+@pytest.mark.parametrize(
+    ("speed", "ttc_s", "least_ms", "budget_ms"),
+    [
+        (None, None, 0.0, 50.0), (0.0, None, 0.0, 50.0), (15.0, None, 0.0, 35.0), (30.0, None, 0.0, 20.0),
+        (60.0, None, 0.0, 20.0), (None, 4.0, 0.0, 50.0), (None, 2.0, 0.0, 35.0), (None, 0.0, 0.0, 20.0),
+        (None, -1.0, 0.0, 20.0), (15.0, 3.0, 0.0, 35.0), (15.0, 1.0, 0.0, 27.5), (30.0, None, 25.0, 25.0),
+        (30.0, None, 80.0, 50.0),
+    ],
+)  # fmt: skip
+def test_given_a_situation_when_asked_then_the_budget_follows_within_its_bounds(speed, ttc_s, least_ms, budget_ms):
+    assert situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms) == budget_ms
+
+
+def test_given_a_budget_that_is_not_to_follow_or_is_shorter_when_asked_then_it_stays():
+    assert situation_budget_ms(config(budget_least_ms=0.0), 50.0, 30.0, 0.0, 0.0) == 50.0
+    assert situation_budget_ms(config(), 15.0, 30.0, 0.0, 0.0) == 15.0
+
+
+unknown_or = st.none() | st.floats(0, 100)
+
+
+@given(speed=unknown_or, ttc_s=unknown_or, faster=st.floats(0, 50), nearer=st.floats(0, 50), least_ms=st.floats(0, 100))
+def test_given_more_danger_when_asked_then_the_budget_is_never_longer(speed, ttc_s, faster, nearer, least_ms):
+    before = situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms)
+    after = situation_budget_ms(
+        config(), 50.0, None if speed is None else speed + faster, None if ttc_s is None else ttc_s - nearer, least_ms
+    )
+    assert min(50.0, max(20.0, least_ms)) <= after <= before <= 50.0
+
+
+def test_given_a_time_to_collision_when_it_is_none_or_old_then_it_is_unknown():
+    scenes = SceneChooser(config())
+    assert scenes.ttc_s(0) is None
+    for value, known in ((1.5, 1.5), (math.nan, None), (math.inf, None)):
+        scenes.near(value, 0)
+        assert scenes.ttc_s(1_000_000_000) == known
+    scenes.near(1.5, 0)
+    assert scenes.ttc_s(1_000_000_001) is None
+
+
+@pytest.mark.parametrize("least_ms", [0.5, 50.1])
+def test_given_a_shortest_budget_that_is_none_when_read_then_it_is_refused(least_ms):
+    with pytest.raises(ConfigError, match=f"budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"):
+        config(budget_least_ms=least_ms)
+
+
+def test_given_a_shortest_budget_when_inputs_are_asked_for_then_odometry_is_one():
+    assert [topic for _, topic, _ in config().situation_inputs] == ["odom"]

@@ -83,9 +83,7 @@ POINTS = [[5.0, 1.0, 0.5], [6.0, -1.0, 1.5], [7.0, 0.0, -0.4], [8.0, 0.0, 9.0]]
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("big", "kind"), [(False, "f4"), (True, "f4"), (False, "f8"), (True, "f8")])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_given_a_cloud_of_any_layout_when_read_then_points_of_the_vehicles_height_are_there(
-    fields, padding, big, kind, rows
-):
+def test_given_a_cloud_of_any_layout_when_read_then_points_of_its_height_are_there(fields, padding, big, kind, rows):
     data = cloud_bytes(POINTS, fields=fields, padding=padding, big=big, kind=kind, rows=rows)
     found = reader("PointCloud2").read(data)
     assert places(found) == [[5.0, 1.0], [6.0, -1.0]]

@@ -62,10 +62,14 @@ class Box(BlackBox):
     def incident(self, at_s, what="test", **files):
         self.record(self.evidence.name(what), at_s, files, lambda t_ns: {"since.txt": str(t_ns)})
 
+    def folder(self):
+        """Of the last incident, once it is written."""
+        self.finish()
+        return self.evidence.incidents()[-1]
+
     def written(self):
         """(second, topic, text or number) of each message of the last incident, in the log's order."""
-        self.finish()
-        folder = self.evidence.incidents()[-1]
+        folder = self.folder()
         with AnyReader([folder / "black_box"], default_typestore=typestore([TYPE])) as reader:
             return [
                 (t_ns / NS_PER_S, connection.topic, getattr(reader.deserialize(data, connection.msgtype), "data", None))
@@ -202,8 +206,7 @@ def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_fo
     box.incident(10)
     for second in range(10, 20):
         box.message(MessageRecord(second * NS_PER_S, 0, text("x" * 1000)))
-    box.finish()
-    (folder,) = box.evidence.incidents()
+    folder = box.folder()
     with Reader(folder / "black_box") as reader:
         assert reader.message_count == 10
     assert json.loads((folder / "left_out.json").read_text())["messages_left_out"] == 5
@@ -214,8 +217,7 @@ def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of
     box.frame(frame(1))
     box.incident(1, "first", **{"incident.json": "1"})
     box.incident(2, "second", **{"incident.json": "2"})
-    box.finish()
-    (folder,) = box.evidence.incidents()
+    folder = box.folder()
     assert folder.name.endswith("_first")
     assert (folder / "incident.json").read_text() == "1"
     assert [path.read_text() for path in folder.glob("*_second_incident.json")] == ["2"]
@@ -243,8 +245,7 @@ def test_given_an_incident_when_written_then_definitions_come_along_for_readers_
     box = Box(tmp_path)
     box.frame(frame(1))
     box.incident(1)
-    box.finish()
-    (folder,) = box.evidence.incidents()
+    folder = box.folder()
     with Reader(folder / "black_box") as reader:
         definitions = {connection.topic: connection.msgdef.data for connection in reader.connections}
     assert definitions["/image"].strip() == "string data"
@@ -268,8 +269,7 @@ def test_given_a_frame_without_inputs_when_recorded_then_the_rest_of_it_is_kept(
     box = Box(tmp_path)
     box.frame(replace(frame(1, output=output), inputs=[]))
     box.incident(1)
-    box.finish()
-    (folder,) = box.evidence.incidents()
+    folder = box.folder()
     with Reader(folder / "black_box") as reader:
         topics = {connection.topic for connection in reader.connections}
     assert topics == {"/perf/latency_stages"} | ({"/boxes"} if output else set())
@@ -295,7 +295,6 @@ def test_given_images_in_a_ring_then_they_are_copied_just_then_and_lost_ones_are
     ring.write(0, [InputBytes(0, 0, 0.0, bytes(3500))])  # whoever looks at it now finds something else
     written = [words for _, topic, words in box.written() if topic == "/image"]
     assert written == [*(f"{second}" * 1000 for second in (3, 4, 5)), "6", "7", "8", "9", "10", "11"]
-    (folder,) = box.evidence.incidents()
-    said = json.loads((folder / "left_out.json").read_text())
+    said = json.loads((box.folder() / "left_out.json").read_text())
     assert (said["messages_overwritten"], said["messages_left_out"]) == (3, 0)
     ring.close()

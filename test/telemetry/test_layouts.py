@@ -125,10 +125,8 @@ def test_given_the_foxglove_layout_when_its_paths_are_read_then_each_is_publishe
             assert status[2] in told
         else:
             assert exists(*path.rsplit(".", 1)), path
-    topics = {
-        panel[key].partition(".")[0] for panel in panels for key in ("topicPath", "topicToRender") if key in panel
-    }
-    assert topics == ARRAYS
+    shown = [panel[key] for panel in panels for key in ("topicPath", "topicToRender") if key in panel]
+    assert {path.partition(".")[0] for path in shown} == ARRAYS
 
 
 # -- installation ----------------------------------------------------------------------------------------------------

@@ -244,55 +244,29 @@ def test_given_a_card_that_is_throttled_when_it_lasts_then_it_is_told_with_the_r
     assert judged.watch.values["gpu_clock_mhz"] == 900.0
 
 
-class NvmlModule(SimpleNamespace):
-    """The functions of pynvml that are asked, for a card that lacks one of them."""
+class NVMLError(Exception):
+    """As pynvml has it."""
 
-    class NVMLError(Exception):
-        pass
 
-    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+def refuses(*_):
+    raise NVMLError
 
-    def __init__(self, cards=1):
-        self.cards = cards
 
-    def nvmlInit(self):
-        if not self.cards:
-            msg = "Driver Not Loaded"
-            raise self.NVMLError(msg)
-
-    def nvmlDeviceGetCount(self):
-        return self.cards
-
-    def nvmlDeviceGetUUID(self, card):
-        return f"GPU-{card}{card}{card}-abc"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetName(self, card):
-        return f"card {card}"
-
-    def nvmlDeviceGetTemperature(self, card, sensor):
-        return 84
-
-    def nvmlDeviceGetClockInfo(self, card, clock):
-        raise self.NVMLError
-
-    def nvmlDeviceGetUtilizationRates(self, card):
-        return SimpleNamespace(gpu=50)
-
-    def nvmlDeviceGetMemoryInfo(self, card):
-        return SimpleNamespace(used=1 << 30, total=1 << 33)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, card):
-        return 0x20 | 0x4 | 0x1
+def nvml(cards):
+    """The functions of pynvml that are asked, for cards that lack one of them."""
+    return SimpleNamespace(
+        NVMLError=NVMLError, NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: cards, nvmlDeviceGetUUID=lambda card: f"GPU-{card}{card}{card}-abc",
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda card: f"card {card}", nvmlDeviceGetTemperature=lambda card, sensor: 84,
+        nvmlDeviceGetClockInfo=refuses, nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=50),
+        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=1 << 30, total=1 << 33),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: 0x20 | 0x4 | 0x1,
+    )  # fmt: skip
 
 
 def test_given_a_card_by_nvml_when_read_then_what_it_does_not_say_is_nan_and_a_power_cap_is_no_reason():
-    source = Nvml(NvmlModule(cards=2), 1, {})
+    source = Nvml(nvml(cards=2), 1, {})
     assert source.word == "card 1"
     card = source.read()
     assert (card["gpu_temperature_c"], card["gpu_used_percent"], card["gpu_memory_used_mib"]) == (84.0, 50.0, 1024.0)
@@ -306,20 +280,17 @@ def test_given_a_card_by_nvml_when_read_then_what_it_does_not_say_is_nan_and_a_p
 )
 def test_given_visible_devices_when_opened_then_it_is_the_card_that_cuda_means(visible, index, card):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert Nvml(NvmlModule(cards=3), index, environment).word == f"card {card}"
+    assert Nvml(nvml(cards=3), index, environment).word == f"card {card}"
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "has no device 1"),
-        ({"CUDA_VISIBLE_DEVICES": "0,GPU-9"}, "no card has that UUID"),
-        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "there are 3 cards"),
-    ],
-)
-def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(environment, said):
+    ("name", "value", "said"),
+    [("VISIBLE_DEVICES", "0", "has no device 1"), ("VISIBLE_DEVICES", "0,GPU-9", "no card has that UUID"),
+     ("DEVICE_ORDER", "FASTEST_FIRST", "there are 3 cards")],
+)  # fmt: skip
+def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(name, value, said):
     with pytest.raises(LookupError, match=said):
-        Nvml(NvmlModule(cards=3), 1, environment)
+        Nvml(nvml(cards=3), 1, {f"CUDA_{name}": value})
 
 
 def test_given_no_card_when_asked_for_once_then_one_word_says_why(tmp_path):

@@ -65,19 +65,13 @@ def test_given_shared_memory_when_sampled_then_it_counts_for_none_of_the_process
     assert use.rss_by_pid[os.getpid()] - before.rss_by_pid[os.getpid()] < 32 * MIB
 
 
-def test_given_a_worker_that_is_gone_when_sampled_then_the_others_are_told(make_stage):
-    with subprocess.Popen(["true"]) as gone:
+def test_given_workers_that_are_gone_or_not_yet_reaped_when_sampled_then_the_others_are_told(make_stage):
+    with subprocess.Popen(["true"]) as gone, subprocess.Popen(["true"]) as zombie:
         gone.wait()
-    use = sample_memory([make_stage(workers=(worker(gone.pid), worker(os.getpid())))])
-    assert use.rss_by_pid.keys() == {os.getpid()}
-
-
-def test_given_a_worker_that_has_died_and_is_not_yet_reaped_when_sampled_then_nothing_fails(make_stage):
-    zombie = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    use = sample_memory([make_stage(workers=(worker(zombie.pid),))])
-    zombie.wait()
-    assert sum(use.rss_by_pid.values()) == 0
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        use = sample_memory([make_stage(workers=(worker(gone.pid), worker(zombie.pid), worker(os.getpid())))])
+    assert use.rss_by_pid.keys() == {zombie.pid, os.getpid()}
+    assert (use.rss_by_pid[zombie.pid], use.rss_by_pid[os.getpid()] > 0) == (0, True)
 
 
 def pretend(proc, pid, kib):
@@ -94,7 +88,7 @@ def test_given_this_process_when_read_then_it_is_what_the_system_says():
 def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(tmp_path):
     for pid in (1, 2, 3):
         pretend(tmp_path, pid, 100 * pid)
-    memory = ProportionalMemory(tmp_path, every_s=10.0)
+    memory = ProportionalMemory(tmp_path)
     assert [len(memory.sample([1, 2, 3], float(second))) for second in range(4)] == [1, 2, 3, 3]
     pretend(tmp_path, 1, 500)
     assert memory.sample([1, 2, 3], 9.0)[1] == 100 << 10

@@ -77,12 +77,8 @@ def test_given_the_node_itself_when_it_leaks_then_it_is_told_of_the_node(stages)
 
 
 def test_given_cuda_memory_when_it_grows_then_the_devices_room_counts(stages):
-    told = {
-        "allocated": lambda s: 100 + s,
-        "reserved": lambda s: 5000,
-        "free": lambda s: 1000 - s,
-        "history": lambda s: 1,
-    }
+    told = {"allocated": lambda s: 100 + s, "free": lambda s: 1000 - s}
+    told |= {"reserved": lambda s: 5000, "history": lambda s: 1}
     (finding,) = follow(MemoryWatch(), stages(7), 200, {7: lambda s: 500}, told=told)
     assert finding.values["series"] == "CUDA memory in use of pid 7"
     assert finding.level is Level.WARN

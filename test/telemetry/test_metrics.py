@@ -123,12 +123,10 @@ def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_
 def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(stages):
     text = generate_latest(registry_of(stages)).decode()
     for stage in ("perception", "planning"):
-        for outcome in Outcome:
-            assert f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' in text
-        for fallback in Fallback:
-            assert f'torchperf_fallbacks_total{{fallback="{fallback.word}",stage="{stage}"}}' in text
-        for state in Health:
-            assert f'torchperf_health{{stage="{stage}",state="{state.name.lower()}"}}' in text
+        lines = [f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' for outcome in Outcome]
+        lines += [f'torchperf_fallbacks_total{{fallback="{each.word}",stage="{stage}"}}' for each in Fallback]
+        lines += [f'torchperf_health{{stage="{stage}",state="{state.word}"}}' for state in Health]
+        assert [line for line in lines if line not in text] == []
         assert len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text)) == 4
     assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
 

@@ -71,9 +71,7 @@ def test_given_a_frame_on_time_when_folded_then_its_stage_has_it_without_a_fallb
     assert node.stages["perception"].records == 0
 
 
-def test_given_late_frames_when_folded_then_only_those_beyond_five_milliseconds_are_events_and_no_starting_ones() -> (
-    None
-):
+def test_given_late_frames_when_folded_then_only_those_beyond_five_ms_are_events_and_no_starting_ones() -> None:
     node = heard()
     frame(node, total_ms=90.0, outcome=Outcome.STARTING, fallback=Fallback.NONE)
     frame(node, total_ms=50.4, outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST)
@@ -200,16 +198,12 @@ def test_given_memory_that_grows_when_asked_for_the_trend_then_it_is_per_minute_
     assert node.memory_trend == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(
-    ("values", "tier"), [({}, ""), ({"tier": "fast"}, "fast"), ({"tier": "5", "tiers": "full"}, "5")]
-)
+@pytest.mark.parametrize(("values", "tier"), [({}, ""), ({"tier": "a"}, "a"), ({"tier": "5", "tiers": "full"}, "5")])
 def test_given_a_tier_in_other_words_when_asked_then_what_there_is_is_shown(values: dict[str, str], tier: str) -> None:
     assert StageState("s", values).tier == tier
 
 
-@pytest.mark.parametrize(
-    ("states", "complete"), [([], False), (["idle", "busy"], True), (["busy", "loading full (1 of 3)"], False)]
-)
+@pytest.mark.parametrize(("states", "complete"), [([], False), (["idle", "busy"], True), (["busy", "loading"], False)])
 def test_given_workers_when_one_still_loads_then_the_stage_is_not_complete(states: list[str], complete: bool) -> None:
     assert StageState("s", {f"worker_{n}_state": state for n, state in enumerate(states)}).complete is complete
 

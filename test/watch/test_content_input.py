@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from torchperf_ros.config.message_types import empty_message, encode, header, message_class
+from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.watch.content_input import InputContent, blindness, raw_points
 from torchperf_ros.workers.frame_ring import InputBytes
+
+from ..safety.sensor_messages import cloud_bytes
 
 IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 CLOUD, ODOMETRY = "sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Odometry"
@@ -18,17 +20,17 @@ START_NS = 1_000 * NS_PER_S
 RNG = np.random.default_rng(0)
 
 
-def picture(pixels, encoding="rgb8", big=0):
+def picture(pixels, encoding="rgb8"):
     """An image message of an array of rows, columns and channels."""
 
-    def make(stamp_ns):
-        height, width = pixels.shape[:2]
-        data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
-        message = message_class(IMAGE)(header=header(stamp_ns, "camera"), height=height, width=width, encoding=encoding,
-                                       is_bigendian=big, step=len(data) // height, data=data)  # fmt: skip
-        return bytes(encode(message, IMAGE))
+    return lambda stamp_ns: bytes(encode(image(pixels, encoding, header=header(stamp_ns, "camera")), IMAGE))
 
-    return make
+
+def image(pixels, encoding, **own):
+    height, width = pixels.shape[:2]
+    data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
+    own |= {"height": height, "width": width, "encoding": encoding, "step": len(data) // height, "data": data}
+    return empty_message(IMAGE, **own)
 
 
 def scene(kind=np.uint8, channels=3, high=255):
@@ -45,24 +47,13 @@ def jpeg(pixels):
     Picture.fromarray(pixels).save(file, "JPEG")
     data = np.frombuffer(file.getvalue(), np.uint8)
     return lambda stamp_ns: bytes(
-        encode(message_class(COMPRESSED)(header=header(stamp_ns, "camera"), format="jpeg", data=data), COMPRESSED)
+        encode(empty_message(COMPRESSED, header=header(stamp_ns, "camera"), format="jpeg", data=data), COMPRESSED)
     )
 
 
 def cloud(points):
     """A cloud of an array of points of x, y, z."""
-    fields = [message_class("sensor_msgs/msg/PointField")(name=name, offset=4 * number, datatype=7, count=1)
-              for number, name in enumerate("xyz")]  # fmt: skip
-    data = np.asarray(points, np.float32).reshape(-1, 3).copy().view(np.uint8).reshape(-1)
-    count = len(data) // 12
-
-    def make(stamp_ns):
-        message = message_class(CLOUD)(header=header(stamp_ns, "camera"), height=1, width=count, fields=fields,
-                                       is_bigendian=False, point_step=12, row_step=12 * count, data=data,
-                                       is_dense=False)  # fmt: skip
-        return bytes(encode(message, CLOUD))
-
-    return make
+    return lambda stamp_ns: cloud_bytes(points, fields="xyz", stamp_ns=stamp_ns)
 
 
 def watch(type_name, at, seconds=5.0, rate_hz=10.0, trigger=True, stamp=lambda now_ns: now_ns):
@@ -153,18 +144,14 @@ def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_t
     ],
 )  # fmt: skip
 def test_given_a_common_encoding_when_looked_at_then_noise_is_seen_and_black_is_black(encoding, pixels):
-    def points(array):
-        return raw_points(message_class(IMAGE)(header=header(1, "camera"), height=120, width=160, encoding=encoding,
-                                               is_bigendian=0, step=array.nbytes // 120,
-                                               data=array.view(np.uint8).reshape(-1)))  # fmt: skip
-
-    assert blindness(points(pixels)) == ""
-    assert 0.0 <= points(pixels).min() <= points(pixels).max() <= 1.0
-    assert points(pixels).size <= 70_000
+    points = raw_points(image(pixels, encoding))
+    assert blindness(points) == ""
+    assert 0.0 <= points.min() <= points.max() <= 1.0
+    assert points.size <= 70_000
     black = np.zeros_like(pixels)
     if encoding.startswith("yuv"):
         black[..., 0 if encoding == "yuv422" else 1] = 128  # grey in colour, black in brightness
-    assert blindness(points(black)) == "black"
+    assert blindness(raw_points(image(black, encoding))) == "black"
 
 
 def test_given_an_image_that_is_too_short_or_unknown_when_looked_at_then_nothing_is_said():

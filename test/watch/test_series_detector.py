@@ -10,6 +10,7 @@ from benchmarks.rig.anomaly_series import drive
 from torchperf_ros.watch.series_detector import FRAME_CAUTION, SeriesDetector
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, width=64)
+DIRECTION = st.sampled_from(["both", "up", "down"])
 
 
 def scores(values, interval_s=1.0, **options):
@@ -28,12 +29,7 @@ def readings(values, **options):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=150),
-    st.sampled_from(["both", "up", "down"]),
-    st.floats(0, 1e300),
-    st.floats(1, 4),
-)
+@given(st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=150), DIRECTION, st.floats(0, 1e300), st.floats(1, 4))
 def test_given_any_floats_when_updated_then_every_score_is_from_0_to_1(samples, direction, floor, caution):
     detector = SeriesDetector(direction, floor, caution)
     for _ in range(60):  # past the warm-up

@@ -12,33 +12,25 @@ LATENCY = SignalRule("latency p50", "latency", "ms", "up", 2.5, 0.15)
 RATE = SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)
 
 
-def noise(seed=0):
-    """A latency around 18 ms with noise, and now and then a second that is slower."""
-    rng = random.Random(seed)
-    while True:
-        yield 18.0 + rng.gauss(0, 0.4) + (6.0 if rng.random() < 0.004 else 0.0)
+def latency(seconds, slow=lambda second: False):
+    """Around 18 ms with noise, and now and then a second that is slower; 9 ms more where it is `slow`."""
+    rng = random.Random(0)
+    return [18.0 + rng.gauss(0, 0.4) + 6.0 * (rng.random() < 0.004) + 9.0 * slow(at) for at in range(seconds)]
 
 
 def run(rule, values):
     """The alerts by second."""
-    signal = Signal(rule)
-    return {
-        second: signal.alert("camera", "; most of it in inference")
-        for second, value in enumerate(values)
-        if signal.update(1000.0 + second, value)
-    }
+    signal, why = Signal(rule), "; most of it in inference"
+    return {at: signal.alert("camera", why) for at, value in enumerate(values) if signal.update(1000.0 + at, value)}
 
 
 def test_given_hours_of_noise_when_watched_then_nothing_is_told():
-    source = noise()
-    assert run(LATENCY, [next(source) for _ in range(3 * 3600)]) == {}
+    assert run(LATENCY, latency(3 * 3600)) == {}
 
 
 @pytest.mark.parametrize("learnt_s", [90, 300, 1000])
 def test_given_a_latency_half_again_as_long_when_it_lasts_then_it_is_told_within_seconds_and_until_it_is_over(learnt_s):
-    source = noise()
-    values = [next(source) + (9.0 if learnt_s <= second < learnt_s + 40 else 0.0) for second in range(learnt_s + 100)]
-    told = run(LATENCY, values)
+    told = run(LATENCY, latency(learnt_s + 100, lambda second: learnt_s <= second < learnt_s + 40))
     assert learnt_s + 2 <= min(told) <= learnt_s + 6
     assert learnt_s + 39 <= max(told) <= learnt_s + 44
     assert len(told) == max(told) - min(told) + 1
@@ -46,22 +38,18 @@ def test_given_a_latency_half_again_as_long_when_it_lasts_then_it_is_told_within
 
 
 def test_given_the_same_fault_again_when_it_lasts_then_it_is_told_again_until_it_is_how_things_are():
-    source = noise()
-    values = [next(source) + (9.0 if second >= 300 and second % 100 < 20 else 0.0) for second in range(2000)]
-    told = run(LATENCY, values)
+    told = run(LATENCY, latency(2000, lambda second: second >= 300 and second % 100 < 20))
     assert {second // 100 for second in told} >= {3, 4, 5, 6}
     assert max(told) < 1500
 
 
 def test_given_a_new_level_when_it_stays_then_it_is_the_usual_after_five_minutes():
-    source = noise()
-    told = run(LATENCY, [next(source) + (9.0 if second >= 300 else 0.0) for second in range(1500)])
+    told = run(LATENCY, latency(1500, lambda second: second >= 300))
     assert 595 <= max(told) <= 605
 
 
 def test_given_two_slow_seconds_when_they_pass_then_nothing_is_told():
-    source = noise()
-    assert run(LATENCY, [next(source) + (9.0 if second in {300, 301} else 0.0) for second in range(400)]) == {}
+    assert run(LATENCY, latency(400, lambda second: second in {300, 301})) == {}
 
 
 def test_given_departures_below_the_floor_when_they_last_then_nothing_is_told():
@@ -81,8 +69,7 @@ def test_given_a_start_unlike_what_follows_when_it_is_not_a_minute_old_then_noth
 
 
 def test_given_seconds_without_a_value_when_they_pass_then_nothing_changes():
-    source = noise()
-    values = [math.nan if second % 3 == 0 else next(source) for second in range(600)]
+    values = [math.nan if second % 3 == 0 else value for second, value in enumerate(latency(600))]
     assert run(LATENCY, values) == {}
     assert run(LATENCY, values + [27.0] * 20)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from torchperf_ros.config.parameter import require
 
 LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF = "lower_tier", "lower_rate", "scene", "backup_active", "off"
+SWITCHES = (LOWER_RATE, BACKUP_ACTIVE, OFF)
+"""Actions of one step that are in force or not, and have no more to say."""
 ACTIONS = (LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF)
 DRIFT = "drift"
 ALERTS = (

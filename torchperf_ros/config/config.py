@@ -11,15 +11,8 @@ from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
-from torchperf_ros.config.parameter import Parameter, declared, nested, require, ros_field
-from torchperf_ros.config.scene_options import (
-    ODOMETRY,
-    SCENE_PREFIX,
-    SceneOptions,
-    parse_scenes,
-    refuse_unknown_scenes,
-    scene_parameters,
-)
+from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
+from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
@@ -33,28 +26,26 @@ class StageConfig:
     """Parameters of one stage, checked; the first value of each is its default in ROS, whose type is a plain one."""
 
     name: str
-    adapter: str = ros_field("", "module:Class of the adapter, imported in the worker only.")
-    options: dict[str, Any] = ros_field("", "JSON object handed to the adapter; empty: none.")
-    output: str = ros_field("", "Topic of the stage's output.")
-    budget_ms: float = ros_field(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
-    budget_from: str = ros_field(
+    adapter: str = param("", "module:Class of the adapter, imported in the worker only.")
+    options: dict[str, Any] = param("", "JSON object handed to the adapter; empty: none.")
+    output: str = param("", "Topic of the stage's output.")
+    budget_ms: float = param(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
+    budget_from: str = param(
         "receipt", "What the budget counts from: the frame's receipt or its stamp.", choices=("receipt", "stamp")
     )
-    tiers: tuple[str, ...] = ros_field(["full", "medium", "fast"], "Model variants, from most to least accurate.")
-    engine: str = ros_field(
+    tiers: tuple[str, ...] = param(["full", "medium", "fast"], "Model variants, from most to least accurate.")
+    engine: str = param(
         AUTO,
         "How tiers run; auto: the fastest of what is installed, eager until that is built.",
         choices=ENGINE_CHOICES,
     )
-    compile_mode: str = ros_field("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
-    dynamic: str = ros_field("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
-    precision: tuple[str, ...] = ros_field(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
-    channels_last: bool = ros_field(False, "Images in memory with channels last.")
-    cuda_graphs: bool = ros_field(False, "Replay CUDA graphs; for sizes that do not vary.")
-    packages: tuple[str, ...] = ros_field(
-        [""], "A .pt2 file of each tier to run instead of what the adapter builds; '': none."
-    )
-    shapes: ShapeOptions = ros_field(
+    compile_mode: str = param("default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES)
+    dynamic: str = param("auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC)
+    precision: tuple[str, ...] = param(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
+    channels_last: bool = param(False, "Images in memory with channels last.")
+    cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
+    packages: tuple[str, ...] = param([""], "A .pt2 file of each tier, instead of what the adapter builds; '': none.")
+    shapes: ShapeOptions = param(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
         then=(
             Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
@@ -63,72 +54,48 @@ class StageConfig:
             ),
         ),
     )  # fmt: skip
-    backup: str = ros_field(
+    backup: str = param(
         "standby",
         "Second worker: none, standby (takes over), active (runs the last tier on every frame, poisonous ones too).",
         choices=("none", "standby", "active"),
     )
-    fallback: tuple[Fallback, ...] = ros_field(
+    fallback: tuple[Fallback, ...] = param(
         ["backup", "hold_last", "stop"], "What to publish instead of a missing result, in this order.",
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
-    hold_last_ms: float = ros_field(
-        300.0, "How old in ms a held output may be, from its frame's receipt.", 0.0, 60_000.0, live=True
-    )
-    priority: int = ros_field(
-        0, "Which stage goes first: a lower one begins nothing while a higher one has a frame due.", -10, 10
-    )
-    stop_deceleration: float = ros_field(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
-    hang_ms: float = ros_field(
-        1000.0, "A worker that runs a frame for longer, in ms, is killed.", 10.0, 600_000.0, live=True
-    )
-    max_frame_bytes: int = ros_field(
-        8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30
-    )
-    input_reliability: str = ros_field(
-        "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
-    )
-    input_timeout_ms: float = ros_field(
+    hold_last_ms: float = param(300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True)
+    priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
+    stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
+    hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
+    max_frame_bytes: int = param(8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30)
+    input_reliability: str = param("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
+    input_timeout_ms: float = param(
         1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
     )
-    sustained_misses: int = ros_field(
-        10, "Frames in a row without a fresh answer that are a failure.", 1, 100_000, live=True
-    )
-    recover_frames: int = ros_field(
-        30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True
-    )
-    window_s: float = ros_field(
-        10.0, "Span of the window that latency and jitter are told of, in s.", 1.0, 600.0, live=True
-    )
-    scenes: tuple[SceneOptions, ...] = ros_field(
+    sustained_misses: int = param(10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True)
+    recover_frames: int = param(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
+    window_s: float = param(10.0, "Span of the window that latency and jitter are of, in s.", 1.0, 600.0, live=True)
+    scenes: tuple[SceneOptions, ...] = param(
         [""], "Scenes beside default, the first that holds is chosen; scene.NAME.tiers and so on say more; '': none."
     )
-    scenes_loaded: int = ros_field(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
-    scene_hold_s: float = ros_field(
-        1.0, "A scene is kept for so long, in s, unless emergency follows.", 0.1, 60.0, live=True
-    )
-    actions: tuple[ActionRule, ...] = ros_field(
+    scenes_loaded: int = param(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
+    scene_hold_s: float = param(1.0, "A scene is kept so long, in s, unless emergency follows.", 0.1, 60.0, live=True)
+    actions: tuple[ActionRule, ...] = param(
         [""], "What follows from alerts, lines ALERT -> ACTION, see docs/watching.md; '': nothing."
     )
-    action_cooldown_s: float = ros_field(
+    action_cooldown_s: float = param(
         2.0, "Time in s after which an alert that goes on leads one step further.", 0.1, 600.0, live=True
     )
-    action_return_s: float = ros_field(
+    action_return_s: float = param(
         30.0, "Time in s without the alert after which a step is taken back.", 0.1, 3600.0, live=True
     )
-    budget_least_ms: float = ros_field(
+    budget_least_ms: float = param(
         0.0, "Shortest budget in ms, at speed or near a collision; 0: the budget does not follow them.", 0.0, 60_000.0
     )
-    budget_fast_speed: float = ros_field(
-        30.0, "Speed in m/s at which the budget is the shortest one.", 1.0, 200.0, live=True
-    )
-    budget_near_s: float = ros_field(
-        4.0, "Time to collision in s below which the budget is shortened.", 0.1, 60.0, live=True
-    )
-    odometry: str = ros_field(
-        "odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets by speed; its frame is the plans'."
-    )
-    situation_timeout_ms: float = ros_field(
+    budget_fast_speed: float = param(30.0, "Speed in m/s at which the budget is the shortest.", 1.0, 200.0, live=True)
+    budget_near_s: float = param(4.0, "Time to collision in s below which the budget shrinks.", 0.1, 60.0, live=True)
+    odometry: str = param("odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets; its frame is the plans'.")
+    situation_timeout_ms: float = param(
         1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
     )
 
@@ -162,45 +129,35 @@ class StageConfig:
 class NodeConfig:
     """Parameters of the node, checked; declared as those of a stage are."""
 
-    stages: tuple[StageConfig, ...] = ros_field(
-        ["perception", "planning"], "Stages in the order that a frame passes them."
-    )
-    device: str = ros_field("auto", "Where models run: auto, cpu, cuda or cuda:N.")
-    autostart: bool = ros_field(True, "Configure and activate at start; false where a launch file does it.")
-    metrics_port: int = ros_field(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
-    metrics_address: str = ros_field(
-        "127.0.0.1", "Address that it listens on; 0.0.0.0: anyone who can reach it can read it."
-    )
-    realtime_priority: int = ros_field(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
-    lock_memory: bool = ros_field(False, "Lock the node process in memory (mlockall).")
-    cpu_affinity: tuple[int, ...] = ros_field([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
-    worker_threads: int = ros_field(
-        0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024
-    )
-    worker_kept_mib: int = ros_field(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
-    compile_missing: bool = ros_field(True, "Compile in the background what is missing; false: such tiers stay eager.")
-    cache_dir: str = ros_field("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
-    package_dirs: tuple[str, ...] = ros_field(
-        [""], "Folders, beside that one, from which swapped packages are taken; '': none."
-    )
-    cache_mib: int = ros_field(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
-    memory_limit_mib: int = ros_field(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
-    memory_share: float = ros_field(
+    stages: tuple[StageConfig, ...] = param(["perception", "planning"], "Stages in the order that a frame passes them.")
+    device: str = param("auto", "Where models run: auto, cpu, cuda or cuda:N.")
+    autostart: bool = param(True, "Configure and activate at start; false where a launch file does it.")
+    metrics_port: int = param(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
+    metrics_address: str = param("127.0.0.1", "Address that it listens on; 0.0.0.0: who can reach it can read it.")
+    realtime_priority: int = param(10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98)
+    lock_memory: bool = param(False, "Lock the node process in memory (mlockall).")
+    cpu_affinity: tuple[int, ...] = param([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
+    worker_threads: int = param(0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024)
+    worker_kept_mib: int = param(256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047)
+    compile_missing: bool = param(True, "Compile in the background what is missing; false: such tiers stay eager.")
+    cache_dir: str = param("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
+    package_dirs: tuple[str, ...] = param([""], "Folders, beside that, from which swapped packages come; '': none.")
+    cache_mib: int = param(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    memory_limit_mib: int = param(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
+    memory_share: float = param(
         0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     )
-    evidence_dir: str = ros_field("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
-    evidence_mib: int = ros_field(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
-    evidence_count: int = ros_field(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
-    recorder: bool = ros_field(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = ros_field("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
-    record_mib: int = ros_field(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
-    black_box_s: float = ros_field(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
-    black_box_after_s: float = ros_field(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
-    black_box_mib: int = ros_field(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
-    watch: bool = ros_field(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
-    start_timeout_s: float = ros_field(
-        120.0, "A worker that is not ready after this many seconds is replaced.", 1.0, 3600.0
-    )
+    evidence_dir: str = param("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
+    evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
+    recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
+    record_dir: str = param("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_mib: int = param(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
+    black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
+    black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_mib: int = param(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
+    start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
     emergency: EmergencyOptions = nested(EmergencyOptions)
 
 
@@ -221,13 +178,6 @@ def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
     return (*plain, *scene_parameters(scenes))
 
 
-def _one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:
-    """A value for each tier; a single one counts for all."""
-    allowed = f"it has to have 1, or {len(tiers)}, one per tier"
-    require(len(given) in {1, len(tiers)}, f"{name}: {given!r} has {len(given)} entries; {allowed}")
-    return tuple(given) * len(tiers) if len(given) == 1 else tuple(given)
-
-
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     """Check the values of one stage; missing ones take their default.
 
@@ -235,20 +185,20 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         ConfigError: names the parameter, the value, and what is allowed.
     """
     require(
-        _NAME.fullmatch(name), f"stages: {name!r} is not a stage name; lower-case letters, digits and _ after a letter"
+        _NAME.fullmatch(name), f"stages: {name!r} is not a stage name: lower-case letters, digits, _ after a letter"
     )
-    checked = {p.name: p.check(values.get(p.name, p.default), f"{name}.") for p in stage_parameters(name)}
+    checked = check_all((one for one in stage_parameters(name) if "." not in one.name), values, f"{name}.")
     require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
     require(checked["output"], f"{name}.output: is empty; it has to be a topic")
     tiers = checked["tiers"]
-    told_apart = tiers and all(tiers) and len(set(tiers)) == len(tiers)
-    require(told_apart, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
+    once = tiers and all(tiers) and len(set(tiers)) == len(tiers)
+    require(once, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
     require(
         checked["hang_ms"] >= checked["budget_ms"],
         f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
         " it has to be at least the budget",
     )
-    packages = _one_each(checked["packages"], tiers, f"{name}.packages")
+    packages = one_each(checked["packages"], tiers, f"{name}.packages")
     checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
     tiers, checked["packages"] = list(package_of), tuple(package_of.values())  # what only a scene has comes at the end
     least_ms, hang_ms = checked["budget_least_ms"], checked["hang_ms"]
@@ -259,17 +209,14 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
         require(scene.budget_ms <= hang_ms, text)
     names = [scene.name for scene in checked["scenes"]]
     checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
-    checked["precision"] = _one_each(checked["precision"], tiers, f"{name}.precision")
+    checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
-    require(
-        len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are prepared"
-    )
+    require(len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready")
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
-    guard = guard_options(checked, name)
-    checked = {key: value for key, value in checked.items() if "." not in key}
+    guard = guard_options(values, name)
     return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
 
 
@@ -287,10 +234,8 @@ def _ip_address(text: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError as error:
-        raise ConfigError(
-            f"parameter metrics_address: {text!r} is not allowed; it has to be an IP address of this machine,"
-            " such as 127.0.0.1, or 0.0.0.0 for all of them"
-        ) from error
+        allowed = "an IP address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        raise ConfigError(f"parameter metrics_address: {text!r} is not allowed; it has to be {allowed}") from error
 
 
 _NEARLY = 0.8  # of difflib: one or two letters of a word differ
@@ -305,29 +250,25 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
         ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
             misspelt one would leave a default in force without a word.
     """
-    names = list(values)
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
     groups = {name.partition(".")[0] for name in own if "." in name}
-    for name in names:
+    for name in values:
         stage, dot, rest = name.partition(".")
-        if rest.startswith(SCENE_PREFIX):
-            refuse_unknown_scenes(stage, [rest], values.get(f"{stage}.scenes"))
+        if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
-        if name in own or (rest in of_stage and stage not in groups if dot else name in _ROS_PARAMETERS):
-            continue
-        if stage == "qos_overrides":
-            continue
-        import difflib  # once it is needed, the node ends
-
         if stage in groups:
-            of_group = [known for known in own if known.startswith(f"{stage}.")]
-            named = ", ".join(difflib.get_close_matches(name, of_group, cutoff=0.0))
+            word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
+        elif dot:
+            word, known = rest, {one: f"{stage}.{one}" for one in of_stage}
+        else:
+            prefix = next(iter(stages), "STAGE")
+            word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
+        if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
+            import difflib  # once it is needed, the node ends
+
+            named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
             raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
-        close = difflib.get_close_matches(rest or name, of_stage if dot else own + of_stage, cutoff=0.0)
-        prefix = stage if dot else next(iter(stages), "STAGE")
-        named = ", ".join(n if n in own and not dot else f"{prefix}.{n}" for n in close)
-        raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
-    given = {name.partition(".")[0]: name for name in names if "." in name}
+    given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         import difflib
 
@@ -343,20 +284,18 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
     """
-    checked = {p.name: p.check(values.get(p.name, p.default)) for p in NODE_PARAMETERS}
+    checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
+    checked["emergency"] = emergency_options(values)
     names, device = checked.pop("stages"), checked["device"]
-    checked["emergency"] = emergency_options(checked)
-    checked = {name: value for name, value in checked.items() if "." not in name}
-    told_apart = names and len(set(names)) == len(names)
-    require(told_apart, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
+    once = names and len(set(names)) == len(names)
+    require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
     known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
     require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
     checked["metrics_address"] = _ip_address(checked["metrics_address"])
     checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
     checked["package_dirs"] = tuple(filter(None, checked["package_dirs"]))
     for folder in checked["package_dirs"]:
-        absolute = folder.startswith(("/", "~"))
-        require(absolute, f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
+        require(folder.startswith(("/", "~")), f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~")
     for name in names:
         reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
         require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")

@@ -18,12 +18,12 @@ from rosbags.serde.utils import SIZEMAP
 from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
+from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 
 _PARTS = 3  # package/msg/Name
 _TEXTS: Final = ("string", "wstring")
 _BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
-_NS_PER_S: Final = 1_000_000_000
 _MOST_LISTED = 70_000  # objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
 
 
@@ -64,7 +64,7 @@ def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these data
 def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
     """A `std_msgs/msg/Header` of this ROS time in ns, 0 for none, and this coordinate frame."""
     header_class, time_class = _header_classes()
-    sec, nanosec = divmod(stamp_ns, _NS_PER_S)
+    sec, nanosec = divmod(stamp_ns, NS_PER_S)
     return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
 
 
@@ -75,7 +75,7 @@ def _header_classes() -> tuple[Any, Any]:
 
 def stamp_ns_of(message_header: Any) -> int:  # noqa: ANN401
     """The stamp of a `std_msgs/msg/Header` in ns."""
-    return int(message_header.stamp.sec) * _NS_PER_S + int(message_header.stamp.nanosec)
+    return int(message_header.stamp.sec) * NS_PER_S + int(message_header.stamp.nanosec)
 
 
 def _known(name: str) -> str:
@@ -109,7 +109,7 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
             yield str(entry[1])
 
 
-def empty_message(name: str, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+def empty_message(name: str, /, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
     """A message with numbers 0, texts and lists empty but for its `own` fields; rotations turn nothing, as in ROS.
 
     Raises:

@@ -1,5 +1,6 @@
 """One ROS parameter, and how the fields of a frozen dataclass declare theirs."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -76,7 +77,7 @@ def _kind(value: object) -> str:
     return _KINDS.get(kind, f"a {kind.__name__}")
 
 
-def ros_field(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
+def param(default: Any, description: str, *rest: Any, then: tuple[Parameter, ...] = (), **more: Any) -> Any:  # noqa: ANN401
     """A field that is declared in ROS as a parameter of its name, and `then` others that its value is made of."""
     return field(metadata={_PARAMETERS: (Parameter("", default, description, *rest, **more), *then)})
 
@@ -93,6 +94,28 @@ def declared(kind: type) -> tuple[Parameter, ...]:
         for one in fields(kind)
         for parameter in one.metadata.get(_PARAMETERS, ())
     )
+
+
+def check_all(
+    parameters: Iterable[Parameter], values: Mapping[str, Any], prefix: str = "", below: str = ""
+) -> dict[str, Any]:
+    """The checked values by name; they stand in `values` by `below` and the name, or have the default.
+
+    Raises:
+        ConfigError: see `Parameter.check`.
+    """
+    return {p.name: p.check(values.get(f"{below}{p.name}", p.default), f"{prefix}{below}") for p in parameters}
+
+
+def one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:
+    """A value for each tier; a single one counts for all.
+
+    Raises:
+        ConfigError: there are fewer or more.
+    """
+    allowed = f"it has to have 1, or {len(tiers)}, one per tier"
+    require(len(given) in {1, len(tiers)}, f"{name}: {given!r} has {len(given)} entries; {allowed}")
+    return tuple(given) * (len(tiers) if len(given) == 1 else 1)
 
 
 def require(holds: object, text: str) -> None:

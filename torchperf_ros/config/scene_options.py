@@ -1,15 +1,15 @@
 """The scenes of a stage: situations with tiers, packages and a budget of their own."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.config.parameter import Parameter, declared, require, ros_field
+from torchperf_ros.config.parameter import Parameter, check_all, declared, one_each, param, require
 
 DEFAULT_SCENE = "default"
 EMERGENCY_SCENE = "emergency"
-SCENE_PREFIX = "scene."
+_PREFIX = "scene."
 ODOMETRY = -1
 """Index of the odometry among what scenes depend on; that of a topic that names the scene N is `ODOMETRY - N`."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -27,15 +27,13 @@ class SceneOptions:
     """
 
     name: str
-    tiers: tuple[int, ...] = ros_field([""], "Tiers of the scene, from most to least accurate.")
-    packages: tuple[str, ...] = ros_field([""], "A .pt2 file of each of them, as the stage's packages; '': none.")
-    budget_ms: float = ros_field(
-        0.0, "Time in ms in which its frames are answered; 0: the stage's.", 0.0, 60_000.0, live=True
-    )
-    min_speed: float = ros_field(0.0, "The scene begins at this speed in m/s.", 0.0, _ANY_SPEED, live=True)
-    max_speed: float = ros_field(_ANY_SPEED, "It ends above this speed in m/s.", 0.0, _ANY_SPEED, live=True)
-    topic: str = ros_field("", "Topic of std_msgs/String that names the scene; empty: none.")
-    word: str = ros_field("", "What is said there of this scene; empty: its name.")
+    tiers: tuple[int, ...] = param([""], "Tiers of the scene, from most to least accurate.")
+    packages: tuple[str, ...] = param([""], "A .pt2 file of each of them, as the stage's packages; '': none.")
+    budget_ms: float = param(0.0, "Time in ms to answer its frames; 0: the stage's.", 0.0, 60_000.0, live=True)
+    min_speed: float = param(0.0, "The scene begins at this speed in m/s.", 0.0, _ANY_SPEED, live=True)
+    max_speed: float = param(_ANY_SPEED, "It ends above this speed in m/s.", 0.0, _ANY_SPEED, live=True)
+    topic: str = param("", "Topic of std_msgs/String that names the scene; empty: none.")
+    word: str = param("", "What is said there of this scene; empty: its name.")
 
     @property
     def by_speed(self) -> bool:
@@ -50,7 +48,7 @@ def scene_parameters(names: object) -> Iterator[Parameter]:
     """The parameters of the scenes of these names, as `scene.NAME.PARAMETER`; nothing for what is no list of names."""
     for name in dict.fromkeys(_given(names)):
         for one in SCENE_PARAMETERS:
-            yield one.renamed(f"{SCENE_PREFIX}{name}.{one.name}")
+            yield one.renamed(f"{_PREFIX}{name}.{one.name}")
 
 
 def _given(names: object) -> list[str]:
@@ -73,23 +71,19 @@ def parse_scenes(
         ConfigError: names the parameter, the value, and what is allowed.
     """
     names = _given(list(names))
-    where = f"{stage}.scenes: {names!r} is not allowed; it has to be"
     good = all(_NAME.fullmatch(name) and name != DEFAULT_SCENE for name in names) and len(set(names)) == len(names)
+    where = f"{stage}.scenes: {names!r} is not allowed; it has to be"
     require(good, f"{where} a list of names, each once: lower-case letters, digits and _; default is there anyway")
     package_of = dict(zip(tiers, packages, strict=True))
     scenes = [SceneOptions(DEFAULT_SCENE, tuple(range(len(tiers))), (), 0.0, 0.0, _ANY_SPEED, "", "")]
     for name in names:
-        prefix = f"{stage}.{SCENE_PREFIX}{name}."
-        found = {
-            p.name: p.check(values.get(f"{SCENE_PREFIX}{name}.{p.name}", p.default), prefix) for p in SCENE_PARAMETERS
-        }
+        prefix = f"{stage}.{_PREFIX}{name}."
+        found = check_all(SCENE_PARAMETERS, values, f"{stage}.", f"{_PREFIX}{name}.")
         own, given = found["tiers"], found["packages"]
-        told_apart = all(own) and len(set(own)) == len(own)
         require(own and own[0], f"{prefix}tiers: is empty; scene {name} has to have at least one tier")
-        require(told_apart, f"{prefix}tiers: {own!r} is not allowed; it has to be at least one name, each once")
-        text = f"{prefix}packages: {given!r} has {len(given)} entries; it has to have 1, or {len(own)}, one per tier"
-        require(len(given) in {1, len(own)}, text)
-        for tier, package in zip(own, given * len(own) if len(given) == 1 else given, strict=True):
+        once = all(own) and len(set(own)) == len(own)
+        require(once, f"{prefix}tiers: {own!r} is not allowed; it has to be at least one name, each once")
+        for tier, package in zip(own, one_each(given, own, f"{prefix}packages"), strict=True):
             before = package_of.setdefault(tier, package)
             text = f"tier {tier} runs {before or 'no package'} in another scene; a tier with another package is another"
             require(package in {"", before}, f"{prefix}packages: {package!r} is not allowed: {text} tier, name it so")
@@ -103,16 +97,17 @@ def parse_scenes(
     return tuple(scenes), package_of
 
 
-def refuse_unknown_scenes(stage: str, given: Iterable[str], names: object) -> None:
-    """See that every given name `scene.NAME.PARAMETER` is one of a scene that the stage has.
+def is_of_scene(stage: str, given: str, names: object) -> bool:
+    """Whether a given name is of the form `scene.NAME.PARAMETER`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is, and the stage has no such scene, or a scene no such parameter.
     """
-    known, known_names = {one.name for one in scene_parameters(names)}, _given(names)
-    for name in given:
-        scene, _, rest = name.removeprefix(SCENE_PREFIX).partition(".")
-        listed = ", ".join(known_names) or "none"
-        require(scene in known_names, f"{stage}.{name}: {stage}.scenes has no scene {scene!r}; it has {listed}")
-        fields = ", ".join(one.name for one in SCENE_PARAMETERS)
-        require(name in known, f"{stage}.{name}: is unknown; a scene has {fields}")
+    if not given.startswith(_PREFIX):
+        return False
+    scenes, fields = _given(names), [one.name for one in SCENE_PARAMETERS]
+    scene, _, name = given.removeprefix(_PREFIX).partition(".")
+    listed = ", ".join(scenes) or "none"
+    require(scene in scenes, f"{stage}.{given}: {stage}.scenes has no scene {scene!r}; it has {listed}")
+    require(name in fields, f"{stage}.{given}: is unknown; a scene has {', '.join(fields)}")
+    return True

@@ -43,7 +43,7 @@ class ShapeOptions:
         common = tuple(tuple(tuple(shape) for shape in shapes) for shapes in values.get("common", ()))
         return cls(**{**values, "common": common})
 
-    def check_inputs(self, example: Shapes, prefix: str = "") -> None:
+    def check_inputs(self, example: Shapes) -> None:
         """Compare the common shapes with the model's inputs.
 
         Raises:
@@ -52,7 +52,7 @@ class ShapeOptions:
         for shapes in self.common:
             if [len(shape) for shape in shapes] != [len(shape) for shape in example]:
                 raise ConfigError(
-                    f"parameter {prefix}common_shapes: {format_shapes(shapes)!r} does not fit the model's inputs;"
+                    f"parameter common_shapes: {format_shapes(shapes)!r} does not fit the model's inputs;"
                     f" it has to be like {format_shapes(example)!r}"
                 )
 

@@ -46,16 +46,12 @@ def answer_alert(stage: str, answer: Answer, misses_in_a_row: int, sustained_mis
         return None
     in_time = answer.lateness_ms <= 0 and answer.fallback is not Fallback.NONE
     kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
+    took, budget = f"{answer.total_ms:.3f}", f"{answer.budget_ms:.3f}"
     values = {
-        "seq": str(answer.frame.seq),
-        "outcome": outcome.word,
+        "seq": str(answer.frame.seq), "outcome": outcome.word, "misses_in_a_row": str(misses_in_a_row),
         "fallback": answer.fallback.word if answer.fallback is not None else "",
-        "value": f"{answer.total_ms:.3f}",
-        "baseline": f"{answer.budget_ms:.3f}",
-        "total_ms": f"{answer.total_ms:.3f}",
-        "budget_ms": f"{answer.budget_ms:.3f}",
-        "misses_in_a_row": str(misses_in_a_row),
-    }
+        "value": took, "baseline": budget, "total_ms": took, "budget_ms": budget,
+    }  # fmt: skip
     level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
     return _alert(level, f"{stage}: {kinds.get(outcome, 'deadline missed')}", answer.reason, values)
 
@@ -76,14 +72,9 @@ def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bo
     return replace(_alert(level, f"{stage}: worker died", reason, values), logged=True)
 
 
-def model_alert(stage: str, text: str) -> Alert:
-    """A warning about a worker's models: each is another one, so none is held back."""
-    return replace(_alert(Level.WARN, f"{stage}: model", text, {}), once=True, logged=True)
-
-
-def action_alert(stage: str, text: str) -> Alert:
-    """A warning that a stage has changed how it works, as an alert's action; none is held back."""
-    return replace(_alert(Level.WARN, f"{stage}: action", text, {}), once=True, logged=True)
+def change_alert(stage: str, what: str, text: str) -> Alert:
+    """A warning that a stage works otherwise, by its `model` or an `action`; each is another, so none is held back."""
+    return replace(_alert(Level.WARN, f"{stage}: {what}", text, {}), once=True, logged=True)
 
 
 def _alert(level: Level, name: str, text: str, values: dict[str, str]) -> Alert:

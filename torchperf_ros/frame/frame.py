@@ -147,7 +147,7 @@ class Mailbox:
         self.stale = 0  # frames whose deadline had passed when their turn came
 
     def put(self, frame: Frame | None) -> None:
-        """Keep `frame`; a frame that was waiting is superseded."""
+        """Keep `frame`, or none; a frame that was waiting is superseded."""
         if self.waiting is not None:
             self.superseded += 1
         self.waiting = frame
@@ -159,10 +159,6 @@ class Mailbox:
             self.stale += 1
             return None
         return frame
-
-    def clear(self) -> None:
-        """Drop a waiting frame, counted as superseded."""
-        self.put(None)
 
 
 def admit(

@@ -47,9 +47,7 @@ class HealthTracker:
         self._last_input_ns = now_ns
         self._seen_input = True
 
-    def answered(
-        self, outcome: Outcome, fallback: Fallback | None, tier: int, check: GuardVerdict | None = None
-    ) -> None:
+    def answered(self, outcome: Outcome, fallback: Fallback | None, tier: int, check: GuardVerdict | None) -> None:
         """A frame was answered: `tier` is the one whose result was used, or asked for, `check` the guard's verdict."""
         if outcome is Outcome.STARTING and not self._was_ready:
             return  # nothing has failed yet: the first worker is still loading

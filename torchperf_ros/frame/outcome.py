@@ -7,7 +7,14 @@ import enum
 from typing import Final
 
 
-class Outcome(enum.IntEnum):
+class _Worded(enum.IntEnum):
+    @property
+    def word(self) -> str:
+        """The word used in parameters, on topics and in documents, for example `on_time`."""
+        return self.name.lower()
+
+
+class Outcome(_Worded):
     """How a started frame ended: on time, or the reason why not.
 
     PARTIAL: the newest step of an anytime model was published by the deadline. It is no fallback, and no miss.
@@ -23,17 +30,12 @@ class Outcome(enum.IntEnum):
     STARTING = 7
     PARTIAL = 8
 
-    @property
-    def word(self) -> str:
-        """The word used on topics and in documents, for example `on_time`."""
-        return self.name.lower()
-
 
 IN_TIME: Final = (Outcome.ON_TIME, Outcome.PARTIAL)
 """Ends of frames that were answered by their own result, whole or not, by the deadline; all others are misses."""
 
 
-class Fallback(enum.IntEnum):
+class Fallback(_Worded):
     """What was published instead of the frame's own result."""
 
     BACKUP = 0
@@ -41,13 +43,8 @@ class Fallback(enum.IntEnum):
     STOP = 2
     NONE = 3
 
-    @property
-    def word(self) -> str:
-        """The word used in parameters and on topics, for example `hold_last`."""
-        return self.name.lower()
 
-
-class GuardVerdict(enum.IntEnum):
+class GuardVerdict(_Worded):
     """What the guard made of a plan, from accepted to a collision that braking cannot avoid."""
 
     ACCEPT = 0
@@ -57,13 +54,8 @@ class GuardVerdict(enum.IntEnum):
     UNAVOIDABLE = 4
     UNCHECKED = 5
 
-    @property
-    def word(self) -> str:
-        """The word used on topics and in documents, for example `rebased`."""
-        return self.name.lower()
 
-
-class Health(enum.IntEnum):
+class Health(_Worded):
     """State of a stage, from loading to sustained failure."""
 
     STARTING = 0

@@ -20,10 +20,7 @@ Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
-
-
 _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
-
 
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
 """A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""
@@ -370,12 +367,10 @@ class StageFigures:
         total_ms, tier = answers["total_ms"], answers["tier"]
         intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
         missed = ~np.isin(answers["outcome"], IN_TIME)
+        of_tiers = [(name, tier == index, kept) for name, (index, kept) in self._tiers.items()]
         return StageReading(
             latency=self._stage.spans(total_ms, missed),
-            tiers={
-                name: kept.spans(total_ms[tier == index], missed[tier == index])
-                for name, (index, kept) in self._tiers.items()
-            },
+            tiers={name: kept.spans(total_ms[rows], missed[rows]) for name, rows, kept in of_tiers},
             lateness=Quantiles.of(answers["lateness_ms"]),
             age=Quantiles.of(receipts["age_ms"]),
             wait=Quantiles.of(answers["wait_ms"]),

@@ -167,8 +167,10 @@ class BlackBox:
         for item in sorted(kept.inputs, key=lambda item: -item.index):  # the trigger last, as a replay needs it
             topic, data = topics[item.index], bytes(item.data)
             if topic is not None:
-                there = item.index or record.is_there
-                yield _Entry(max(_received_ns(item, received_ns), 0), topic, data if there else None)
+                came_ns = received_ns  # the trigger later than all others
+                if item.index:
+                    came_ns = min(received_ns - item.waited_us * NS_PER_US, received_ns - 1)
+                yield _Entry(max(came_ns, 0), topic, data if item.index or record.is_there else None)
         if answer.payload is not None:
             yield _Entry(t_ns, self._outputs[record.stage], answer.payload)
         yield _Entry(t_ns, self._row_topic, self._rows[record.stage].encode(answer))
@@ -236,9 +238,7 @@ class BlackBox:
             connections: dict[Topic, Any] = {}
             for entry in sorted(incident.entries, key=lambda entry: entry.t_ns):
                 if entry.topic not in connections:
-                    connections[entry.topic] = writer.add_connection(
-                        entry.topic.name, entry.topic.type_name, typestore=store
-                    )
+                    connections[entry.topic] = writer.add_connection(*entry.topic, typestore=store)
                 writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
         lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
         if any(lost.values()):
@@ -250,8 +250,3 @@ def _before_jump(entries: Iterable[_Kept | _Entry], t_ns: int) -> int:
     """How many entries came before ROS time jumped, if it is `t_ns` since: those up to the last one that is far off."""
     far_off = (n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S)
     return max(far_off, default=0)
-
-
-def _received_ns(item: InputBytes, frame_ns: int) -> int:
-    """When an input came in, in ROS time; `frame_ns` is when the frame's trigger did, later than all others."""
-    return min(frame_ns - item.waited_us * NS_PER_US, frame_ns - 1) if item.index else frame_ns

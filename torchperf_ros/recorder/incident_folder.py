@@ -69,10 +69,8 @@ class IncidentFolder:
             write(part)
             size_bytes = _size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
-                raise IncidentError(
-                    f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than evidence_mib, "
-                    f"{self._max_bytes // _MIB}, allows for all together"
-                )
+                allowed = f"evidence_mib, {self._max_bytes // _MIB}, allows for all together"
+                raise IncidentError(f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than {allowed}")
             with self._alone():
                 kept = self._give_name(part, name)
                 self._shrink(kept)
@@ -154,13 +152,14 @@ def _size_bytes(folder: Path, *, flush: bool = False) -> int:
     return total
 
 
+_EVERY_NS, _APART_NS = 600 * NS_PER_S, 60 * NS_PER_S  # between two of a kind of a stage, and of any two
+
+
 class CaptureRule:
     """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
 
-    def __init__(self, every_s: float = 600.0, apart_s: float = 60.0) -> None:
-        """Ask for each kind of evidence of a stage at most every `every_s` seconds, of all stages every `apart_s`."""
-        self._every_ns = round(every_s * NS_PER_S)
-        self._apart_ns = round(apart_s * NS_PER_S)
+    def __init__(self) -> None:
+        """Nothing has been asked for yet."""
         self._last_ns: int | None = None
         self._asked_ns: dict[tuple[str, str], int] = {}
 
@@ -173,7 +172,7 @@ class CaptureRule:
         if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
             return None
         # the stages share a machine: one loses a worker for a while, not all of them
-        for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), self._every_ns), (self._last_ns, self._apart_ns)):
+        for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), _EVERY_NS), (self._last_ns, _APART_NS)):
             if asked_ns is not None and now_ns - asked_ns < wait_ns:
                 return None
         return stage, kind

@@ -1,19 +1,25 @@
-"""The recorder's loop: takes what the node tells, and gives it to the records, the black box and the watch."""
+"""The recorder's process: takes what the node tells, and gives it to the records, the black box and the watch."""
 
 import contextlib
 import json
+import os
 import signal
+import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
 from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
 from torchperf_ros.watch.watch import COUNTERS, Watch
+from torchperf_ros.workers.process_setup import keep_freed_memory
 
 _TICK_S = 1.0
 _LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
@@ -45,10 +51,8 @@ class Recorder:
         self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
         self._watch_problem = ""
-        try:
+        with self._without_fail():  # there may be a message type that nobody thought of
             self._watch = Watch(setup) if setup["watch"] else None
-        except Exception:  # a message type that nobody thought of: what is recorded must not depend on the watch
-            self._end_watch()
         self._known_ns = time.monotonic_ns()
         self._behind = False
 
@@ -94,11 +98,9 @@ class Recorder:
 
     def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
         self._t_ns = record.t_ns
-        if self._watch is not None:
-            try:
+        with self._without_fail():
+            if self._watch is not None:
                 self._watch.take(record)
-            except Exception:  # as above
-                self._end_watch()
         if isinstance(record, FrameRecord):
             self._box.frame(record)
             if self._log is not None:
@@ -135,42 +137,55 @@ class Recorder:
         self._box.finish()
 
     def _tick(self) -> None:
-        lost, overwritten = self._reader.lost, self._reader.overwritten
+        lost = self._reader.lost
         self._tell_findings()
         if self._log is not None:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
         self._box.tick(time.monotonic())
         problems = [self._log.problem if self._log else "", self._box.problem, self._watch_problem, self._refusal]
+        more = {} if self._watch is None else {"gpu": self._watch.gpu}
         self._say(
-            kind="status",
-            problem="; ".join(filter(None, problems)),
-            written=self._log.written if self._log else 0,
-            incidents=self._box.incidents,
-            held_mib=round(self._box.held_bytes / _MIB, 1),
-            lost=lost,
-            overwritten=overwritten,
-            **({} if self._watch is None else {"gpu": self._watch.gpu}),
-        )
+            kind="status", problem="; ".join(filter(None, problems)), written=self._log.written if self._log else 0,
+            incidents=self._box.incidents, held_mib=round(self._box.held_bytes / _MIB, 1), lost=lost,
+            overwritten=self._reader.overwritten, **more,
+        )  # fmt: skip
 
     def _tell_findings(self) -> None:
-        if self._watch is None:
-            return
-        try:
-            findings = self._watch.tick(time.monotonic_ns(), self._known_ns)
-        except Exception:  # as above
-            self._end_watch()
-            return
+        findings: list[Alert] = []
+        with self._without_fail():
+            findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
         for found in findings:
             values = dict(found.values)
             self._say(kind="finding", level=found.level.name, name=found.name, message=found.message, values=values)
-        if self._log is not None and self._t_ns:
+        if self._watch is not None and self._log is not None and self._t_ns:
             self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
 
-    def _end_watch(self) -> None:
-        self._watch = None
-        self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+    @contextlib.contextmanager
+    def _without_fail(self) -> Iterator[None]:
+        """An error of the watch ends the watch: what is recorded must not depend on it."""
+        try:
+            yield
+        except Exception:  # the watch's boundary: said in each status from now on
+            self._watch = None
+            self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
 
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
             self._reader.socket.send(event_bytes(fields)[0])
+
+
+def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
+    """Take the setup, record, and end some time after the node at the latest; spawned by `RecorderProcess`."""
+    # The images of an incident, up to twice black_box_mib, go back to the system once they are written. Without these
+    # bounds the C library learns from the first ones to keep such buffers: 280 MiB for the rest of the drive.
+    keep_freed_memory(_MIB, _MIB)
+    with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
+        signal.signal(ending, signal.SIG_IGN)
+    with os.fdopen(setup_fd, "rb") as file:
+        setup = json.load(file)
+    node = socket.socket(fileno=node_fd)
+    node.setblocking(False)
+    Recorder(setup, StreamReader(node, ring_fd, list(stage_fds))).run()

@@ -29,6 +29,13 @@ from torchperf_ros.telemetry.record_stream import MAX_PACKET_BYTES, StreamWriter
 from torchperf_ros.workers.frame_ring import FrameRing, RingExtra, record_size
 from torchperf_ros.workers.process_setup import step_back
 
+_ENTRY: Final = """\
+import os, sys
+from torchperf_ros.workers.process_setup import leave_priority
+leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
+os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
+from torchperf_ros.recorder.recorder import main
+main(*map(int, sys.argv[1:]))"""
 _QUEUE_BYTES = 1 << 20
 _SO_SNDBUFFORCE = 32  # Python has no name for it
 _END_S = 10.0
@@ -51,7 +58,7 @@ class RecorderProcess:
             file.seek(0)
             passed = [theirs.fileno(), file.fileno(), writer.ring.fd, *stage_fds]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torchperf_ros.recorder.recorder_main", *map(str, passed)],
+                [sys.executable, "-c", _ENTRY, *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.pid = self._process.pid  # of the process

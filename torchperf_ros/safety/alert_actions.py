@@ -1,18 +1,9 @@
 """Down before it breaks: what a stage does about alerts, by the lines of its parameter `actions`."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
-from torchperf_ros.config.action_options import (
-    ACTIONS,
-    BACKUP_ACTIVE,
-    LOWER_RATE,
-    LOWER_TIER,
-    OFF,
-    SCENE,
-    ActionRule,
-    alert_kind,
-)
+from torchperf_ros.config.action_options import LOWER_RATE, LOWER_TIER, OFF, SCENE, SWITCHES, ActionRule, alert_kind
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
@@ -88,12 +79,11 @@ class AlertActions:
                 if line.rule.alert == kind:
                     line.seen_ns = found_ns
         changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
-        steps = {
-            what: max((one.steps for one in self._lines if one.rule.action == what), default=0) for what in ACTIONS
-        }
+        # Of each action the most that one rule asks for: several alerts may have one cause.
+        steps = Counter({line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)})
         self._in_force_ns |= {what: now_ns for what, count in steps.items() if count}
-        self.lower_tiers = steps[LOWER_TIER]  # the most that one rule asks for: several alerts may have one cause
-        self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in (LOWER_RATE, BACKUP_ACTIVE, OFF))
+        self.lower_tiers = steps[LOWER_TIER]
+        self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in SWITCHES)
         self.scene = next((one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), "")
         return changes
 

@@ -141,7 +141,7 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Float
     stopping = rss_distance(speeds.max(keepdims=True), np.zeros(1), seen.response_s.max(), options)[0]
     reach = way_m + stopping + options.length_m + options.width_m + options.margin_m
     far = np.abs(seen.places - here) - seen.speeds * lasts_s - seen.halves.sum(axis=1)
-    return seen.some(far <= reach)
+    return Seen._make(part[far <= reach] for part in seen)
 
 
 class _Others:

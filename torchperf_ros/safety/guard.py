@@ -73,15 +73,9 @@ class _Judgement(NamedTuple):
 
     def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
         """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
-        return next(
-            (
-                one
-                for one in self.findings
-                if one.check in checks
-                and not (unless_contact and one.check == "distance" and not self.closeness.contact)
-            ),
-            None,
-        )
+        if unless_contact and not self.closeness.contact:
+            checks -= {"distance"}
+        return next((one for one in self.findings if one.check in checks), None)
 
 
 class _Rung(NamedTuple):
@@ -185,17 +179,13 @@ class Guard:
     def _checked(
         self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str
     ) -> Checked:
-        silent = self._options.shadow
-        found = failed or next((one for one in of.findings if one.check in silent), None)
+        mute = self._options.shadow
+        found = failed or next((one for one in of.findings if one.check in mute), None)
         check, value, limit = ("", math.nan, math.nan) if found is None else found[:3]
-        shadow = [
-            f"{one.check}: the plan {one.text}" for one in of.findings if one.check in silent and one is not failed
-        ]
-        shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in silent]
-        close = of.closeness
-        return Checked(
-            payload, verdict, check, value, limit, "; ".join(shadow), reason, close.ttc_s, close.needed_deceleration
-        )
+        shadow = [f"{one.check}: the plan {one.text}" for one in of.findings if one.check in mute and one is not failed]
+        shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
+        *_, ttc_s, needed = of.closeness
+        return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
         options, motion = self._options, self._motion

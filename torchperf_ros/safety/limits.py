@@ -49,9 +49,8 @@ class Track(NamedTuple):
         sines, cosines = squares.imag, squares.real
         yaw = np.arctan2(sines[:, 0] + sines[:, 1], cosines[:, 0] - cosines[:, 1])
         turns = yaw[1:] - yaw[:-1]
-        if (
-            turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi
-        ):  # from one side of the half turn to the other
+        # From one side of the half turn to the other it leaps.
+        if turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi:
             yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
         if motion is not None and path.frame == motion.child_frame != motion.frame:
             since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S

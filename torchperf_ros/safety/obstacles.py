@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from torchperf_ros.config.guard_options import GuardOptions
 from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput, one_line
-from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, yaw_of
+from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, age_s, yaw_of
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -38,37 +38,16 @@ _Step: TypeAlias = tuple[int, float, float, float, float, bool]
 """Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacles:
-    """What one source saw, in the odometry's frame; of n obstacles.
+class Seen(NamedTuple):
+    """Obstacles in the odometry's frame.
 
     Attributes:
-        received_ns: when the array was received, monotonic.
-        stamps_ns: ROS time of each, shape [n].
-        stamp_ns: of all of them; None: they differ.
         places: centres as x + iy in m, shape [n].
         yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
         velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
-        no_velocity: of how many it is not known.
-        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+        response_s: until we respond to each, shape [n].
     """
-
-    received_ns: int
-    stamps_ns: NDArray[np.int64]
-    stamp_ns: int | None
-    places: Complex
-    yaws: Floats
-    units: Complex
-    halves: Floats
-    velocities: Complex
-    speeds: Floats
-    no_velocity: int
-    steps: dict[tuple[bytes, int], _Step]
-
-
-class Seen(NamedTuple):
-    """All obstacles as they are now: as `Obstacles`, with their response times."""
 
     places: Complex
     yaws: Floats
@@ -78,9 +57,26 @@ class Seen(NamedTuple):
     speeds: Floats
     response_s: Floats
 
-    def some(self, which: NDArray[Any]) -> "Seen":
-        """These of them."""
-        return Seen(*(part[which] for part in self))
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """What one source saw.
+
+    Attributes:
+        received_ns: when the array was received, monotonic.
+        stamps_ns: ROS time of each, shape [n].
+        stamp_ns: of all of them; None: they differ.
+        seen: where they were then; the time to respond is not known yet.
+        no_velocity: of how many it is not known.
+        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+    """
+
+    received_ns: int
+    stamps_ns: NDArray[np.int64]
+    stamp_ns: int | None
+    seen: Seen
+    no_velocity: int
+    steps: dict[tuple[bytes, int], _Step]
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -103,31 +99,23 @@ def seen_now(
         if source.stamp_ns is None:
             ages_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
             usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
-            age_s: Floats | float = np.where(usable, ages_s, since_s)
-            oldest_s = float(np.max(age_s))
-            unseen_s = np.fmax(age_s, frame_age_s)  # a NaN counts as unknown
+            old_s: Floats | float = np.where(usable, ages_s, since_s)
+            oldest_s = float(np.max(old_s))
+            unseen_s = np.fmax(old_s, frame_age_s)  # a NaN counts as unknown
         else:
-            age_s = oldest_s = (ros_now_ns - source.stamp_ns) / NS_PER_S
-            if source.stamp_ns <= 0 or not 0 <= oldest_s <= USABLE_AGE_S:
-                age_s = oldest_s = since_s
+            old_s = oldest_s = age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
             unseen_s = max(oldest_s, frame_age_s)  # likewise
         oldest_ms = 1000 * max(since_s, oldest_s)
         if oldest_ms > options.obstacles_timeout_ms:
             missing[index] = f"are {oldest_ms:.0f} ms old"
             continue
-        response_s = np.empty(len(source.yaws))
+        places, yaws, units, halves, velocities, speeds, _ = source.seen
+        response_s = np.empty(len(yaws))
         response_s[:] = unseen_s + options.actuation_delay_ms / 1000
-        places = source.places + source.velocities * age_s
-        fresh.append(
-            Seen(places, source.yaws, source.units, source.halves, source.velocities, source.speeds, response_s)
-        )
+        fresh.append(Seen(places + velocities * old_s, yaws, units, halves, velocities, speeds, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
-    return (Seen._make(map(_joined, *fresh)) if fresh else _NOTHING), missing
-
-
-def _joined(*parts: Floats) -> Floats:
-    return np.concatenate(parts)
+    return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
 
 
 class _Reader:
@@ -238,8 +226,8 @@ def read_obstacles(
     unknown = sum(not step[5] for step in steps.values())
     stamp_ns = (*read.stamps_ns, 0)[0] if len(set(read.stamps_ns)) <= 1 else None
     places, yaws, halves, velocities = boxes
-    units, speeds = np.exp(1j * yaws), np.abs(velocities)
-    return Obstacles(received_ns, stamps_ns, stamp_ns, places, yaws, units, halves, velocities, speeds, unknown, steps)
+    seen = Seen(places, yaws, np.exp(1j * yaws), halves, velocities, np.abs(velocities), _NONE)
+    return Obstacles(received_ns, stamps_ns, stamp_ns, seen, unknown, steps)
 
 
 def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:

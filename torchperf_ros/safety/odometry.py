@@ -62,9 +62,8 @@ class Motion:
         if not all(map(math.isfinite, (x, y, z, *turn, speed, yaw_rate))):
             raise BadInput("odometry: a value of pose or twist is not finite")
         if abs(speed) > _MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
-            raise BadInput(
-                f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {_MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
-            )
+            most = f"{_MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
+            raise BadInput(f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {most}")
         if not any(turn):
             raise BadInput("odometry: the orientation is all zeros, which is no rotation")
         return cls(frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.config.message_types import decode
@@ -18,8 +18,11 @@ _SPEED_BAND = 0.5  # m/s: the active scene holds so much beyond its limits, or n
 class _Heard(NamedTuple):
     """A value and when it came; the time is monotonic."""
 
-    value: float | str
+    value: float | str | None
     at_ns: int
+
+
+_NOTHING = _Heard(None, 0)
 
 
 class SceneChooser:
@@ -49,9 +52,7 @@ class SceneChooser:
         self.word = -1
         self.switches = 0
         self.unknown = ""
-        self._speed: _Heard | None = None
-        self._ttc: _Heard | None = None
-        self._names: dict[int, _Heard] = {}
+        self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene what its topic said
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
         emergency = next((n for n, one in enumerate(config.scenes) if one.name == EMERGENCY_SCENE), None)
@@ -72,30 +73,29 @@ class SceneChooser:
 
     def moved(self, speed: float, now_ns: int) -> None:
         """The vehicle's speed in m/s; NaN where it is unknown."""
-        self._speed = _Heard(speed, now_ns)
+        self._heard["speed"] = _Heard(speed, now_ns)
 
     def named(self, scene: int, word: str, now_ns: int) -> None:
         """The topic of a scene said `word`."""
-        self._names[scene] = _Heard(word, now_ns)
+        self._heard[scene] = _Heard(word, now_ns)
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
 
     def near(self, ttc_s: float, now_ns: int) -> None:
         """The time to collision in s; NaN or infinite where there is none."""
-        self._ttc = _Heard(ttc_s, now_ns)
+        self._heard["ttc"] = _Heard(ttc_s, now_ns)
 
     def ttc_s(self, now_ns: int) -> float | None:
         """The time to collision in s, None where there is none, or it is too old."""
-        return self._number(self._ttc, now_ns)
+        return self._number("ttc", now_ns)
 
     def speed(self, now_ns: int) -> float | None:
         """The speed in m/s, None where it is unknown or too old."""
-        return self._number(self._speed, now_ns)
+        return self._number("speed", now_ns)
 
-    def _number(self, heard: _Heard | None, now_ns: int) -> float | None:
-        if heard is None or not self._is_fresh(heard, now_ns) or not math.isfinite(number := float(heard.value)):
-            return None
-        return number
+    def _number(self, what: str, now_ns: int) -> float | None:
+        heard = self._fresh(what, now_ns)
+        return None if heard is None or not math.isfinite(heard) else float(heard)
 
     def choose(self, now_ns: int) -> int:
         """The scene of a frame that is received now."""
@@ -116,8 +116,10 @@ class SceneChooser:
     def _may_change(self, now_ns: int) -> bool:
         return self._changed_ns is None or now_ns - self._changed_ns >= self.config.scene_hold_s * NS_PER_S
 
-    def _is_fresh(self, heard: _Heard, now_ns: int) -> bool:
-        return now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS
+    def _fresh(self, what: int | str, now_ns: int) -> Any:  # noqa: ANN401 - a number, or a word
+        """What was last said of it, None if that is too old."""
+        heard = self._heard.get(what, _NOTHING)
+        return heard.value if now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS else None
 
     def _holds(self, number: int, now_ns: int) -> bool:
         scene = self.config.scenes[number]
@@ -125,10 +127,8 @@ class SceneChooser:
             return True
         if not scene.topic and not scene.by_speed:
             return False
-        if scene.topic:
-            heard = self._names.get(number)
-            if heard is None or heard.value != scene.word or not self._is_fresh(heard, now_ns):
-                return False
+        if scene.topic and self._fresh(number, now_ns) != scene.word:
+            return False
         return not scene.by_speed or self._has_speed_of(scene, number, now_ns)
 
     def _has_speed_of(self, scene: SceneOptions, number: int, now_ns: int) -> bool:

@@ -148,9 +148,8 @@ class SensorPoints:
         near = np.flatnonzero(usable & (z >= low) & (z <= high))
         forward, left = x[near].astype(np.float64), y[near].astype(np.float64)
         body_x = self._x + self._cos * forward - self._sin * left
-        return Points(
-            body_x, self._y + self._sin * forward + self._cos * left, count, int(np.count_nonzero(usable)), count
-        )
+        body_y = self._y + self._sin * forward + self._cos * left
+        return Points(body_x, body_y, count, int(np.count_nonzero(usable)), count)
 
     def _range(self, cdr: _Cdr) -> Points:
         """What is seen is somewhere on an arc; a sensor of one fixed distance says -Inf for it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchperf_ros.config.action_options import DRIFT
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, action_alert, model_alert
+from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
@@ -170,7 +170,7 @@ class StageActor:
         """Take no more frames; the current one is still answered, a waiting one is counted as superseded."""
         with self._lock:
             self._accepting = False
-            self.mailbox.clear()
+            self.mailbox.put(None)
 
     def finish(self) -> None:
         """Wait until the current frame is answered: by its deadline, or a second later on a machine out of breath.
@@ -221,7 +221,7 @@ class StageActor:
             self._tell(alert)
         for change in self.actions.step(now_ns):
             self._ports.log("warn", f"{self.config.name}: {change}")
-            self._tell(action_alert(self.config.name, change))
+            self._tell(change_alert(self.config.name, "action", change))
         self._leave_out()
         names = [scene.name for scene in self.config.scenes]
         self.scenes.forced = names.index(self.actions.scene) if self.actions.scene else None
@@ -348,7 +348,7 @@ class StageActor:
             self._cold = scene  # it is asked for again where that fails, and not told again
             text = f"scene {scene} is not loaded; default runs until it is"
             self._ports.log("warn", f"{self.config.name}: {text}")
-            self._untold.append(model_alert(self.config.name, text))
+            self._untold.append(change_alert(self.config.name, "model", text))
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
@@ -559,7 +559,7 @@ class StageActor:
 
     def worker_told(self, text: str) -> None:
         """Something about a worker's models: for `/perf/anomaly`."""
-        self._tell(model_alert(self.config.name, text))
+        self._tell(change_alert(self.config.name, "model", text))
 
     def _tell(self, alert: Alert) -> None:
         with self._lock:

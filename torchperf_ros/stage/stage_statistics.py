@@ -40,7 +40,7 @@ class StageStatistics:
 
     def stale(self) -> None:
         """A frame was dropped because its deadline had passed when its turn came: nothing answered it."""
-        self.health.answered(Outcome.LATE, Fallback.NONE, 0)
+        self.health.answered(Outcome.LATE, Fallback.NONE, 0, None)
 
     def answered(self, answer: Answer) -> Alert | None:
         """A frame was answered; returns what there is to tell about it."""

@@ -18,13 +18,7 @@ from torchperf_ros.telemetry.latency_record import LatencyRecord
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 _MIB = 1 << 20
 
-LEVELS = {
-    Health.STARTING: Level.WARN,
-    Health.WAITING: Level.WARN,
-    Health.NOMINAL: Level.OK,
-    Health.DEGRADED: Level.WARN,
-    Health.SAFE_STOP: Level.ERROR,
-}
+LEVELS = dict.fromkeys(Health, Level.WARN) | {Health.NOMINAL: Level.OK, Health.SAFE_STOP: Level.ERROR}
 """Unknown is never OK: a stage that loads or has no input is a warning."""
 
 
@@ -53,9 +47,8 @@ def warm_up(config: StageConfig) -> None:
         now_ns = monotonic_ns()
         frame = Frame(0, None, now_ns, 1.0, now_ns, now_ns, Origin(now_ns, 1.0))
         fallback = None if outcome in IN_TIME else Fallback.NONE
-        answer = Answer(
-            frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, StepTimes(1.0, 1.0, 1.0, 1.0)
-        )
+        steps = StepTimes(1.0, 1.0, 1.0, 1.0)
+        answer = Answer(frame, outcome, fallback, "warm-up", 0, 1.0, 1.0, 1.0, -1.0, now_ns, steps)
         statistics.received(frame, stamped=True)
         finding = statistics.answered(answer)
         record.encode(answer)
@@ -106,9 +99,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "budget_now_ms": _number(stage.budget_ms),
         "reserve_ms": _number(stage.margin.ms),
         "miss_ratio": _number(statistics.miss_ratio),
-        "frames": str(statistics.frames),
-        "answered": str(statistics.answered),
-        "unanswered": str(statistics.unanswered),
+        **{name: str(getattr(statistics, name)) for name in ("frames", "answered", "unanswered")},
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
         **(_guard(stage) if stage.guard is not None else {}),
@@ -150,7 +141,7 @@ def _timing(reading: StageReading) -> dict[str, str]:
         "interval_ms": _number(reading.interval_ms),
         "interval_jitter_ms": _number(reading.interval_jitter_ms),
         "latency_jitter_ms": _number(reading.latency_jitter_ms),
-        **{f"health_{state.name.lower()}_s": _number(seconds) for state, seconds in reading.health_s.items()},
+        **{f"health_{state.word}_s": _number(seconds) for state, seconds in reading.health_s.items()},
         "unrecorded": str(reading.unrecorded),
     }
 

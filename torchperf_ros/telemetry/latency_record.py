@@ -27,7 +27,6 @@ class LabelledArray:
         layout = message_class("std_msgs/msg/MultiArrayLayout")
         dims = [dimension(label=label, size=1, stride=1) for label in labels]
         message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
-        self.labels = tuple(labels)  # in their order
         numbers = struct.Struct(f"<{len(labels)}d")
         self.pack = numbers.pack  # makes those of the numbers
         self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
 _STEAL, _FIELDS = 7, 8
+_STAT_WORDS = (1, 11, 12, 13, 14, 19)  # behind the name, see proc(5): ppid, utime, stime, cutime, cstime, starttime
 _KIB_PER_MIB = 1024
 _PRESSURES = {"cpu": "some", "memory": "full", "io": "some"}
 _NAMES = 3
@@ -148,10 +149,8 @@ class MachineSignals:
         if not rest:  # it has ended
             return None
         words = rest.split()
-        # the fields after the name, see proc(5): 1 ppid, 11 utime, 12 stime, 13 cutime, 14 cstime, 19 starttime
-        return _Process(
-            name, int(words[1]), int(words[11]) + int(words[12]), int(words[13]) + int(words[14]), int(words[19])
-        )
+        parent, user, system, children_user, children_system, started = (int(words[n]) for n in _STAT_WORDS)
+        return _Process(name, parent, user + system, children_user + children_system, started)
 
     def _cpu_ticks(self) -> list[int]:
         words = _text(self._proc / "stat").partition("\n")[0].split()[1:]

@@ -3,7 +3,7 @@
 import importlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +81,24 @@ class Nvml(Gpu):
     def read(self) -> dict[str, float]:
         """See `Gpu`."""
         nvml, card = self._nvml, self._card
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
-        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
-        self.throttled = "; ".join(why for bit, why in _THROTTLED.items() if reasons & bit)
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
+        bits = 0 if math.isnan(reasons) else int(reasons)
+        self.throttled = "; ".join(why for bit, why in _THROTTLED.items() if bits & bit)
         return {
-            "gpu_temperature_c": _or_nan(
-                self._ask(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
-            ),
-            "gpu_clock_mhz": _or_nan(self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))),
-            "gpu_used_percent": _or_nan(self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
-            "gpu_memory_used_mib": math.nan if memory is None else memory.used / _MIB,
-            "gpu_memory_total_mib": math.nan if memory is None else memory.total / _MIB,
+            "gpu_temperature_c": self._ask(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
+            "gpu_clock_mhz": self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+            "gpu_used_percent": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu),
+            "gpu_memory_used_mib": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).used / _MIB),
+            "gpu_memory_total_mib": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).total / _MIB),
             "gpu_throttled": float(bool(self.throttled)),
         }
 
-    def _ask(self, question: Any) -> Any:  # noqa: ANN401 - a module without types
-        """The answer, None where this card or driver does not have it."""
+    def _ask(self, question: Callable[[], float]) -> float:
+        """The answer, NaN where this card or driver does not have it."""
         try:
-            return question()
+            return float(question())
         except self._nvml.NVMLError:
-            return None
+            return math.nan
 
 
 class JetsonGpu(Gpu):
@@ -141,7 +139,3 @@ def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
         return Gpu(f"none: {error}")
     except LookupError as error:
         return Gpu(f"not watched: {error}")
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)

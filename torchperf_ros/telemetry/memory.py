@@ -11,6 +11,7 @@ import psutil
 from torchperf_ros.stage.stage_actor import StageActor
 
 _KIB, _MIB = 1 << 10, 1 << 20
+_EVERY_S = 10.0
 LABELS = (
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
     "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
@@ -21,12 +22,12 @@ LABELS = (
 class ProportionalMemory:
     """PSS by process id, read seldom: the kernel walks every page for it (5 ms for a process with torch).
 
-    One process is read at a time, at most once in `every_s` seconds each; in between the last value holds.
+    One process is read at a time, at most once in ten seconds each; in between the last value holds.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), every_s: float = 10.0) -> None:
-        """Take the folder of processes, and how seldom each is read."""
-        self._proc, self._every_s = proc, every_s
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        """Take the folder of processes."""
+        self._proc = proc
         self._read: dict[int, tuple[float, int]] = {}
 
     def sample(self, pids: Iterable[int], now_s: float) -> Mapping[int, int]:
@@ -37,7 +38,7 @@ class ProportionalMemory:
         wanted = list(pids)
         self._read = {pid: self._read[pid] for pid in wanted if pid in self._read}
         due = min(wanted, key=lambda pid: self._read.get(pid, (-1.0, 0))[0], default=None)
-        if due is not None and (due not in self._read or now_s - self._read[due][0] >= self._every_s):
+        if due is not None and (due not in self._read or now_s - self._read[due][0] >= _EVERY_S):
             self._read[due] = (now_s, self._pss_bytes(due))
         return {pid: size for pid, (_, size) in self._read.items() if size}
 

@@ -9,12 +9,7 @@ from operator import attrgetter
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchperf_ros import __version__
@@ -30,13 +25,8 @@ from torchperf_ros.workers.process_setup import step_back
 Values = Mapping[str, str]
 """What a status on `/diagnostics` says, by key."""
 
-_FAMILIES: dict[str, type[Any]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}
-
-
+_C, _G, _H = "counter", "gauge", "histogram"
+_FAMILIES: dict[str, type[Any]] = {_C: CounterMetricFamily, _G: GaugeMetricFamily, _H: HistogramMetricFamily}
 _version = functools.cache(version_of)  # it reads files
 
 
@@ -113,7 +103,6 @@ def _by_tier(fact: str) -> Callable[[_Scrape], dict[str, float]]:
     return lambda scrape: {tier["name"]: tier[fact] for tier in scrape.tiers}
 
 
-_C, _G, _H = "counter", "gauge", "histogram"
 _WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
 _get = attrgetter
 _M = MetricSpec
@@ -164,9 +153,9 @@ METRICS = (
     _M("torchperf_reserve_seconds", _G, "How long before the deadline an answer is made", _ms("stage.margin.ms")),
     # state
     _M("torchperf_health", _G, "1 for the state that the stage is in",
-       lambda s: {state.name.lower(): state is s.health for state in Health}, _STATE),
+       lambda s: {state.word: state is s.health for state in Health}, _STATE),
     _M("torchperf_health_seconds_total", _C, "Time in each state since configure",
-       lambda s: {state.name.lower(): seconds for state, seconds in s.reading.health_s.items()}, _STATE),
+       lambda s: {state.word: seconds for state, seconds in s.reading.health_s.items()}, _STATE),
     _M("torchperf_tier_in_use", _G, "1 for the tier that frames get",
        lambda s: {tier: number == s.stage.ladder.tier for number, tier in enumerate(s.stage.config.tiers)}, _TIER),
     _M("torchperf_scene_in_use", _G, "1 for the scene that frames are answered for",
@@ -256,9 +245,7 @@ class MetricsExporter:
         registry = CollectorRegistry()
         registry.register(StageCollector(config, list(stages), lane))
         ProcessCollector(registry=registry)
-        self._server, self._thread = start_http_server(
-            config.metrics_port, addr=config.metrics_address, registry=registry
-        )
+        self._server, self._thread = start_http_server(config.metrics_port, config.metrics_address, registry)
 
     def close(self) -> None:
         """Stop serving and free the port."""

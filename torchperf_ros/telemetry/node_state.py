@@ -278,10 +278,6 @@ class NodeState:
             else:
                 self._warn(status)
 
-    def on_latency(self, total_ms: float) -> None:
-        """Fold in a value of `/perf/latency`."""
-        self.end_to_end_ms.append(total_ms)
-
     def on_memory(self, mib: float) -> None:
         """Fold in a value of `/perf/memory`."""
         if math.isfinite(mib):

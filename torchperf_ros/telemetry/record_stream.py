@@ -217,10 +217,8 @@ class StreamReader:
         return self._frame(index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace"))
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
-        numbers = _FRAME.unpack_from(data, _HEAD.size)
-        seq, outcome, fallback, check, tier, scene, profiled, step, offset, length, stamp_ns, received_ns, *times = (
-            numbers
-        )
+        seq, outcome, fallback, check, tier, scene, profiled, step, *numbers = _FRAME.unpack_from(data, _HEAD.size)
+        offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
         origin = Origin(received_ns, age_ms)

@@ -41,7 +41,7 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         self._executor.add_node(self._node)
         folded: Mapping[str, Callable[..., None]] = {
             "latency_stages": lambda message, info: state.on_frame(message, _sent_ns(info)),
-            "latency": lambda message: state.on_latency(message.data),
+            "latency": lambda message: state.end_to_end_ms.append(message.data),
             "memory": lambda message: state.on_memory(message.data),
             "memory_stats": state.on_memory_stats, "anomaly": state.on_anomaly, "/diagnostics": state.on_diagnostics,
         }  # fmt: skip

@@ -73,7 +73,9 @@ class AlertGrouping:
             else:
                 self._take(anomaly, found_ns)
         begun = [entry for entry in self._open.values() if entry.anomaly.level > entry.published_level]
-        reminded = [entry for entry in self._open.values() if entry not in begun and self._due(entry, now_ns)]
+        since_ns = now_ns - _REMIND_NS
+        due = [entry for entry in self._open.values() if entry.unpublished > 0 and entry.published_ns <= since_ns]
+        reminded = [entry for entry in due if entry not in begun]
         messages = [[self._published(entry, now_ns) for entry in sorted(begun, key=_rank)]] if begun else []
         messages += [[self._published(entry, now_ns)] for entry in reminded]
         messages += [[anomaly] for anomaly in once]
@@ -99,19 +101,13 @@ class AlertGrouping:
             self._event_began_ns = found_ns
         return self._events
 
-    def _due(self, entry: _Open, now_ns: int) -> bool:
-        return entry.unpublished > 0 and now_ns - entry.published_ns >= _REMIND_NS
-
     def _published(self, entry: _Open, now_ns: int) -> Alert:
         also = [other.anomaly.name for other in sorted(self._open.values(), key=_rank) if other is not entry]
         values = {
-            **entry.anomaly.values,
-            "event": str(entry.event),
+            **entry.anomaly.values, "event": str(entry.event), "also": "; ".join(also), "count": str(entry.count),
             "since_s": f"{max(0, now_ns - entry.began_ns) / NS_PER_S:.1f}",
-            "count": str(entry.count),
             "held_back": str(max(0, entry.unpublished - 1)),
-            "also": "; ".join(also),
-        }
+        }  # fmt: skip
         entry.published_ns, entry.published_level, entry.unpublished = now_ns, entry.anomaly.level, 0
         return replace(entry.anomaly, values=values)
 

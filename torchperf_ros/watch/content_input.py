@@ -111,19 +111,13 @@ class InputContent:
     def alerts(self, now_ns: int) -> list[Alert]:
         """What is wrong at present, once a second."""
         found, topic = [], self._topic
-        frozen_s, stood_s, blind_s = (
-            (now_ns - began_ns) / NS_PER_S
-            for began_ns in (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
-        )
+        since_ns = (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
+        frozen_s, stood_s, blind_s = ((now_ns - began_ns) / NS_PER_S for began_ns in since_ns)
         if self._same >= _FROZEN_FRAMES and frozen_s >= _FROZEN_S and not self._stamp_frames:
             text = f"{topic} is frozen: {self._same} messages with new stamps and equal data"
             found.append(self._alert("input frozen", Level.ERROR, text, (self._same, 1), frozen_s))
         usual_s = self._usual_stamp_s  # NaN where the stamp has never advanced: such an input does not stand still
-        if (
-            not math.isnan(usual_s)
-            and self._stamp_frames >= _FROZEN_FRAMES
-            and stood_s >= max(_STOOD_S, _STOOD_INTERVALS * usual_s)
-        ):
+        if self._stamp_frames >= _FROZEN_FRAMES and stood_s >= _STOOD_S and stood_s >= _STOOD_INTERVALS * usual_s:
             text = f"the stamp of {topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
             found.append(self._alert("input stands still", Level.WARN, text, (stood_s, usual_s), stood_s))
         if self.seen and self._looks >= _BLIND_LOOKS:
@@ -154,21 +148,17 @@ def _equal(one: bytes | memoryview, other: bytes) -> bool:
     return bool((first == second).all()) and one[end:] == other[end:]
 
 
-def _is_empty(cloud: object) -> bool:
+def _is_empty(cloud: Any) -> bool:  # noqa: ANN401 - as above
     """Whether a `sensor_msgs/msg/PointCloud2` holds no point, or none that is a number."""
-    count = int(cloud.width) * int(cloud.height)  # type: ignore[attr-defined]
-    if not count:
-        return True
-    field = next((field for field in cloud.fields if field.name == "x"), None)  # type: ignore[attr-defined]
-    kind = {7: "f4", 8: "f8"}.get(field.datatype, "") if field is not None else ""
-    step, data = int(cloud.point_step), np.asarray(cloud.data)  # type: ignore[attr-defined]
-    if not kind or step < int(kind[1]) or len(data) < count * step:
+    count, order = cloud.width * cloud.height, ">" if cloud.is_bigendian else "<"
+    kinds = [(field.offset, {7: "f4", 8: "f8"}.get(field.datatype)) for field in cloud.fields if field.name == "x"]
+    if not count or not kinds or kinds[0][1] is None:
+        return not count
+    try:
+        values = np.ndarray(count, order + kinds[0][1], cloud.data, kinds[0][0], cloud.point_step)
+    except (TypeError, ValueError):  # it says that it holds more than it does
         return False
-    order = ">" if cloud.is_bigendian else "<"  # type: ignore[attr-defined]
-    rows = data[: count * step].reshape(count, step)[:: max(1, count // _CLOUD_POINTS)]
-    start = int(field.offset)  # type: ignore[union-attr]
-    values = np.ascontiguousarray(rows[:, start : start + int(kind[1])]).view(order + kind)
-    return not bool(np.isfinite(values).any())
+    return not np.isfinite(values[:: max(1, count // _CLOUD_POINTS)]).any()
 
 
 def raw_points(message: Any) -> Points | None:  # noqa: ANN401 - rosbags builds these dataclasses at run time

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
@@ -139,9 +137,7 @@ def _scores_in(item: Any, deepest: int) -> Iterator[float]:  # noqa: ANN401
     for name, value in vars(item).items():
         if name in _SCORES and isinstance(value, (float, int)) and math.isfinite(value):
             yield float(value)
-        elif deepest and isinstance(value, list):
-            for part in value[:_MOST_ITEMS]:
-                if hasattr(part, "__dict__"):
+        elif deepest:
+            for part in value[:_MOST_ITEMS] if isinstance(value, list) else [value]:
+                if hasattr(part, "__dict__"):  # a message, no number, text or array
                     yield from _scores_in(part, deepest - 1)
-        elif deepest and hasattr(value, "__dict__") and not isinstance(value, np.ndarray):
-            yield from _scores_in(value, deepest - 1)

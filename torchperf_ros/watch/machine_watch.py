@@ -16,7 +16,7 @@ _HARM_S = 5  # seconds that a missed deadline is remembered
 _FEWEST_MISSES = 2
 _LEVELS = ((2.0, Level.ERROR), (5.0, Level.WARN))  # percent of the memory that is available
 _PRESSURE_PERCENT = 10.0  # of the time in which every task waited for memory
-_CONFIRM_S = 2
+_CONFIRM_S = {"load": 0}  # after the first second in which it is so; another one for all else
 
 
 class MachineWatch:
@@ -24,7 +24,6 @@ class MachineWatch:
 
     def __init__(self, signals: MachineSignals, gpu: Gpu) -> None:
         """Take the sources: of the machine, and of the card."""
-        self.gpu_word = gpu.word  # the card, or why none is watched
         self.values: dict[str, float] = {}  # what was read last, by name
         self._signals = signals
         self._gpu = gpu
@@ -62,7 +61,7 @@ class MachineWatch:
 
     def _load(self, time_s: float, *, harmed: bool) -> Alert | None:
         others, begins = self.values["others_cpu_percent"], "load" not in self._since
-        if not self._lasts("load", time_s, is_so=harmed and others >= _OTHERS_PERCENT, confirm_s=1):
+        if not self._lasts("load", time_s, is_so=harmed and others >= _OTHERS_PERCENT):
             return None
         if begins and time_s > self._scanned_s and not self._scan(time_s):
             return None  # it may have been the node's own: a worker or compiler that has just begun
@@ -74,7 +73,7 @@ class MachineWatch:
         if steal >= _STEAL_PERCENT:
             text += f"; {steal:.0f}% went to other guests of the host"
         more = {"misses": str(misses), "processes": self._named, "cores": str(cpus)}
-        return self._alert("load", text, time_s, (others, _OTHERS_PERCENT, "%"), more=more)
+        return self._alert_if(True, "load", text, time_s, (others, _OTHERS_PERCENT, "%"), more=more)
 
     def _scan(self, time_s: float) -> bool:
         """Look through the processes; False if the node's family has grown since the last time."""
@@ -88,49 +87,44 @@ class MachineWatch:
         left_mib, stalled = self.values["memory_available_mib"], self.values["memory_pressure_percent"]
         percent = 100 * left_mib / self._signals.memory_total_mib
         level = next((level for least, level in _LEVELS if percent < least), Level.OK)
+        text = f"{percent:.1f}% of the memory is left ({left_mib:.0f} MiB)"
         if stalled >= _PRESSURE_PERCENT:
             level = max(level, Level.WARN)
-        if not self._lasts("memory", time_s, is_so=level > Level.OK):
-            return None
-        text = f"{percent:.1f}% of the memory is left ({left_mib:.0f} MiB)"
-        text += f", every process waited for memory {stalled:.0f}% of the time" if stalled >= _PRESSURE_PERCENT else ""
-        return self._alert("memory", text, time_s, (percent, _LEVELS[-1][0], "%"), level)
+            text += f", every process waited for memory {stalled:.0f}% of the time"
+        numbers = (percent, _LEVELS[-1][0], "%")
+        return self._alert_if(level > Level.OK, "memory", text, time_s, numbers, level)
 
     def _heat(self, time_s: float, zone: str, trip_c: float) -> Alert | None:
-        what, now_c = f"temperature of {zone}", self.values[f"{zone}_c"]
-        if not self._lasts(what, time_s, is_so=now_c >= trip_c):
-            return None
-        return self._alert(what, f"{zone} {now_c:.0f} C, slowed down from {trip_c:.0f} C on", time_s,
-                           (now_c, trip_c, "C"))  # fmt: skip
+        now_c = self.values[f"{zone}_c"]
+        text = f"{zone} {now_c:.0f} C, slowed down from {trip_c:.0f} C on"
+        return self._alert_if(now_c >= trip_c, f"temperature of {zone}", text, time_s, (now_c, trip_c, "C"))
 
     def _throttled(self, time_s: float) -> Alert | None:
         why = self._gpu.throttled
-        if not self._lasts("gpu", time_s, is_so=bool(why)):
-            return None
-        hot_c, clock_mhz = self.values["gpu_temperature_c"], self.values["gpu_clock_mhz"]
+        hot_c, clock_mhz = (self.values.get(f"gpu_{word}", math.nan) for word in ("temperature_c", "clock_mhz"))
         more = {"reasons": why, "clock_mhz": number(clock_mhz)}
         text = f"throttled ({why}), {hot_c:.0f} C, {clock_mhz:.0f} MHz"
-        return self._alert("gpu", text, time_s, (hot_c, math.nan, "C"), more=more)
+        return self._alert_if(bool(why), "gpu", text, time_s, (hot_c, math.nan, "C"), more=more)
 
     def _gpu_memory(self, time_s: float) -> Alert | None:
         used, total = (self.values.get(f"gpu_memory_{word}_mib", math.nan) for word in ("used", "total"))
-        percent = 100 * (1 - used / total)
-        if not self._lasts("gpu memory", time_s, is_so=percent < _LEVELS[0][0]):
-            return None
+        percent, least = 100 * (1 - used / total), _LEVELS[0][0]
         text = f"{percent:.1f}% of the card's memory is left ({total - used:.0f} MiB)"
-        return self._alert("gpu memory", text, time_s, (percent, _LEVELS[0][0], "%"))
+        return self._alert_if(percent < least, "gpu memory", text, time_s, (percent, least, "%"))
 
-    def _lasts(self, what: str, time_s: float, *, is_so: bool, confirm_s: float = _CONFIRM_S) -> bool:
+    def _lasts(self, what: str, time_s: float, *, is_so: bool) -> bool:
         """Whether something has been so in each second for long enough."""
         if not is_so:
             self._since.pop(what, None)
             return False
-        return time_s - self._since.setdefault(what, time_s) >= confirm_s - 1
+        return time_s - self._since.setdefault(what, time_s) >= _CONFIRM_S.get(what, 1)
 
-    def _alert(
-        self, what: str, text: str, time_s: float, numbers: tuple[float, float, str], level: Level = Level.WARN,
-        more: Mapping[str, str] | None = None,
-    ) -> Alert:  # fmt: skip
+    def _alert_if(
+        self, is_so: bool, what: str, text: str, time_s: float, numbers: tuple[float, float, str],
+        level: Level = Level.WARN, more: Mapping[str, str] | None = None,
+    ) -> Alert | None:  # fmt: skip
+        if not self._lasts(what, time_s, is_so=is_so):
+            return None
         value, limit, unit = numbers
         since_s, words = time_s - self._since[what], (number(value), number(limit), unit)
         return alert(level, f"machine: {what}", text + since(since_s), words, "level", since_s, more=more)

@@ -188,11 +188,8 @@ class MemoryWatch:
 
     def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
         """The owner's series whose memory is used up first."""
-        found = [
-            (series, growth)
-            for series in self._series
-            if series.owner == owner and (growth := series.trend.suspicion(series.room_mib)) is not None
-        ]
+        judged = [(one, one.trend.suspicion(one.room_mib)) for one in self._series if one.owner == owner]
+        found = [(series, growth) for series, growth in judged if growth is not None]
         return min(found, key=lambda each: each[1].lasts_s(each[0].room_mib), default=None)
 
 
@@ -234,10 +231,8 @@ def _samples(
 
 
 def _values(growth: Growth, room_mib: float) -> dict[str, str]:
-    return {
-        "memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}",
-        "memory_exhausted_in_s": f"{growth.lasts_s(room_mib):.0f}",
-    }
+    lasts = f"{growth.lasts_s(room_mib):.0f}"
+    return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
 def theil_sen_slope(times: _Array, values: _Array) -> float:

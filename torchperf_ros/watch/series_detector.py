@@ -185,11 +185,7 @@ class SeriesDetector:
         self._direction, self._floor, self._at_threshold = direction, floor, _AT_THRESHOLD * caution
         self._count = 0
         self._time_s = self._last = math.nan
-        self._level, self._baseline, self._intervals = (
-            SortedWindow(_LEVEL),
-            SortedWindow(_BASELINE),
-            SortedWindow(_INTERVALS),
-        )
+        self._level, self._baseline, self._intervals = map(SortedWindow, (_LEVEL, _BASELINE, _INTERVALS))
         self._values, self._levels, self._steps = _Novelty(), _Novelty(), _Rarity()
         self._still = self._longest_still = 0
         self._highest: deque[tuple[int, float]] = deque()  # surprises that nothing after them has exceeded

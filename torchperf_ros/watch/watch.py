@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torchperf_ros.frame.alert_rules import Alert
@@ -85,23 +84,16 @@ class Watch:
         signals: what the last second was, as the records have it: `machine` and `stages`.
     """
 
-    def __init__(
-        self, setup: Mapping[str, Any], gpu: Gpu | None = None, proc: Path = Path("/proc"),
-        sys: Path = Path("/sys"),
-    ) -> None:  # fmt: skip
+    def __init__(self, setup: Mapping[str, Any], gpu: Gpu | None = None) -> None:
         """Take what the node says at its start, see `Recorder`; the card is by default that of its `device`."""
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
-        gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")), sys)
-        self._machine = MachineWatch(MachineSignals(setup["pid"], proc, sys), gpu)
+        gpu = gpu or gpu_source(str(setup["parameters"].get("device", "auto")))
+        self.gpu = gpu.word  # the card, or why none is watched
+        self._machine = MachineWatch(MachineSignals(setup["pid"]), gpu)
         self._active = True
         self._counters: dict[str, Mapping[str, str]] = {}
-
-    @property
-    def gpu(self) -> str:
-        """The card, or why none is watched."""
-        return self._machine.gpu_word
 
     def take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
         """Take a record of the node: frames, drops, counters."""
