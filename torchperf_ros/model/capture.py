@@ -199,10 +199,8 @@ def _profile_report(stage: str, profiler: profile) -> tuple[str, str]:
     on_device = [each for each in found if each.device_type.name != "CPU" and not each.is_user_annotation]
     operators.sort(key=attrgetter("self_cpu_time_total"), reverse=True)
     on_device.sort(key=attrgetter("device_time_total"), reverse=True)
-    steps, words = (
-        [name for name in _STEPS if name in marks],
-        [f"{len(frames)} frames of {whole_us / per_frame:.2f} ms"],
-    )
+    steps = [name for name in _STEPS if name in marks]
+    words = [f"{len(frames)} frames of {whole_us / per_frame:.2f} ms"]
     if steps:
         most = max(steps, key=lambda name: sum(times_ms[name]))
         words.append(f"most of it in {most} ({mean(times_ms[most]):.2f} ms)")
@@ -217,7 +215,7 @@ def _profile_report(stage: str, profiler: profile) -> tuple[str, str]:
             for name in (*sorted(marks.keys() - set(_STEPS)), *steps)
         ]),
         *markdown_table(
-            "Operators, by their own time on the CPU",
+            "Operators in the whole window, by their own time on the CPU",
             ("operator", "calls", "own ms per frame", "with callees ms per frame", "own share"),
             [(each.key, str(each.count), f"{each.self_cpu_time_total / per_frame:.3f}",
               f"{each.cpu_time_total / per_frame:.3f}", f"{each.self_cpu_time_total / whole_us:.1%}")
