@@ -18,7 +18,7 @@ setup(
     maintainer_email="maintainers@torchperf-ros.example",
     python_requires=">=3.10",  # Humble's
     packages=find_packages(include=[f"{NAME}*"]),
-    package_data={NAME: ["**/*.json", "**/*.html", "py.typed"]},
+    package_data={NAME: ["**/*.json", "**/*.html", "models/weights/*", "py.typed"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
@@ -40,6 +40,7 @@ setup(
         "psutil",  # memory and CPU time of the worker processes
         "prometheus-client",  # the /metrics endpoint
         "nvidia-ml-py",  # temperature, clocks and throttling of an NVIDIA card; needs nothing where there is none
+        "safetensors",  # the reference models' weights: a format that runs nothing when it is read
         "rich",  # tables and the live view in a terminal
         "typer",  # the `torchperf` command
         "zstandard",  # chunks of recorded logs, and whole files

@@ -16,13 +16,15 @@ from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
 from torchperf_ros.cli.replay_command import replay
 from torchperf_ros.cli.shell import Command
+from torchperf_ros.cli.train_command import train
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "Drive": {"node": node, "demo": demo, "drive": drive, "top": top, "record": record, "profile": profile,
               "snapshot": snapshot, "swap": swap},
-    "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache},
+    "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache,
+              "train": train},
     "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
              "anomalies": anomalies},
 }  # fmt: skip

@@ -123,6 +123,13 @@ class Adapter(abc.ABC):
         """
         return None
 
+    def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
+        """What `torchperf train --adapter` trains: a `train.task.Task`, of a `train.labelled_log.LabelledLog` or None.
+
+        Default: None, there is nothing to train.
+        """
+        return None
+
 
 def load_adapter(path: str) -> type[Adapter]:
     """Import `module:Class`.

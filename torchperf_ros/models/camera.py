@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,7 +16,14 @@ from torchperf_ros.config.message_types import empty_message, message_class
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models import detection_messages, networks
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
-from torchperf_ros.models.networks import DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH, DetectorNet
+from torchperf_ros.models.networks import (
+    DETECTOR_WEIGHTS,
+    DETECTOR_WIDTHS,
+    GRID_CELLS,
+    IMAGE_HEIGHT,
+    IMAGE_WIDTH,
+    DetectorNet,
+)
 from torchperf_ros.models.options import OptionReader
 
 # Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
@@ -28,16 +36,17 @@ _OUTPUTS: Final = {"markers": detection_messages.MARKER_ARRAY, "detection2d": de
 
 
 class CameraAdapter(Adapter):
-    """Detects objects in one camera's images; the weights are random from a fixed seed, see `DetectorNet`.
+    """Detects objects in one camera's images; the weights that ship know the drawn road only, see `DetectorNet`.
 
     Options:
         compressed: the image is a JPEG or PNG (`sensor_msgs/msg/CompressedImage`); default false.
         output: "markers" (`visualization_msgs/msg/MarkerArray`) or "detection2d"
             (`vision_msgs/msg/Detection2DArray`, where installed); default "markers".
-        max_detections: 0 to 448; default 20, the strongest.
+        max_detections: 0 to 1792; default 20, the strongest.
         score_threshold: 0 to 1; default 0.5.
         horizontal_fov_deg: of the camera, 10 to 170; default 70. Distances of markers follow from it.
         max_pixels: largest image, 1 to 67108864 pixels; default 8388608 (4K).
+        weights: file that `torchperf train` has written; default the one that ships.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
@@ -47,10 +56,11 @@ class CameraAdapter(Adapter):
         reader = OptionReader(type(self).__name__, options)
         self._compressed = reader.flag("compressed", default=False)
         output = reader.choice("output", default="markers", allowed=tuple(_OUTPUTS))
-        self._max_detections = reader.integer("max_detections", default=20, low=0, high=448)
+        self._max_detections = reader.integer("max_detections", default=20, low=0, high=GRID_CELLS)
         self._score_threshold = reader.number("score_threshold", default=0.5, low=0.0, high=1.0)
         horizontal_fov_deg = reader.number("horizontal_fov_deg", default=70.0, low=10.0, high=170.0)
         self._max_pixels = reader.integer("max_pixels", default=8_388_608, low=1, high=67_108_864)
+        self._weights = Path(reader.text("weights", default=str(DETECTOR_WEIGHTS)))
         reader.finish()
         self.inputs = {"image": _COMPRESSED_IMAGE if self._compressed else _IMAGE}
         self.output = _OUTPUTS[output]
@@ -61,9 +71,9 @@ class CameraAdapter(Adapter):
         self._device = device
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
+        """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where it or its weights are not there."""
         width = networks.tier_width(tier, DETECTOR_WIDTHS)
-        return networks.build_seeded(lambda: DetectorNet(width)).to(self._device)
+        return networks.build_trained(lambda: DetectorNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """A grey ramp as the network sees it, whatever the tier: [1, 3, 256, 448] float."""
@@ -95,7 +105,7 @@ class CameraAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
 
-        `outputs` are [1, 448, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
+        `outputs` are [1, 1792, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
         """
         image = messages["image"]
         message = image.message

@@ -5,21 +5,26 @@ a network costs and has plausible ranges, and means nothing.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torchperf_ros.frame.errors import ConfigError
 
 SEED: Final = 20_240_229
+DETECTOR_WEIGHTS: Final = Path(__file__).with_name("weights") / "detector.safetensors"
+"""What ships: trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well."""
 CLASSES: Final = ("car", "truck", "cyclist", "pedestrian")
 
 IMAGE_HEIGHT: Final = 256
 IMAGE_WIDTH: Final = 448
-STRIDE: Final = 16
+STRIDE: Final = 8
 GRID_CELLS: Final = (IMAGE_HEIGHT // STRIDE) * (IMAGE_WIDTH // STRIDE)
+_LARGEST_LOG: Final = 4.0  # of a box's size in cells: 437 pixels
 BOX_FIELDS: Final = 5  # score, centre x, centre y, width, height; the class logits follow
 
 HISTORY_FRAMES: Final = 10
@@ -67,6 +72,45 @@ def build_seeded(make: Callable[[], _Network]) -> _Network:
     return network.requires_grad_(requires_grad=False).eval()
 
 
+def build_trained(make: Callable[[], _Network], tier: str, weights: Path) -> _Network:
+    """A network as of `build_seeded` with the weights of a tier in a file that `torchperf train` has written.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds another network's weights.
+    """
+    network = build_seeded(make)
+    load_weights(network, tier, weights)
+    return network
+
+
+def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
+    """Put the weights of a tier in a safetensors file, named `TIER.PARAMETER`, into a network; all of them or none.
+
+    Raises:
+        ConfigError: as `build_trained`.
+    """
+    own = dict(network.named_parameters())
+    try:
+        with safe_open(weights, framework="pt") as file:
+            names = set(file.keys())
+            found = {name: file.get_tensor(f"{tier}.{name}") for name in own if f"{tier}.{name}" in names}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"weights {weights}: {error}; `torchperf train -o FOLDER` writes such a file") from error
+    tiers = sorted({name.partition(".")[0] for name in names})
+    if tier not in tiers:
+        raise ConfigError(f"weights {weights}: tier {tier!r} is not there, only {', '.join(tiers) or 'nothing'}")
+    for name, value in own.items():
+        if name not in found or found[name].shape != value.shape:
+            there = f"is {list(found[name].shape)}" if name in found else "is missing"
+            raise ConfigError(
+                f"weights {weights}: {tier}.{name} {there} where this network has {list(value.shape)};"
+                " they are of another architecture"
+            )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(found[name])
+
+
 class _Residual(nn.Module):
     """Two convolutions beside a shortcut (He et al., "Deep Residual Learning", 2016), normalisation folded."""
 
@@ -80,35 +124,51 @@ class _Residual(nn.Module):
 
 
 class DetectorNet(nn.Module):
-    """Single-stage convolutional detector; its weights are random from a fixed seed (`build_seeded`).
+    """Single-stage convolutional detector, one box for each cell of 8x8 pixels.
 
-    A residual backbone down to stride 16 and one head per cell. As in CenterNet (Zhou et al., "Objects as
-    Points", 2019) a cell counts only where its score is the highest of its 3x3 neighbourhood, so no
-    other suppression is needed. Objectness is standardised over the grid: an untrained network would otherwise
-    find nothing or everything, depending on the image's brightness.
+    A residual backbone down to stride 16, whose last features join those of stride 8 (Lin et al., "Feature Pyramid
+    Networks", 2017). As in CenterNet (Zhou et al., "Objects as Points", 2019) a cell counts only where its score is the
+    highest of its 3x3 neighbourhood, so no other suppression is needed.
     """
 
     column: Tensor
     row: Tensor
 
     def __init__(self, width: int) -> None:
-        """Make the layers, of `width` channels at stride 2, twice as many at 8, four times at 16."""
+        """Make the layers, of `width` channels at stride 4, twice as many at 8, four times at 16."""
         super().__init__()
-        self.backbone = nn.Sequential(
+        self.fine = nn.Sequential(
             nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
             nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(width),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(2 * width),
+        )  # fmt: skip
+        self.coarse = nn.Sequential(
             nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
             _Residual(4 * width),
             _Residual(4 * width),
+            nn.Conv2d(4 * width, 2 * width, 1),
         )  # fmt: skip
-        self.head = nn.Conv2d(4 * width, BOX_FIELDS + len(CLASSES), 1)
+        self.head = nn.Sequential(
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(2 * width, BOX_FIELDS + len(CLASSES), 1),
+        )  # fmt: skip
         rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
         self.register_buffer("column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns))
         self.register_buffer("row", torch.arange(rows, dtype=torch.float32).view(1, rows, 1))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+
+    def cells(self, image: Tensor) -> Tensor:
+        """What the head gives for an image as of `forward`, [batch, 9, 32, 56].
+
+        These are logits of the score and of the centre's place in the cell (2), logarithms of width and height in cells
+        (2), and class logits (4).
+        """
+        fine = self.fine(image.contiguous(memory_format=torch.channels_last))
+        coarse = functional.interpolate(self.coarse(fine), scale_factor=2.0, mode="nearest")
+        found: Tensor = self.head(functional.relu(fine + coarse))
+        return found
 
     def forward(self, image: Tensor) -> Tensor:
         """Detect.
@@ -117,20 +177,19 @@ class DetectorNet(nn.Module):
             image: [batch, 3, 256, 448] float in -1..1, RGB.
 
         Returns:
-            [batch, 448, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
+            [batch, 1792, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
             width, height as fractions of the image, 4 class logits.
         """
-        cells = self.head(self.backbone(image.contiguous(memory_format=torch.channels_last)))
-        objectness = cells[:, 0]
-        spread, mean = torch.var_mean(objectness, dim=(1, 2), keepdim=True, correction=0)
-        score = torch.sigmoid(1.5 * (objectness - mean) * torch.rsqrt(spread + 1e-4) - 2.25)
+        cells = self.cells(image)
+        logit = cells[:, 0]
         # Compared before the sigmoid: a compiler may compute that twice, and not to the same last bit.
-        is_peak = objectness == functional.max_pool2d(objectness, 3, stride=1, padding=1)
-        score = torch.where(is_peak, score, torch.zeros_like(score))
-        offset, size = torch.sigmoid(cells[:, 1:3]), torch.sigmoid(cells[:, 3:5] - 1.0)
+        is_peak = logit == functional.max_pool2d(logit, 3, stride=1, padding=1)
+        score = torch.where(is_peak, torch.sigmoid(logit), torch.zeros_like(logit))
+        offset, size = torch.sigmoid(cells[:, 1:3]), torch.exp(cells[:, 3:5].clamp(-_LARGEST_LOG, _LARGEST_LOG))
         x = (self.column + offset[:, 0]) * (STRIDE / IMAGE_WIDTH)
         y = (self.row + offset[:, 1]) * (STRIDE / IMAGE_HEIGHT)
-        box = torch.stack((score, x, y, 0.02 + 0.3 * size[:, 0], 0.03 + 0.4 * size[:, 1]), dim=1)
+        width, height = size[:, 0] * (STRIDE / IMAGE_WIDTH), size[:, 1] * (STRIDE / IMAGE_HEIGHT)
+        box = torch.stack((score, x, y, width, height), dim=1)
         return torch.cat((box, cells[:, BOX_FIELDS:]), dim=1).flatten(2).transpose(1, 2)
 
 

@@ -119,10 +119,31 @@ class RoadScene:
             image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
 
 
+EXTENTS: Final = {
+    "car": (-0.95, 0.95, -0.08, 1.45),
+    "truck": (-1.25, 1.25, -0.05, 3.4),
+    "cyclist": (-0.3, 0.3, 0.0, 1.75),
+    "pedestrian": (-0.25, 0.25, 0.0, 1.2),
+    "wall": (-0.25, 0.25, 0.0, 1.0),
+}
+"""Left, right, low and high side in m of all that is drawn of an object, as of `box_px`."""
+
+
 def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, float, float, float], Any]]:
     """Sides in m, as of `box_px`, and colour of what an object is drawn of."""
     if kind == "pedestrian":
         return ((-0.2, 0.2, 0.0, 0.55), paint * 0.4), ((-0.25, 0.25, 0.5, 1.0), paint), ((-0.1, 0.1, 1.0, 1.2), _SKIN)
+    if kind == "truck":
+        return (
+            ((-1.1, -0.75, -0.05, 0.9), (26, 27, 29)), ((0.75, 1.1, -0.05, 0.9), (26, 27, 29)),
+            ((-1.25, 1.25, 0.7, 3.4), paint), ((-0.03, 0.03, 0.8, 3.3), paint * 0.6),
+            ((-1.2, -0.9, 0.72, 0.9), (226, 38, 32)), ((0.9, 1.2, 0.72, 0.9), (226, 38, 32)),
+        )  # fmt: skip
+    if kind == "cyclist":
+        return (
+            ((-0.05, 0.05, 0.0, 0.7), (26, 27, 29)), ((-0.3, 0.3, 0.95, 1.02), (26, 27, 29)),
+            ((-0.14, 0.14, 0.4, 0.95), paint * 0.4), ((-0.22, 0.22, 0.85, 1.5), paint), ((-0.1, 0.1, 1.5, 1.75), _SKIN),
+        )  # fmt: skip
     if kind == "wall":
         return (((-0.25, 0.25, 0.0, 1.0), paint),)
     return (

@@ -1,0 +1,139 @@
+"""Labels, targets, the score, and a short training that goes on where it was."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchperf_ros.models.networks import (
+    BOX_FIELDS,
+    CLASSES,
+    IMAGE_HEIGHT,
+    IMAGE_WIDTH,
+    DetectorNet,
+    build_seeded,
+)
+from torchperf_ros.train import tier_training
+from torchperf_ros.train.detection_score import DetectionScore
+from torchperf_ros.train.detector_task import DetectorTask, loss, targets
+from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
+from torchperf_ros.train.tier_training import TierPlan, train, trained_weights
+from torchperf_ros.world.road_scene import RoadScene, SceneObject
+
+
+def test_given_a_seed_and_a_number_when_drawn_again_then_images_and_labels_are_the_same_and_others_differ():
+    first, labels = LabelledScenes(3).batch(7, 4)
+    again, same = LabelledScenes(3).batch(7, 4)
+    assert torch.equal(first, again)
+    assert labels == same
+    assert first.shape == (4, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
+    assert -1.0 <= first.min() < first.max() <= 1.0
+    assert not torch.equal(first, LabelledScenes(3).batch(8, 4)[0])
+    assert not torch.equal(first, LabelledScenes("held out").batch(7, 4)[0])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_given_an_object_when_drawn_then_what_changes_in_the_image_is_what_its_label_says(kind):
+    size = (640, 360)
+    scene, one = RoadScene(*size), SceneObject(12.0, 1.0, (250, 20, 20), kind)
+    changed = np.any(scene.draw_objects(0.0, [one]) != scene.draw_objects(0.0, []), axis=2)
+    rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
+    found = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) * np.tile((IMAGE_WIDTH / 640, IMAGE_HEIGHT / 360), 2)
+    (label,) = labels_of(scene, size, [one])
+    assert label[:4] == pytest.approx(found, abs=1.0)
+    assert CLASSES[label.class_index] == kind
+    assert label.counts
+
+
+def test_given_what_hides_an_object_when_labelled_then_it_counts_less_and_at_last_is_gone():
+    scene, behind = RoadScene(640, 360), SceneObject(40.0, 0.0, (1, 2, 3))
+
+    def labels(lateral_m, ahead_m=10.0):
+        return labels_of(scene, (640, 360), [behind, SceneObject(ahead_m, lateral_m, (9, 9, 9), "truck")])
+
+    assert [label.counts for label in labels(5.0)] == [True, True]
+    assert len(labels(0.0)) == 1
+    assert [label.counts for label in labels(1.1)] == [False, True]
+    assert len(labels_of(scene, (640, 360), [SceneObject(20.0, 0.0, (1, 2, 3), "wall")])) == 0
+
+
+def perfect(labels):
+    """Cells that say just what they are to say."""
+    heat, places, wanted = targets(labels)
+    cells = torch.full((len(labels), BOX_FIELDS + len(CLASSES), *heat.shape[1:]), -9.0)
+    for (image, row, column), (x, y, width, height, kind) in zip(places.tolist(), wanted.tolist(), strict=True):
+        cells[image, :BOX_FIELDS, row, column] = torch.tensor(
+            [9.0, math.log(x / (1 - x)), math.log(y / (1 - y)), width, height]
+        )
+        cells[image, BOX_FIELDS + int(kind), row, column] = 9.0
+    return cells
+
+
+def answered(cells):
+    net = DetectorNet(2)
+    net.cells = lambda image: cells
+    return net(torch.zeros(len(cells), 3, IMAGE_HEIGHT, IMAGE_WIDTH))
+
+
+def labelled():
+    return [[Label(20.0, 30.0, 61.0, 70.0, 0, True), Label(101.0, 40.0, 131.0, 99.0, 3, True)], []]
+
+
+def test_given_cells_that_say_what_they_are_to_say_when_decoded_then_the_boxes_are_the_labels_and_the_loss_is_small():
+    cells = perfect(labelled())
+    outputs = answered(cells)
+    found = outputs[0][outputs[0][:, 0] > 0.5]
+    size = torch.tensor((IMAGE_WIDTH, IMAGE_HEIGHT))
+    corners = torch.cat(((found[:, 1:3] - found[:, 3:5] / 2) * size, (found[:, 1:3] + found[:, 3:5] / 2) * size), dim=1)
+    assert sorted(corners.round().int().tolist()) == sorted([list(map(int, label[:4])) for label in labelled()[0]])
+    assert (outputs[1][:, 0] < 0.5).all()
+    assert loss(cells, labelled()) < 0.1 < loss(torch.zeros_like(cells), labelled())
+
+
+def test_given_detections_when_judged_then_the_precision_is_what_it_is_by_hand():
+    right, both = answered(perfect(labelled())), [labelled()[0][:1], []]
+    score = DetectionScore()
+    score.add(right, labelled())
+    assert score.figures()["map"] == pytest.approx(1.0)
+    assert (score.false_boxes, score.average_precision(0)) == (0.0, 1.0)
+    assert math.isnan(score.average_precision(1))
+    score.add(right[:1], [[]])  # now a pedestrian and a car where there is nothing: false ones, on an empty image
+    assert score.false_boxes == 1.0
+    half = DetectionScore()
+    half.add(torch.cat((right[:1], right[:1])), [both[0], [Label(300.0, 30.0, 341.0, 70.0, 0, True)]])
+    assert half.average_precision(0) == pytest.approx(0.5)  # one of two found, one false at the same score
+    open_ones = DetectionScore()
+    open_ones.add(right[:1], [[label._replace(counts=False) for label in labelled()[0]]])
+    assert math.isnan(open_ones.average_precision(0))
+
+
+def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(tier_training, "_JUDGED_EVERY", 2)
+    monkeypatch.setattr(tier_training, "_JUDGED_BRIEFLY", 2)
+    monkeypatch.setattr(DetectorTask, "batch_size", 2)
+    threads = torch.get_num_threads()
+
+    def plan(name):
+        return TierPlan("detector", "fast", 4, 1, "cpu", 2, tmp_path / name)
+
+    class Ended(Exception):
+        pass
+
+    def end(tier, step, loss):
+        raise Ended
+
+    try:
+        whole = train(DetectorTask(), plan("whole"), lambda tier, step, loss: None)
+        monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 3)
+        with pytest.raises(Ended):
+            train(DetectorTask(), plan("ended"), end)
+        result = train(DetectorTask(), plan("ended"), lambda tier, step, loss: None)
+    finally:
+        torch.set_num_threads(threads)
+    assert [step for step, _, _ in result.curve] == [step for step, _, _ in whole.curve] == [2, 4]
+    ended, expected = trained_weights(plan("ended")), trained_weights(plan("whole"))
+    assert all(torch.equal(ended[name], expected[name]) for name in expected)
+    net = build_seeded(lambda: DetectorNet(12))
+    net.load_state_dict(expected)
+    assert not torch.equal(net.head[-1].weight, build_seeded(lambda: DetectorNet(12)).head[-1].weight)

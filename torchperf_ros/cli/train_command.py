@@ -1,0 +1,81 @@
+"""`torchperf train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from torchperf_ros.cli import shell
+
+_MOST_EXAMPLES = 100_000
+
+
+def train(  # noqa: PLR0913, PLR0917 - options of a command line
+    output: Annotated[Path, Option("--output", "-o", help="Folder for weights, cards and curves.")] = Path("trained"),
+    models: Annotated[str, Option(help="Which reference models, with commas between; default: all.")] = "",
+    tiers: Annotated[str, Option(help="Which tiers, with commas between; default: all.")] = "",
+    steps: Annotated[float, Option(min=0.001, max=100.0, help="Of the usual number, as a factor.")] = 1.0,
+    seed: Annotated[int, Option(min=0, help="Of the examples and of the first weights.")] = 1,
+    start: Annotated[Path | None, Option("--from", help="Weights to start from (fine-tuning).")] = None,
+    log: Annotated[Path | None, Option(help="Learn from this log, with --topic and --labels.")] = None,
+    topic: Annotated[str, Option(help="The log's topic that is labelled.")] = "/image",
+    labels: Annotated[Path | None, Option(help="Labels of the log's messages, JSON Lines.")] = None,
+    adapter: Annotated[str, Option(help="Train your own adapter's model, module:Class.")] = "",
+    together: Annotated[int | None, Option(min=1, help="Tiers at a time; default: one for each core.")] = None,
+    judged: Annotated[
+        int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
+    ] = None,
+    bf16: Annotated[bool, Option(help="Compute in bfloat16 where that is as good.")] = True,
+    accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
+    device: shell.Device = "auto",
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done.")] = False,
+    again: Annotated[bool, Option("--again", help="From the beginning, instead of going on.")] = False,
+) -> None:
+    """Train the reference models from the closed loop's world, every tier of them.
+
+    Examples are drawn as they are needed, with their labels, from a seed:
+    nothing is downloaded. Every tier is judged on examples of another seed. A
+    run that was ended goes on where it was. On two cores it takes half an hour.
+
+    With --log, --topic and --labels it learns from your own log instead: a line
+    {"stamp_ns": ..., "labels": [{"class": "car", "box": [left, top, right,
+    bottom]}]} for each labelled image; the last fifth is only judged by.
+
+    Example: torchperf train -o weights --models detector --tiers fast
+
+    Exit status: 0 done, 1 ended before the end, 2 input that cannot be used.
+    """
+    shell.need("plotly", "jinja2")
+    if (log is None) != (labels is None):
+        shell.fail(f"--{'labels' if labels is None else 'log'} is missing: --log and --labels go together")
+    with shell.console(stderr=True).status("importing torch"):
+        from torchperf_ros.train.run import TrainOptions, train_all, write
+        from torchperf_ros.train.tier_training import TrainingFailed
+    if adapter:
+        shell.import_from_here()
+    data = None if log is None or labels is None else (log, topic, labels)
+    options = TrainOptions(
+        shell.words(models), shell.words(tiers), steps, seed, device, together, judged, output, start, bf16, accumulate,
+        data, adapter,
+    )  # fmt: skip
+    shown, plans = shell.console(), options.plans()
+    for plan in plans:
+        begun = f", goes on from {plan.checkpoint}" if plan.checkpoint.exists() and not again else ""
+        shell.say(shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps on {plan.device}{begun}")
+    if dry_run:
+        return
+    for plan in plans if again else ():
+        plan.checkpoint.unlink(missing_ok=True)
+    try:
+        with shell.progress_bars() as bars:
+            follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}
+            results = train_all(options, plans, lambda plan, step, _: follow[plan](step, plan.steps))
+    except KeyboardInterrupt:
+        shell.fail("ended; the same command goes on where it was", status=1)
+    except TrainingFailed as error:
+        shell.fail(str(error), status=1)
+    write(options, results)
+    for plan, result in results.items():
+        score = ", ".join(f"{name} {value:.3f}" for name, value in result.score.items())
+        shell.say(shown, f"{plan.model} {plan.tier}: {score}; {result.seconds:,.0f} s")
+    shell.say(shown, f"written to {output}")

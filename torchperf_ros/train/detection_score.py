@@ -1,0 +1,93 @@
+"""What a detector scores: average precision of each class, and false boxes on empty images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
+from torchperf_ros.train.labelled_scenes import Label
+
+_LEAST_OVERLAP: Final = 0.5
+_LEAST_SCORE: Final = 0.01
+THRESHOLD: Final = 0.5
+"""The score from which on `CameraAdapter` publishes a box, by default."""
+
+
+@dataclass
+class DetectionScore:
+    """Collects images, then judges.
+
+    Average precision is the area under the precision of the best detections over the recall, made monotone, as PASCAL
+    VOC computes it since 2010 (Everingham et al., 2015); a box is found if a detection of its class overlaps by an
+    intersection over union of 0.5. What `Label.counts` leaves open is neither found nor a false detection.
+    """
+
+    def __post_init__(self) -> None:
+        self._found: list[list[tuple[float, bool]]] = [[] for _ in CLASSES]  # score, whether it is right
+        self._wanted = [0] * len(CLASSES)
+        self._empty_images = self._false_boxes = 0
+
+    def add(self, outputs: Tensor, labels: Sequence[Sequence[Label]]) -> None:
+        """Take outputs of `DetectorNet.forward`, [batch, cells, 9], and the labels of each image."""
+        frame = torch.tensor((IMAGE_WIDTH, IMAGE_HEIGHT))
+        for image, wanted in zip(outputs.float().cpu(), labels, strict=True):
+            cells = image[image[:, 0] >= _LEAST_SCORE]
+            centre, half = cells[:, 1:3] * frame, cells[:, 3:5] * frame / 2
+            boxes = torch.cat((centre - half, centre + half), dim=1).numpy()
+            scores, classes = cells[:, 0].numpy(), cells[:, BOX_FIELDS:].argmax(dim=1).numpy()
+            if not wanted:
+                self._empty_images += 1
+                self._false_boxes += int((scores >= THRESHOLD).sum())
+            for index in range(len(CLASSES)):
+                own = classes == index
+                self._judge(index, scores[own], boxes[own], [label for label in wanted if label.class_index == index])
+
+    def _judge(self, index: int, scores: np.ndarray, boxes: np.ndarray, labels: Sequence[Label]) -> None:
+        self._wanted[index] += sum(label.counts for label in labels)
+        overlaps = _overlaps(boxes, np.array([label[:4] for label in labels]).reshape(-1, 4))
+        taken: set[int] = set()
+        for place in np.argsort(-scores, kind="stable"):
+            free = [n for n in range(len(labels)) if n not in taken and overlaps[place, n] >= _LEAST_OVERLAP]
+            best = max(free, key=lambda n: (labels[n].counts, overlaps[place, n]), default=None)
+            if best is not None:
+                taken.add(best)
+            if best is None or labels[best].counts:
+                self._found[index].append((float(scores[place]), best is not None))
+
+    def average_precision(self, index: int) -> float:
+        """Of one class, 0 to 1; NaN where no box of it was to be found."""
+        wanted, found = self._wanted[index], sorted(self._found[index], reverse=True)
+        if not wanted:
+            return float("nan")
+        right = np.cumsum([each for _, each in found])
+        precision = right / np.arange(1, len(found) + 1)
+        best = np.maximum.accumulate(precision[::-1])[::-1]
+        return float(np.sum(np.diff(right / wanted, prepend=0.0) * best)) if found else 0.0
+
+    @property
+    def mean_average_precision(self) -> float:
+        """Of all classes of which a box was to be found."""
+        return float(np.nanmean([self.average_precision(index) for index in range(len(CLASSES))]))
+
+    @property
+    def false_boxes(self) -> float:
+        """Published boxes per image in which there is nothing."""
+        return self._false_boxes / self._empty_images if self._empty_images else float("nan")
+
+    def figures(self) -> dict[str, float]:
+        """All of it, by name."""
+        each = {f"ap_{name}": self.average_precision(index) for index, name in enumerate(CLASSES)}
+        return {"map": self.mean_average_precision, "false_boxes": self.false_boxes, **each}
+
+
+def _overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Intersection over union of boxes [n, 4] and [m, 4], left, top, right, bottom: [n, m]."""
+    low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
+    inside: np.ndarray = np.prod(np.clip(high - low, 0.0, None), axis=2)
+    areas = [np.prod(each[:, 2:] - each[:, :2], axis=1) for each in (a, b)]
+    overlaps: np.ndarray = inside / np.maximum(areas[0][:, None] + areas[1][None] - inside, 1e-9)
+    return overlaps

@@ -1,0 +1,240 @@
+"""One run of `torchperf train`: trains tiers beside each other, writes weights, model cards and a page of curves."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+from torchperf_ros import __version__
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.model.adapter import load_adapter
+from torchperf_ros.model.device import choose_device
+from torchperf_ros.runs.machine_fingerprint import machine_now
+from torchperf_ros.train.detector_task import detector_task
+from torchperf_ros.train.labelled_log import LabelledLog
+from torchperf_ros.train.task import HELD_OUT, Task
+from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
+
+TASKS: Final[Mapping[str, Callable[[LabelledLog | None], Task]]] = {"detector": detector_task}
+"""What can be trained, in the order in which it is."""
+PAGE_FILE: Final = "training.html"
+_WAIT_S: Final = 0.5
+_HEIGHT: Final = 340
+
+Progress = Callable[[TierPlan, int, float], None]
+"""Hears plan, step and loss."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to train, as a command line has it.
+
+    Attributes:
+        models: of `TASKS`; none: all.
+        tiers: names; none: all.
+        share: of the default steps.
+        seed: of examples and first weights.
+        device: cpu, cuda, or auto.
+        together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
+        judged: examples that the final scores are of; None: the task's default.
+        folder: where everything is written.
+        start, bf16, accumulate, data, adapter: see `TierPlan`.
+    """
+
+    models: Sequence[str]
+    tiers: Sequence[str]
+    share: float
+    seed: int
+    device: str
+    together: int | None
+    judged: int | None
+    folder: Path
+    start: Path | None = None
+    bf16: bool = True
+    accumulate: int = 1
+    data: tuple[Path, str, Path] | None = None
+    adapter: str = ""
+
+    def plans(self) -> list[TierPlan]:
+        """Of each tier of each model.
+
+        Raises:
+            ConfigError: there is no such model, tier or device, or a batch cannot be cut into so many parts.
+        """
+        _of(self.models, TASKS, "model")
+        found = str(choose_device(self.device))
+        plans = []
+        for model in (self.adapter,) if self.adapter else self.models or TASKS:
+            task = task_of(model, self.adapter, self.data)
+            _of(self.tiers, task.tiers, f"{task.name}: tier")
+            if task.batch_size % self.accumulate:
+                msg = f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
+                raise ConfigError(msg)
+            plans += [
+                TierPlan(
+                    task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
+                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint", self.start, self.bf16,
+                    self.accumulate, data=self.data, adapter=self.adapter,
+                )
+                for tier in task.tiers if not self.tiers or tier in self.tiers
+            ]  # fmt: skip
+        return plans
+
+
+def task_of(model: str, adapter: str, data: tuple[Path, str, Path] | None) -> Task:
+    """The task of a model of this package, or of a user's adapter.
+
+    Raises:
+        ConfigError: the adapter has none, or log and labels cannot be used.
+        AdapterError: there is no such adapter.
+    """
+    log = None if data is None else LabelledLog(*data)
+    if not adapter:
+        return TASKS[model](log)
+    kind = load_adapter(adapter)
+    task: Task | None = kind({}, torch.device("cpu")).training_task(log)
+    if task is None:
+        raise ConfigError(f"adapter {adapter}: it has no training_task; docs/models.md says what that is")
+    return task
+
+
+def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"{what} {unknown[0]!r} does not exist; allowed: {', '.join(known)}")
+
+
+def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, TierResult]:
+    """Train every plan, each in a process of its own, as many at a time as there are cores.
+
+    Raises:
+        TrainingFailed: a process ended before it was done.
+    """
+    options.folder.mkdir(parents=True, exist_ok=True)
+    cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
+    context = multiprocessing.get_context("spawn")
+    reports: Any = context.Queue()
+    waiting, results = list(enumerate(plans)), dict[int, TierResult]()
+    running: dict[int, Any] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < (options.together or cores):
+                number, plan = waiting.pop(0)
+                running[number] = context.Process(target=_train, args=(number, plan, reports), daemon=True)
+                running[number].start()
+            try:
+                number, step, loss, result = reports.get(timeout=_WAIT_S)
+            except queue.Empty:
+                for number, process in running.items():
+                    if process.exitcode is not None and process.exitcode != 0:
+                        tier = f"{plans[number].model}, tier {plans[number].tier}"
+                        msg = f"{tier}: its process ended with {process.exitcode}; the same command goes on"
+                        raise TrainingFailed(msg) from None
+                continue
+            if isinstance(result, str):
+                raise TrainingFailed(result)
+            if result is None:
+                advance(plans[number], step, loss)
+            else:
+                results[number] = result
+                running.pop(number).join()
+    finally:
+        for process in running.values():
+            process.kill()
+    return {plan: results[number] for number, plan in enumerate(plans)}
+
+
+def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
+    """A tier's process."""
+    try:
+        task = task_of(plan.model, plan.adapter, plan.data)
+        result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
+    except TorchperfError as error:
+        result = str(error)
+    reports.put((number, plan.steps, 0.0, result))
+
+
+def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict[str, Any]:
+    """Weights, model card and figures of each model, and the page; returns the figures."""
+    figures = {}
+    for name in dict.fromkeys(plan.model for plan in results):
+        own = {plan: result for plan, result in results.items() if plan.model == name}
+        weights = {
+            f"{plan.tier}.{key}": value.to(torch.float16).contiguous()
+            for plan in own
+            for key, value in _parameters(plan).items()
+        }
+        path = options.folder / f"{name}.safetensors"
+        save_file(weights, path)
+        figures[name] = {
+            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "bytes": path.stat().st_size, "machine": machine_now(next(iter(own)).device),
+            "tiers": {
+                plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)} for plan, one in own.items()
+            },
+        }  # fmt: skip
+        path.with_suffix(".json").write_text(json.dumps(figures[name], indent=1) + "\n", encoding="utf-8")
+        task = task_of(name, options.adapter, options.data)
+        path.with_suffix(".md").write_text(_card(task, figures[name]), encoding="utf-8")
+    (options.folder / PAGE_FILE).write_text(_page(figures), encoding="utf-8")
+    return figures
+
+
+def _parameters(plan: TierPlan) -> dict[str, torch.Tensor]:
+    """What was trained of a tier, without buffers."""
+    network = task_of(plan.model, plan.adapter, plan.data).network(plan.tier)
+    names = {name for name, _ in network.named_parameters()}
+    return {name: value for name, value in trained_weights(plan).items() if name in names}
+
+
+def _card(task: Task, figures: Mapping[str, Any]) -> str:
+    """The model card (Mitchell et al., "Model Cards for Model Reporting", 2019), in Markdown."""
+    tiers, machine = figures["tiers"], figures["machine"]
+    columns = list(next(iter(tiers.values()))["score"])
+    rows = [
+        [tier, str(task.tiers[tier]), f"{one['steps'] * task.batch_size:,}", f"{one['seconds']:.0f}",
+         f"{one['cpu_s']:.0f}", *(f"{one['score'][column]:.3f}" for column in columns)]
+        for tier, one in tiers.items()
+    ]  # fmt: skip
+    head = ["tier", "width", "examples", "seconds", "CPU s", *columns]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    return (
+        f"{task.card(next(iter(tiers.values()))['judged'])}\n{table}\n\n"
+        f"Trained by `torchperf train --seed {figures['seed']}` ({machine['cpu']}, {machine['cores']} cores, torch"
+        f" {machine['torch']}), each tier on one thread. Weights: fp16, {figures['bytes'] / 1e6:.2f} MB, SHA-256\n"
+        f"`{figures['sha256']}`.\n"
+    )
+
+
+def _page(figures: Mapping[str, Any]) -> str:
+    """Loss and score of each model over its steps, a line for each tier, and the table of its card."""
+    import plotly.graph_objects as go
+
+    from torchperf_ros.runs.report import report_pictures as draw
+    from torchperf_ros.runs.report.page import Page
+
+    page = Page()
+    for name, own in figures.items():
+        columns = list(next(iter(own["tiers"].values()))["score"])
+        pictures = []
+        for place, title in ((1, "Loss, running mean"), (2, f"{columns[0]} on held-out examples")):
+            figure = go.Figure()
+            for tier, one in own["tiers"].items():
+                steps, values = [point[0] for point in one["curve"]], [point[place] for point in one["curve"]]
+                figure.add_scatter(x=steps, y=values, mode="lines+markers", name=tier)
+            pictures.append((title, draw.laid_out(figure, _HEIGHT, "steps", "", showlegend=True)))
+        rows = [
+            [tier, *({"text": f"{value:.3f}", "css": "n"} for value in one["score"].values()),
+             {"text": f"{one['seconds']:,.0f}", "css": "n"}]
+            for tier, one in own["tiers"].items()
+        ]  # fmt: skip
+        head = [("tier", ""), *((text, "n") for text in (*columns, "seconds"))]
+        page.section(name, [page.plots(*pictures), {"kind": "table", "head": head, "rows": rows}])
+    return page.render("Training", "Scores are of examples that were not trained with.", f"torchperf {__version__}")

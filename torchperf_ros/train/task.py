@@ -1,0 +1,47 @@
+"""What `torchperf train` needs to know of a model: its tiers, its examples, its loss, and how it is judged."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+HELD_OUT = "held out"
+"""Seed of the examples by which a tier is judged; those of training have numbers."""
+
+
+class Task(Protocol):
+    """A model and what it learns from; made anew in each process that trains a tier.
+
+    Attributes:
+        name: of the model, and of the files that are written.
+        tiers: width of each tier's layers, best first.
+        steps: of training, by default, of each tier.
+        batch_size: examples per step.
+        rate: highest learning rate of each tier.
+        judged: examples that a final score is of, by default.
+        gradient: the longest gradient that is applied as it is; longer ones are shortened to it.
+    """
+
+    name: str
+    tiers: Mapping[str, int]
+    steps: Mapping[str, int]
+    batch_size: int
+    rate: Mapping[str, float]
+    judged: int
+    gradient: float
+
+    def network(self, tier: str) -> nn.Module:
+        """An untrained network of a tier, on the CPU, in training mode."""
+
+    def batch(self, seed: int | str, number: int, count: int) -> Any:  # noqa: ANN401 - the task's own
+        """So many examples, the same ones for the same seed and number, on the CPU."""
+
+    def loss(self, network: nn.Module, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401
+        """What is to become small, a scalar."""
+
+    def judge(self, network: nn.Module, seed: int | str, count: int) -> dict[str, float]:
+        """Figures of so many examples; the first one is drawn over the steps."""
+
+    def card(self, judged: int) -> str:
+        """Markdown for the model card: what the model does, what it learned from, what its figures mean."""

@@ -1,0 +1,174 @@
+"""Training of one tier, in a process of its own: seeded, resumed where it was, judged on examples that it never saw."""
+
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.models.networks import load_weights
+from torchperf_ros.train.task import HELD_OUT, Task
+
+_JUDGED_EVERY, _JUDGED_BRIEFLY = 250, 60  # steps; examples
+_REPORTED_EVERY: Final = 10
+_WEIGHT_DECAY: Final = 1e-4
+_WARM_SHARE: Final = 0.1
+_KEPT_WEIGHTS: Final = 0.995  # of the running mean, each step (Polyak and Juditsky, 1992)
+
+
+class TrainingFailed(TorchperfError):
+    """A tier could not be trained; the message says why."""
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """What is to be trained.
+
+    Attributes:
+        model: name of the task.
+        tier: its name.
+        steps: of the task's batches each.
+        seed: of the examples and of the first weights.
+        device: where.
+        judged: examples that the final score is of.
+        checkpoint: file to go on from, written as it goes.
+        start: weights to start from (fine-tuning), by name; None: from the beginning.
+        bf16: whether layers compute in bfloat16, where torch's autocast says that they can.
+        accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
+        threads: of the CPU.
+        data: log, topic and labels to train on; None: what the task draws.
+        adapter: whose task it is, `module:Class`; empty: one of this package's.
+    """
+
+    model: str
+    tier: str
+    steps: int
+    seed: int
+    device: str
+    judged: int
+    checkpoint: Path
+    start: Path | None = None
+    bf16: bool = True
+    accumulate: int = 1
+    threads: int = 1
+    data: tuple[Path, str, Path] | None = None
+    adapter: str = ""
+
+    def identity(self) -> list[Any]:
+        """What has to be the same for a checkpoint to be gone on from."""
+        return [self.model, self.adapter, self.tier, self.steps, self.seed, str(self.start), self.bf16, self.accumulate,
+                str(self.data)]  # fmt: skip
+
+
+@dataclass
+class TierResult:
+    """What came of it.
+
+    Attributes:
+        seconds, cpu_s: of training, over all runs of it; what other programs took of the machine is in the first only.
+        score: see `Task.judge`.
+        curve: step, loss (a running mean) and the score's first figure on a few held-out examples.
+    """
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    score: dict[str, float] = field(default_factory=dict)
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+Report = Callable[[str, int, float], None]
+"""Hears tier, step and loss."""
+
+
+def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
+    """Train until the last step, from the checkpoint on if it is of the same plan; the weights are in the checkpoint.
+
+    Raises:
+        TrainingFailed: the loss is no number, or the checkpoint cannot be read.
+        ConfigError: the weights to start from are another network's.
+    """
+    torch.set_num_threads(plan.threads)
+    device = torch.device(plan.device)
+    net = task.network(plan.tier)
+    if plan.start is not None:
+        load_weights(net, plan.tier, plan.start)
+    net = net.to(device)
+    average: Any = torch.optim.swa_utils.get_ema_multi_avg_fn  # untyped in torch
+    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average(_KEPT_WEIGHTS))
+    rate = task.rate[plan.tier]
+    optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE)
+    parts: dict[str, Any] = {"net": net, "mean": mean, "optimizer": optimizer, "schedule": schedule}
+    result, step, running = TierResult(), 0, float("nan")
+    if (found := read_checkpoint(plan)) is not None:
+        step, running, result = found["step"], found["running"], TierResult(**found["result"])
+        for name, part in parts.items():
+            part.load_state_dict(found[name])
+    began, cpu_began = time.monotonic() - result.seconds, time.process_time() - result.cpu_s
+    while step < plan.steps:
+        loss = _step(task, net, plan, step)
+        if not math.isfinite(loss):
+            raise TrainingFailed(f"{plan.model}, tier {plan.tier}: the loss is {loss} at step {step}")
+        nn.utils.clip_grad_norm_(net.parameters(), task.gradient)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        mean.update_parameters(net)
+        step += 1
+        running = loss if step == 1 else 0.98 * running + 0.02 * loss
+        if step % _REPORTED_EVERY == 0 or step == plan.steps:
+            report(plan.tier, step, running)
+        if step % _JUDGED_EVERY == 0 or step == plan.steps:
+            score = task.judge(mean.module, HELD_OUT, plan.judged if step == plan.steps else _JUDGED_BRIEFLY)
+            result.curve.append((step, running, next(iter(score.values()))))
+            result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
+            result.score = score
+            states = {name: part.state_dict() for name, part in parts.items()}
+            _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
+    return result
+
+
+def _step(task: Task, net: nn.Module, plan: TierPlan, step: int) -> float:
+    """Add up the gradients of one batch; the loss."""
+    device, total = torch.device(plan.device), 0.0
+    count = task.batch_size // plan.accumulate
+    for part in range(plan.accumulate):
+        batch = task.batch(plan.seed, step * plan.accumulate + part, count)
+        with torch.autocast(device.type, torch.bfloat16, enabled=plan.bf16):
+            loss = task.loss(net, batch, device) / plan.accumulate
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+def trained_weights(plan: TierPlan) -> dict[str, torch.Tensor]:
+    """The weights of a tier that has been trained, as the network's `state_dict` has them."""
+    found = read_checkpoint(plan)
+    assert found is not None
+    prefix = "module."
+    return {name.removeprefix(prefix): value for name, value in found["mean"].items() if name.startswith(prefix)}
+
+
+def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
+    """The checkpoint, None if there is none or it is of another plan; a `TrainingFailed` where it cannot be read."""
+    if not plan.checkpoint.is_file():
+        return None
+    try:
+        found: dict[str, Any] = torch.load(plan.checkpoint, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise TrainingFailed(f"{plan.checkpoint} cannot be read ({error}); `--again` begins anew") from error
+    return found if found.get("plan") == plan.identity() else None
+
+
+def _write(plan: TierPlan, states: dict[str, Any]) -> None:
+    """The checkpoint, whole or not at all."""
+    temporary = plan.checkpoint.with_suffix(".part")
+    torch.save({**states, "plan": plan.identity()}, temporary)
+    os.replace(temporary, plan.checkpoint)
