@@ -107,21 +107,24 @@ class CameraAdapter(Adapter):
 
         `outputs` are [1, 1792, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
         """
+        return self._built(*self.detections(outputs, messages))
+
+    def detections(self, outputs: Any, messages: Mapping[str, Received]) -> tuple[list[Detection], ImageFrame]:  # noqa: ANN401
+        """The strongest boxes above the threshold, and what they are of."""
         image = messages["image"]
         message = image.message
         width, height = compressed_size(message) if self._compressed else (message.width, message.height)
         cells = outputs[0].float().cpu().numpy()
         scores = cells[:, 0]
-        found = np.flatnonzero(scores >= self._score_threshold)
-        strongest = found[np.argsort(-scores[found], kind="stable")[: self._max_detections]]
+        enough = np.flatnonzero(scores >= self._score_threshold)
+        strongest = enough[np.argsort(-scores[enough], kind="stable")[: self._max_detections]]
         cells = cells[strongest]
         boxes = (cells[:, 1 : networks.BOX_FIELDS] * (width, height, width, height)).tolist()
         classes = cells[:, networks.BOX_FIELDS :].argmax(axis=1).tolist()
-        detections = [
+        found = [
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
-        frame = ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
-        return self._built(detections, frame)
+        return found, ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
 
 
 def _shrink(pixels: Pixels, device: torch.device) -> Tensor:

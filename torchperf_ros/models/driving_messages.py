@@ -23,8 +23,11 @@ SCAN: Final = "sensor_msgs/msg/LaserScan"
 FRAME: Final = "odom"
 
 _ARROW, _CUBE = 0, 1
-_COLOURS: Final = {"car": (0.1, 0.6, 1.0), "pedestrian": (1.0, 0.2, 0.4), "echo": (1.0, 0.8, 0.1)}
-_HEIGHTS_M: Final = {"car": 1.5, "pedestrian": 1.2, "echo": 0.5}
+_COLOURS: Final = {
+    "car": (0.1, 0.6, 1.0), "truck": (1.0, 0.6, 0.1), "cyclist": (0.2, 0.9, 0.3), "pedestrian": (1.0, 0.2, 0.4),
+    "echo": (1.0, 0.8, 0.1),
+}  # fmt: skip
+_HEIGHTS_M: Final = {"car": 1.5, "truck": 3.2, "cyclist": 1.75, "pedestrian": 1.2, "echo": 0.5}
 _NS: Final = 1_000_000_000
 
 
@@ -32,7 +35,7 @@ class SeenObject(NamedTuple):
     """An object on its way into a message.
 
     Attributes:
-        kind: `car`, `pedestrian` or `echo`; the markers' namespace.
+        kind: a class of objects, or `echo`; the markers' namespace.
         number: the markers' id.
         box: `OBJECT_FIELDS` in the frame of the message.
     """

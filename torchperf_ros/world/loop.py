@@ -34,6 +34,7 @@ from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.world.latencies import STAGES, TIERS, Luck
+from torchperf_ros.world.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import Score, World, score_of
@@ -48,10 +49,11 @@ ARMS: Final = {
     "no_guard": "these stages with standby, hold_last and stop",
     "full": "the same, and the guard checks every plan",
     "radar": "the same, and the guard has a radar's echoes beside what perception finds",
+    "camera": "as full, but perception is the trained detector on a camera's images, in place of the truth",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
-_RADAR: Final = "radar"
+_RADAR, _CAMERA = "radar", "camera"
 _NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
 _NAIVE_THREADS: Final = 4
 
@@ -301,14 +303,21 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         values[f"{stage}.max_frame_bytes"] = 1 << 16
         if drive.arm == "no_fallback":
             values[f"{stage}.fallback"] = ["none"]
-    if drive.arm in {"full", _RADAR}:
+    if drive.arm == _CAMERA:
+        if luck.unseen:
+            raise ConfigError("faults unseen: they are the oracle's, which the arm camera does not have")
+        view = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
+        values["perception.adapter"] = "torchperf_ros.models.camera_driving:CameraDrivingAdapter"
+        values["perception.options"] = json.dumps(view)
+        values["perception.max_frame_bytes"] = 1 << 20
+    if drive.arm in {"full", _RADAR, _CAMERA}:
         values |= {"planning.guard.act": ["all"], "planning.guard.obstacles_frame": "plan"}
     if drive.arm == _RADAR:
         values["planning.guard.obstacles"] = ["detections", "echoes"]
     return values
 
 
-OWN_ARMS: Final = ("no_fallback", "no_guard", "full", _RADAR)
+OWN_ARMS: Final = ("no_fallback", "no_guard", "full", _RADAR, _CAMERA)
 """Those that are stages of this project."""
 _KINDS: Final[dict[str, type[_Arm]]] = {
     "zero": _Zero, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
@@ -344,7 +353,7 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
             stack.callback(end_workers, kept)
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
-        sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.camera and log is not None)
+        sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.arm == _CAMERA or (one.camera and log is not None))
         stamp_ns = world.start_ns
         arm.start(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
         while not world.over:

@@ -20,7 +20,10 @@ CAR_WIDTH_M: Final = 1.9
 CAR_HEIGHT_M: Final = 1.45
 _HORIZON: Final = 300
 _FOCAL_PX: Final = 1000.0
-_CAMERA_HEIGHT_M: Final = 1.4
+CAMERA_HEIGHT_M: Final = 1.4
+HORIZONTAL_FOV_DEG: Final = 2.0 * math.degrees(math.atan(WIDTH / 2.0 / _FOCAL_PX))
+HORIZON: Final = _HORIZON / HEIGHT
+"""Its row, as a share of the image's height."""
 _LANE_M: Final = 3.5
 _LINE_M: Final = 0.15
 _DASH_M: Final = 4.0
@@ -86,7 +89,7 @@ class RoadScene:
         px_per_m = _FOCAL_PX / car.ahead_m
         left, right, low, high = sides_m
         x = [round((WIDTH / 2 + (car.lateral_m + side) * px_per_m) * self._scale_x) for side in (left, right)]
-        y = [round((_HORIZON + (_CAMERA_HEIGHT_M - tall) * px_per_m) * self._scale_y) for tall in (high, low)]
+        y = [round((_HORIZON + (CAMERA_HEIGHT_M - tall) * px_per_m) * self._scale_y) for tall in (high, low)]
         return x[0], y[0], x[1], y[1]
 
     def _background(self, travelled_m: float) -> Pixels:
@@ -99,7 +102,7 @@ class RoadScene:
             peaks = tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
             image[:horizon][np.arange(horizon)[:, None] >= horizon - peaks * self._scale_y] = shade
         below = (np.arange(horizon + 1, self._height + 1)[:, None] - horizon) / self._scale_y
-        ahead_m = _FOCAL_PX * _CAMERA_HEIGHT_M / below
+        ahead_m = _FOCAL_PX * CAMERA_HEIGHT_M / below
         lateral_m = (columns[None, :] - WIDTH / 2) * ahead_m / _FOCAL_PX
         along = (ahead_m + travelled_m) % _DASH_PERIOD_M
         haze = np.clip(ahead_m / 260.0, 0, 0.6)[..., None]
