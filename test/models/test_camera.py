@@ -180,7 +180,7 @@ def test_given_no_vision_msgs_when_chosen_then_construction_says_what_to_install
         ({"colour": 1}, "'colour' .value 1. is unknown; allowed: compressed, output"),
         ({"compressed": 1}, "'compressed' is 1; allowed: true or false"),
         ({"output": []}, "'output' is \\[\\]; allowed: 'markers' or 'detection2d'"),
-        ({"max_detections": True}, "'max_detections' is True; allowed: a whole number from 0 to 448"),
+        ({"max_detections": True}, "'max_detections' is True; allowed: a whole number from 0 to 1792"),
         ({"score_threshold": math.nan}, "'score_threshold' is nan; allowed: a number from 0 to 1"),
     ],
 )

@@ -2,11 +2,14 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import HISTORY_FRAMES, WAYPOINTS, DetectorNet, PlannerNet, build_seeded, roll_out
 
 FEATURES = 7
+BIAS = "fast.head.2.bias"
 NAN = float("nan")
 
 
@@ -43,8 +46,10 @@ def test_given_two_builds_when_compared_then_the_weights_are_equal_and_global_ra
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_given_any_image_when_detecting_then_outputs_are_finite_and_boxes_few_and_inside():
-    network = detector()
+@pytest.mark.parametrize("tier", networks.DETECTOR_WIDTHS)
+def test_given_any_image_when_detecting_then_outputs_are_finite_and_of_no_road_there_are_hardly_any_boxes(tier):
+    width = networks.DETECTOR_WIDTHS[tier]
+    network = networks.build_trained(lambda: DetectorNet(width), tier, networks.DETECTOR_WEIGHTS)
     for name, image in images().items():
         with torch.inference_mode():
             cells = network(image)
@@ -52,10 +57,36 @@ def test_given_any_image_when_detecting_then_outputs_are_finite_and_boxes_few_an
         assert cells.isfinite().all()
         score, centre, size = cells[0, :, 0], cells[0, :, 1:3], cells[0, :, 3:5]
         assert 0 <= score.min() <= score.max() <= 1
-        assert (score > 0.5).sum() <= 45, name
+        assert (score > 0.5).sum() <= 1, name
         assert 0 <= centre.min() <= centre.max() <= 1
-        assert 0 < size.min() <= size.max() < 0.5
-    assert 1 <= (score > 0.5).sum() <= 30, "blobs should look like something"
+        assert 0 < size.min() <= size.max() < 1
+
+
+def detector_file(path, **changes):
+    """Weights of the fast tier as a file, some of them changed, or left out where they are None."""
+    own = {f"fast.{name}": value.contiguous() for name, value in detector().named_parameters()}
+    save_file({name: value for name, value in {**own, **changes}.items() if value is not None}, path)
+    return path
+
+
+def test_given_a_file_of_weights_when_loaded_then_all_are_there_and_any_that_does_not_fit_is_named(tmp_path):
+    bias = torch.full((9,), 0.5)
+    network = networks.build_trained(lambda: DetectorNet(12), "fast", detector_file(tmp_path / "a", **{BIAS: bias}))
+    assert torch.equal(network.head[-1].bias, bias)
+    path = tmp_path / "b"
+    for changes, says in (
+        ({BIAS: None}, f"{BIAS} is missing where this network has .9.; they are of another architecture"),
+        ({BIAS: torch.zeros(4)}, f"{BIAS} is .4. where this network has .9."),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            networks.build_trained(lambda: DetectorNet(12), "fast", detector_file(path, **changes))
+    with pytest.raises(ConfigError, match="tier 'full' is not there, only fast"):
+        networks.build_trained(lambda: DetectorNet(48), "full", path)
+    path.write_bytes(detector_file(path).read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="weights .*b: .*`torchperf train -o FOLDER` writes such a file"):
+        networks.build_trained(lambda: DetectorNet(12), "fast", path)
+    with pytest.raises(ConfigError, match="No such file"):
+        networks.build_trained(lambda: DetectorNet(12), "fast", tmp_path / "none")
 
 
 def test_given_rows_that_are_masked_out_when_planning_then_even_nan_in_them_is_not_read():

@@ -15,7 +15,7 @@ from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.world.drive_command import run_drive, write_drive
 from torchperf_ros.world.latencies import Luck
-from torchperf_ros.world.loop import OWN_ARMS, PERIOD_NS, Drive, drive, end_workers
+from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.world import World, score_of, start_ns
 
@@ -82,11 +82,23 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
 
 
 def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
-    without, found = (drive(Drive(short("ccrb", 7, 7.5), arm, 1, "unseen"), workers=workers) for arm in OWN_ARMS[2:])
+    without, found = (
+        drive(Drive(short("ccrb", 7, 7.5), arm, 1, "unseen"), workers=workers) for arm in ("full", "radar")
+    )
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0
     assert {kind for _, kind in found.injected} == {"unseen"}
+
+
+def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(workers):
+    found = drive(Drive(short("ccrs", 2, 6.0), "camera"), workers=workers)
+    blind = drive(Drive(short("ccrs", 2, 6.0), "full"), workers=workers)
+    assert not found.score.collision
+    assert found.score.end_speed == pytest.approx(blind.score.end_speed, abs=2.0)
+    assert found.counts["on_time"] == found.counts["plans"]
+    with pytest.raises(ConfigError, match="faults unseen: they are the oracle's"):
+        drive(Drive(short("ccrs", 2, 6.0), "camera", 1, "unseen"), workers=workers)
 
 
 def test_given_a_collision_of_the_naive_node_when_written_then_its_test_drives_these_stages(tmp_path):

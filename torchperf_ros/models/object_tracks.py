@@ -11,9 +11,9 @@ Floats = NDArray[np.float64]
 
 _FORGOTTEN_S: Final = 0.5  # without a detection
 _GATE_M, _GATE_SHARE = 2.5, 0.1  # how far from where it is expected: so much, and more with the distance
-_ACCELERATION: Final = 3.0  # m/s^2 that an object is taken to change its velocity with, one standard deviation
+_ACCELERATION: Final = 6.0  # m/s^2 that an object may change its velocity with: what brakes hard is to be seen soon
 _UNKNOWN_SPEED: Final = 10.0  # m/s, one standard deviation of a new object's velocity
-_ALONG, _ACROSS, _LEAST_M = 0.03, 0.008, 0.1  # of a detection: standard deviations as shares of the distance
+_ALONG, _ACROSS, _LEAST_M = 0.02, 0.008, 0.1  # of a detection: standard deviations as shares of the distance
 
 
 class Sighting(NamedTuple):

@@ -25,6 +25,7 @@ _LANE_M: Final = 3.5
 _NEAREST_M, _FARTHEST_M = 4.0, 120.0
 _MOST_OBJECTS: Final = 7
 _EMPTY_SHARE: Final = 0.15
+_COVERED_SHARE: Final = 0.25  # of the empty ones: no road either, as of a camera that is covered, blinded or broken
 _KEEPS_LANE: Final = 0.7  # of cars and trucks; the others cross, or stand anywhere
 _WIDEST_SLOPE: Final = 0.6  # to the side, per metre ahead: the edge of the image is at 0.64
 _NOISY_SHARE, _MOST_NOISE = 0.3, 0.06
@@ -65,6 +66,8 @@ class LabelledScenes:
     def _one(self, draw: random.Random) -> tuple[Tensor, list[Label]]:
         scene, size = draw.choice(self._scenes)
         seen = [] if draw.random() < _EMPTY_SHARE else _objects(draw)
+        if not seen and draw.random() < _COVERED_SHARE:
+            return _covered(draw), []
         pixels = scene.draw_objects(draw.uniform(0.0, 1000.0), seen)
         image = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
         small = functional.interpolate(image, (IMAGE_HEIGHT, IMAGE_WIDTH), mode="bilinear", antialias=True)
@@ -79,6 +82,15 @@ class LabelledScenes:
             noise = torch.Generator().manual_seed(draw.getrandbits(32))
             image.add_(torch.randn(image.shape, generator=noise), alpha=draw.uniform(0.0, _MOST_NOISE))
         return image.clamp_(-1.0, 1.0)
+
+
+def _covered(draw: random.Random) -> Tensor:
+    """An image of one grey, of noise, or of random blocks or smooth blobs, [1, 3, 256, 448]."""
+    size = draw.choice(((1, 1), (2, 2), (4, 7), (8, 14), (32, 56), (IMAGE_HEIGHT, IMAGE_WIDTH)))
+    coarse = torch.rand((1, 3, *size), generator=torch.Generator().manual_seed(draw.getrandbits(32)))
+    spread, middle = draw.uniform(0.0, 2.0), draw.uniform(-1.0, 1.0)
+    mode = draw.choice(("nearest", "bilinear"))
+    return functional.interpolate((coarse - 0.5) * spread + middle, (IMAGE_HEIGHT, IMAGE_WIDTH), mode=mode).clamp(-1, 1)
 
 
 def _objects(draw: random.Random) -> list[SceneObject]:
