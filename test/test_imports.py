@@ -31,7 +31,7 @@ ALLOWED = {
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},
-    "models": RULES | {"model"},
+    "models": RULES | {"model", "train"},  # `training_task` only
     "train": RULES | {"model", "models", "world", "logs", "runs"},
     "world": NODE_SIDE | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages"},
 }

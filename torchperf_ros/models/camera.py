@@ -102,6 +102,12 @@ class CameraAdapter(Adapter):
             pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
         return (_shrink(pixels, self._device).mul_(2.0 / 255.0).sub_(1.0),)
 
+    def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
+        """`DetectorTask`, on the drawn road or on a log's labelled images."""
+        from torchperf_ros.train.detector_task import detector_task
+
+        return detector_task(log)
+
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
 

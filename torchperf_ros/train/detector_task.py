@@ -90,15 +90,15 @@ class DetectorTask:
             taught = self._teacher.to(device).cells(images)
         return total + _beside(cells.float(), taught.float().clone())
 
-    def judge(self, network: Any, seed: int | str, count: int) -> dict[str, float]:  # noqa: ANN401
+    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
         """See `DetectionScore.figures`."""
         score = DetectionScore()
-        with torch.inference_mode():
-            for begin in range(0, count, _IMAGES_JUDGED_AT_ONCE):
-                images, labels = self.batch(seed, begin, min(_IMAGES_JUDGED_AT_ONCE, count - begin))
-                if not labels:  # a log has no more of them
-                    break
-                score.add(network(images.to(network.column.device)), labels)
+        for begin in range(0, count, _IMAGES_JUDGED_AT_ONCE):
+            images, labels = self.batch(seed, begin, min(_IMAGES_JUDGED_AT_ONCE, count - begin))
+            if not labels:  # a log has no more of them
+                break
+            for place, own in enumerate(labels):  # an engine takes one image
+                score.add(call(images[place : place + 1].to(device)), [own])
         return score.figures()
 
     def card(self, judged: int) -> str:

@@ -18,13 +18,12 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.model.device import choose_device
 from torchperf_ros.runs.machine_fingerprint import machine_now
-from torchperf_ros.train.detector_task import detector_task
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
 from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
 
-TASKS: Final[Mapping[str, Callable[[LabelledLog | None], Task]]] = {"detector": detector_task}
-"""What can be trained, in the order in which it is."""
+ADAPTERS: Final = {"detector": "torchperf_ros.models.camera:CameraAdapter"}
+"""Whose `training_task` trains which reference model, in the order in which that is done."""
 PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5
 _HEIGHT: Final = 340
@@ -38,7 +37,7 @@ class TrainOptions:
     """What to train, as a command line has it.
 
     Attributes:
-        models: of `TASKS`; none: all.
+        models: of `ADAPTERS`; none: all.
         tiers: names; none: all.
         share: of the default steps.
         seed: of examples and first weights.
@@ -69,11 +68,11 @@ class TrainOptions:
         Raises:
             ConfigError: there is no such model, tier or device, or a batch cannot be cut into so many parts.
         """
-        _of(self.models, TASKS, "model")
+        _of(self.models, ADAPTERS, "model")
         found = str(choose_device(self.device))
         plans = []
-        for model in (self.adapter,) if self.adapter else self.models or TASKS:
-            task = task_of(model, self.adapter, self.data)
+        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in self.models or ADAPTERS]:
+            task = task_of(adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
                 msg = f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
@@ -82,25 +81,22 @@ class TrainOptions:
                 TierPlan(
                     task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
                     self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint", self.start, self.bf16,
-                    self.accumulate, data=self.data, adapter=self.adapter,
+                    self.accumulate, data=self.data, adapter=adapter,
                 )
                 for tier in task.tiers if not self.tiers or tier in self.tiers
             ]  # fmt: skip
         return plans
 
 
-def task_of(model: str, adapter: str, data: tuple[Path, str, Path] | None) -> Task:
-    """The task of a model of this package, or of a user's adapter.
+def task_of(adapter: str, data: tuple[Path, str, Path] | None) -> Task:
+    """An adapter's task.
 
     Raises:
         ConfigError: the adapter has none, or log and labels cannot be used.
         AdapterError: there is no such adapter.
     """
     log = None if data is None else LabelledLog(*data)
-    if not adapter:
-        return TASKS[model](log)
-    kind = load_adapter(adapter)
-    task: Task | None = kind({}, torch.device("cpu")).training_task(log)
+    task: Task | None = load_adapter(adapter)({}, torch.device("cpu")).training_task(log)
     if task is None:
         raise ConfigError(f"adapter {adapter}: it has no training_task; docs/models.md says what that is")
     return task
@@ -154,7 +150,7 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """A tier's process."""
     try:
-        task = task_of(plan.model, plan.adapter, plan.data)
+        task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
     except TorchperfError as error:
         result = str(error)
@@ -181,7 +177,7 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
             },
         }  # fmt: skip
         path.with_suffix(".json").write_text(json.dumps(figures[name], indent=1) + "\n", encoding="utf-8")
-        task = task_of(name, options.adapter, options.data)
+        task = task_of(next(iter(own)).adapter, options.data)
         path.with_suffix(".md").write_text(_card(task, figures[name]), encoding="utf-8")
     (options.folder / PAGE_FILE).write_text(_page(figures), encoding="utf-8")
     return figures
@@ -189,7 +185,7 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
 
 def _parameters(plan: TierPlan) -> dict[str, torch.Tensor]:
     """What was trained of a tier, without buffers."""
-    network = task_of(plan.model, plan.adapter, plan.data).network(plan.tier)
+    network = task_of(plan.adapter, plan.data).network(plan.tier)
     names = {name for name, _ in network.named_parameters()}
     return {name: value for name, value in trained_weights(plan).items() if name in names}
 

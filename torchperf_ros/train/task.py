@@ -1,6 +1,6 @@
 """What `torchperf train` needs to know of a model: its tiers, its examples, its loss, and how it is judged."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -40,8 +40,11 @@ class Task(Protocol):
     def loss(self, network: nn.Module, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401
         """What is to become small, a scalar."""
 
-    def judge(self, network: nn.Module, seed: int | str, count: int) -> dict[str, float]:
-        """Figures of so many examples; the first one is drawn over the steps."""
+    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+        """Figures of so many examples by what a network, or an engine of it, gives for the inputs of one frame each.
+
+        The first figure is drawn over the steps, and is what `torchperf tune` calls the accuracy.
+        """
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""

@@ -44,7 +44,7 @@ class TierPlan:
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
         threads: of the CPU.
         data: log, topic and labels to train on; None: what the task draws.
-        adapter: whose task it is, `module:Class`; empty: one of this package's.
+        adapter: whose task it is, `module:Class`.
     """
 
     model: str
@@ -126,7 +126,9 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         if step % _REPORTED_EVERY == 0 or step == plan.steps:
             report(plan.tier, step, running)
         if step % _JUDGED_EVERY == 0 or step == plan.steps:
-            score = task.judge(mean.module, HELD_OUT, plan.judged if step == plan.steps else _JUDGED_BRIEFLY)
+            count = plan.judged if step == plan.steps else _JUDGED_BRIEFLY
+            with torch.inference_mode():
+                score = task.judge(mean.module, HELD_OUT, count, device)
             result.curve.append((step, running, next(iter(score.values()))))
             result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
             result.score = score
