@@ -54,8 +54,9 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     if adapter:
         shell.import_from_here()
     data = None if log is None or labels is None else (log, topic, labels)
+    named = shell.words(models or ("detector" if log else ""))
     options = TrainOptions(
-        shell.words(models or ("detector" if log else "")), shell.words(tiers), steps, seed, device, together, judged, output, start, bf16, accumulate,
+        named, shell.words(tiers), steps, seed, device, together, judged, output, start, bf16, accumulate,
         data, adapter,
     )  # fmt: skip
     shown, plans = shell.console(), options.plans()
