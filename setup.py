@@ -69,6 +69,7 @@ setup(
         "tensorrt": ["torch-tensorrt"],  # NVIDIA's own compiler, which users of a Jetson expect first; brings TensorRT
         "benchmarks": ["torchvision"],  # networks for `./run bench engines` that nobody here has tuned for
         "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
+        "train": ["torch-pruning"],  # `torchperf train --prune`: which channels depend on which; MIT, 0.1 MB
         "inspect": ["tlparse"],  # pages of the compiler's trace, for `torchperf inspect --ir`; BSD-3-Clause, 2.5 MB
         "analysis": [
             "matplotlib",  # pictures of the tools

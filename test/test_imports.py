@@ -32,7 +32,7 @@ ALLOWED = {
     "replay": NODE_SIDE | {"logs", "runs"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},
     "models": RULES | {"model", "train"},  # `training_task` only
-    "train": RULES | {"model", "models", "world", "logs", "runs"},
+    "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup"},
     "world": NODE_SIDE | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages"},
 }
 """What a layer may import of this package beside itself; a layer that is not named is free."""

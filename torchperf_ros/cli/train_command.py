@@ -21,12 +21,16 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     topic: Annotated[str, Option(help="The log's topic that is labelled.")] = "/image",
     labels: Annotated[Path | None, Option(help="Labels of the log's messages, JSON Lines.")] = None,
     adapter: Annotated[str, Option(help="Train your own adapter's model, module:Class.")] = "",
+    teacher: Annotated[Path | None, Option(help="Learn from the best tier of these weights, too.")] = None,
+    prune: Annotated[float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")] = 0.0,
     together: Annotated[int | None, Option(min=1, help="Tiers at a time; default: one for each core.")] = None,
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
     bf16: Annotated[bool, Option(help="Compute in bfloat16 where that is as good.")] = True,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
+    checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
+    loaders: Annotated[int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")] = 0,
     device: shell.Device = "auto",
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done.")] = False,
     again: Annotated[bool, Option("--again", help="From the beginning, instead of going on.")] = False,
@@ -48,6 +52,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     shell.need("plotly", "jinja2")
     if (log is None) != (labels is None):
         shell.fail(f"--{'labels' if labels is None else 'log'} is missing: --log and --labels go together")
+    if prune and start is None:
+        shell.fail("--from is missing: --prune takes channels of trained weights away")
     with shell.console(stderr=True).status("importing torch"):
         from torchperf_ros.train.run import TrainOptions, train_all, write
         from torchperf_ros.train.tier_training import TrainingFailed
@@ -56,8 +62,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     data = None if log is None or labels is None else (log, topic, labels)
     named = shell.words(models or ("detector" if log else ""))
     options = TrainOptions(
-        named, shell.words(tiers), steps, seed, device, together, judged, output, start, bf16, accumulate,
-        data, adapter,
+        named, shell.words(tiers), steps, seed, device, together, judged, output, start, teacher, prune, bf16,
+        accumulate, checkpointing, loaders, data, adapter,
     )  # fmt: skip
     shown, plans = shell.console(), options.plans()
     for plan in plans:

@@ -72,7 +72,7 @@ class CameraAdapter(Adapter):
 
     def build(self, tier: str) -> torch.nn.Module:
         """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where it or its weights are not there."""
-        width = networks.tier_width(tier, DETECTOR_WIDTHS)
+        width = networks.width_in(self._weights, tier, networks.tier_width(tier, DETECTOR_WIDTHS))
         return networks.build_trained(lambda: DetectorNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:

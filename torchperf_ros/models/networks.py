@@ -83,6 +83,15 @@ def build_trained(make: Callable[[], _Network], tier: str, weights: Path) -> _Ne
     return network
 
 
+def width_in(weights: Path, tier: str, usual: int) -> int:
+    """Width of a tier's layers as the file says, where they were pruned; as usual where it says nothing."""
+    try:
+        with safe_open(weights, framework="pt") as file:
+            return int((file.metadata() or {}).get(f"{tier}.width", usual))
+    except (OSError, SafetensorError, ValueError):
+        return usual  # `load_weights` says what is wrong
+
+
 def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
     """Put the weights of a tier in a safetensors file, named `TIER.PARAMETER`, into a network; all of them or none.
 

@@ -1,13 +1,15 @@
 """How the reference detector learns: what its cells are to say of an image, and what it costs where they do not."""
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
     CLASSES,
@@ -59,12 +61,11 @@ class DetectorTask:
     rate: Mapping[str, float] = {tier: min(3e-3, 0.07 / width) for tier, width in DETECTOR_WIDTHS.items()}
     judged = 500
     gradient = 5.0
+    teacher: Any = None
 
-    def __init__(
-        self, source: Callable[[int | str], Labelled] = LabelledScenes, teacher: DetectorNet | None = None
-    ) -> None:
-        """Learn from a source of images, and from a better network's answers where there is one (distillation)."""
-        self._source, self._sources, self._teacher = source, dict[int | str, Labelled](), teacher
+    def __init__(self, source: Callable[[int | str], Labelled] = LabelledScenes) -> None:
+        """Learn from a source of images, made for each seed."""
+        self._source, self._sources = source, dict[int | str, Labelled]()
 
     def network(self, tier: str) -> DetectorNet:
         """A network that finds nothing yet (Lin et al., "Focal Loss for Dense Object Detection", 2017)."""
@@ -72,6 +73,23 @@ class DetectorTask:
         with torch.no_grad():
             net.head[-1].get_parameter("bias")[0] = -math.log((1 - _PRIOR) / _PRIOR)
         return net.requires_grad_(requires_grad=True).train()
+
+    def pruned(self, network: Any, share: float) -> tuple[DetectorNet, int]:  # noqa: ANN401 - as `Task` has them
+        """By groups of channels that depend on each other (Fang et al., "DepGraph", 2023)."""
+        if importlib.util.find_spec("torch_pruning") is None:
+            raise ConfigError("torch-pruning is not installed: pip install 'torchperf-ros[train]'")
+        import torch_pruning
+
+        example = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
+        pruner = torch_pruning.pruner.MagnitudePruner(
+            _Cells(network), example, importance=torch_pruning.importance.GroupMagnitudeImportance(),
+            pruning_ratio=share, ignored_layers=[network.head[-1]],
+        )  # fmt: skip
+        pruner.step()
+        width = network.fine[0].out_channels
+        found = DetectorNet(width)
+        found.load_state_dict(network.state_dict())
+        return found.requires_grad_(requires_grad=True).train(), width
 
     def batch(self, seed: int | str, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images and labels, see `Labelled.batch`."""
@@ -84,11 +102,11 @@ class DetectorTask:
         images, labels = batch[0].to(device), batch[1]
         cells = network.cells(images)
         total = loss(cells, labels)
-        if self._teacher is None:
+        if self.teacher is None:
             return total
-        with torch.inference_mode():
-            taught = self._teacher.to(device).cells(images)
-        return total + _beside(cells.float(), taught.float().clone())
+        with torch.no_grad():
+            taught = self.teacher.cells(images)
+        return total + _beside(cells.float(), taught.float())
 
     def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
         """See `DetectionScore.figures`."""
@@ -107,6 +125,17 @@ class DetectorTask:
             classes=", ".join(CLASSES), width=IMAGE_WIDTH, height=IMAGE_HEIGHT, judged=judged, least=LEAST_HEIGHT_PX,
             threshold=THRESHOLD,
         )  # fmt: skip
+
+
+class _Cells(nn.Module):
+    """What the head gives, without the indices of the decoder, which cannot be pruned."""
+
+    def __init__(self, network: DetectorNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.network.cells(image)
 
 
 def loss(cells: Tensor, labels: Sequence[Sequence[Label]]) -> Tensor:

@@ -21,6 +21,7 @@ from torchperf_ros.runs.machine_fingerprint import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
 from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
+from torchperf_ros.workers.process_setup import die_with_parent
 
 ADAPTERS: Final = {"detector": "torchperf_ros.models.camera:CameraAdapter"}
 """Whose `training_task` trains which reference model, in the order in which that is done."""
@@ -45,7 +46,7 @@ class TrainOptions:
         together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
-        start, bf16, accumulate, data, adapter: see `TierPlan`.
+        start, teacher, prune, bf16, accumulate, checkpointing, loaders, data, adapter: see `TierPlan`.
     """
 
     models: Sequence[str]
@@ -57,8 +58,12 @@ class TrainOptions:
     judged: int | None
     folder: Path
     start: Path | None = None
+    teacher: Path | None = None
+    prune: float = 0.0
     bf16: bool = True
     accumulate: int = 1
+    checkpointing: bool = False
+    loaders: int = 0
     data: tuple[Path, str, Path] | None = None
     adapter: str = ""
 
@@ -80,8 +85,9 @@ class TrainOptions:
             plans += [
                 TierPlan(
                     task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
-                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint", self.start, self.bf16,
-                    self.accumulate, data=self.data, adapter=adapter,
+                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint", self.start,
+                    self.teacher, self.prune, self.bf16, self.accumulate, self.checkpointing, self.loaders,
+                    data=self.data, adapter=adapter,
                 )
                 for tier in task.tiers if not self.tiers or tier in self.tiers
             ]  # fmt: skip
@@ -123,7 +129,7 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
         while waiting or running:
             while waiting and len(running) < (options.together or cores):
                 number, plan = waiting.pop(0)
-                running[number] = context.Process(target=_train, args=(number, plan, reports), daemon=True)
+                running[number] = context.Process(target=_train, args=(number, plan, reports))
                 running[number].start()
             try:
                 number, step, loss, result = reports.get(timeout=_WAIT_S)
@@ -148,7 +154,8 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 
 
 def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
-    """A tier's process."""
+    """A tier's process; no daemon, for its loaders are processes, too, so it ends with the command by itself."""
+    die_with_parent()
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
@@ -168,7 +175,7 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
             for key, value in _parameters(plan).items()
         }
         path = options.folder / f"{name}.safetensors"
-        save_file(weights, path)
+        save_file(weights, path, {f"{plan.tier}.width": str(result.width) for plan, result in own.items()})
         figures[name] = {
             "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "bytes": path.stat().st_size, "machine": machine_now(next(iter(own)).device),
@@ -195,7 +202,7 @@ def _card(task: Task, figures: Mapping[str, Any]) -> str:
     tiers, machine = figures["tiers"], figures["machine"]
     columns = list(next(iter(tiers.values()))["score"])
     rows = [
-        [tier, str(task.tiers[tier]), f"{one['steps'] * task.batch_size:,}", f"{one['seconds']:.0f}",
+        [tier, str(one["width"]), f"{one['steps'] * task.batch_size:,}", f"{one['seconds']:.0f}",
          f"{one['cpu_s']:.0f}", *(f"{one['score'][column]:.3f}" for column in columns)]
         for tier, one in tiers.items()
     ]  # fmt: skip

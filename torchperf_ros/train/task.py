@@ -21,6 +21,7 @@ class Task(Protocol):
         rate: highest learning rate of each tier.
         judged: examples that a final score is of, by default.
         gradient: the longest gradient that is applied as it is; longer ones are shortened to it.
+        teacher: a better network whose answers are learned from beside the labels (distillation), None for none.
     """
 
     name: str
@@ -30,9 +31,17 @@ class Task(Protocol):
     rate: Mapping[str, float]
     judged: int
     gradient: float
+    teacher: nn.Module | None
 
     def network(self, tier: str) -> nn.Module:
         """An untrained network of a tier, on the CPU, in training mode."""
+
+    def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
+        """The network without that share of its channels, those of the smallest weights; and its width.
+
+        Raises:
+            ConfigError: networks of this task cannot be pruned.
+        """
 
     def batch(self, seed: int | str, number: int, count: int) -> Any:  # noqa: ANN401 - the task's own
         """So many examples, the same ones for the same seed and number, on the CPU."""

@@ -1,16 +1,20 @@
 """Training of one tier, in a process of its own: seeded, resumed where it was, judged on examples that it never saw."""
 
+import itertools
 import math
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.models.networks import load_weights
@@ -40,8 +44,12 @@ class TierPlan:
         judged: examples that the final score is of.
         checkpoint: file to go on from, written as it goes.
         start: weights to start from (fine-tuning), by name; None: from the beginning.
+        teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
+        prune: share of the channels of `start` that are taken away before it is trained on.
         bf16: whether layers compute in bfloat16, where torch's autocast says that they can.
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
+        checkpointing: activations are computed again on the way back instead of being kept.
+        loaders: processes that make batches ready ahead; 0: each is made when it is needed.
         threads: of the CPU.
         data: log, topic and labels to train on; None: what the task draws.
         adapter: whose task it is, `module:Class`.
@@ -55,8 +63,12 @@ class TierPlan:
     judged: int
     checkpoint: Path
     start: Path | None = None
+    teacher: Path | None = None
+    prune: float = 0.0
     bf16: bool = True
     accumulate: int = 1
+    checkpointing: bool = False
+    loaders: int = 0
     threads: int = 1
     data: tuple[Path, str, Path] | None = None
     adapter: str = ""
@@ -64,7 +76,7 @@ class TierPlan:
     def identity(self) -> list[Any]:
         """What has to be the same for a checkpoint to be gone on from."""
         return [self.model, self.adapter, self.tier, self.steps, self.seed, str(self.start), self.bf16, self.accumulate,
-                str(self.data)]  # fmt: skip
+                str(self.data), str(self.teacher), self.prune]  # fmt: skip
 
 
 @dataclass
@@ -72,6 +84,7 @@ class TierResult:
     """What came of it.
 
     Attributes:
+        width: of the network's layers, which pruning makes smaller.
         seconds, cpu_s: of training, over all runs of it; what other programs took of the machine is in the first only.
         score: see `Task.judge`.
         curve: step, loss (a running mean) and the score's first figure on a few held-out examples.
@@ -79,6 +92,7 @@ class TierResult:
 
     seconds: float = 0.0
     cpu_s: float = 0.0
+    width: int = 0
     score: dict[str, float] = field(default_factory=dict)
     curve: list[tuple[int, float, float]] = field(default_factory=list)
 
@@ -96,9 +110,7 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     """
     torch.set_num_threads(plan.threads)
     device = torch.device(plan.device)
-    net = task.network(plan.tier)
-    if plan.start is not None:
-        load_weights(net, plan.tier, plan.start)
+    net, width = _network(task, plan)
     net = net.to(device)
     average: Any = torch.optim.swa_utils.get_ema_multi_avg_fn  # untyped in torch
     mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average(_KEPT_WEIGHTS))
@@ -112,8 +124,12 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         for name, part in parts.items():
             part.load_state_dict(found[name])
     began, cpu_began = time.monotonic() - result.seconds, time.process_time() - result.cpu_s
+    batches = iter(DataLoader(
+        _Batches(task, plan, step), batch_size=None, num_workers=plan.loaders, pin_memory=device.type == "cuda",
+        multiprocessing_context="spawn" if plan.loaders else None,
+    ))  # fmt: skip
     while step < plan.steps:
-        loss = _step(task, net, plan, step)
+        loss = _step(task, net, plan, batches)
         if not math.isfinite(loss):
             raise TrainingFailed(f"{plan.model}, tier {plan.tier}: the loss is {loss} at step {step}")
         nn.utils.clip_grad_norm_(net.parameters(), task.gradient)
@@ -131,18 +147,47 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
                 score = task.judge(mean.module, HELD_OUT, count, device)
             result.curve.append((step, running, next(iter(score.values()))))
             result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
-            result.score = score
+            result.score, result.width = score, width
             states = {name: part.state_dict() for name, part in parts.items()}
             _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
     return result
 
 
-def _step(task: Task, net: nn.Module, plan: TierPlan, step: int) -> float:
+def _network(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
+    """The network to train, and its width; the task gets its teacher."""
+    net, width = task.network(plan.tier), task.tiers[plan.tier]
+    if plan.start is not None:
+        load_weights(net, plan.tier, plan.start)
+    if plan.prune:
+        net, width = task.pruned(net, plan.prune)
+    if plan.teacher is not None:
+        best = next(iter(task.tiers))
+        task.teacher = task.network(best).requires_grad_(requires_grad=False).eval()
+        load_weights(task.teacher, best, plan.teacher)
+        task.teacher.to(plan.device)
+    for part in net.children() if plan.checkpointing else ():
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+    return net, width
+
+
+class _Batches(Dataset[Any]):
+    """What a training takes one after the other: parts of batches, by their numbers."""
+
+    def __init__(self, task: Task, plan: TierPlan, first_step: int) -> None:
+        self._task, self._seed, self._first = task, plan.seed, first_step * plan.accumulate
+        self._count, self._parts = task.batch_size // plan.accumulate, (plan.steps - first_step) * plan.accumulate
+
+    def __len__(self) -> int:
+        return self._parts
+
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401 - the task's own
+        return self._task.batch(self._seed, self._first + number, self._count)
+
+
+def _step(task: Task, net: nn.Module, plan: TierPlan, batches: Iterator[Any]) -> float:
     """Add up the gradients of one batch; the loss."""
     device, total = torch.device(plan.device), 0.0
-    count = task.batch_size // plan.accumulate
-    for part in range(plan.accumulate):
-        batch = task.batch(plan.seed, step * plan.accumulate + part, count)
+    for batch in itertools.islice(batches, plan.accumulate):
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.bf16):
             loss = task.loss(net, batch, device) / plan.accumulate
         loss.backward()  # type: ignore[no-untyped-call]
