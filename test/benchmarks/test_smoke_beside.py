@@ -16,6 +16,7 @@ ARGUMENTS = {
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
+    "training": ["--steps", "1", "--seeds", "1", "--judged", "2", "--ways", "distilled"],
 }
 
 
@@ -56,3 +57,9 @@ def test_log_reading_counts_what_it_read_of_each_log(report):
 def test_guard_and_ramps_have_figures(report):
     assert report("guard")
     assert report("ramps")
+
+
+def test_training_has_every_way_that_was_asked_for(report):
+    runs = report("training")["runs"]
+    assert runs.keys() == {"shipped", "distilled"}
+    assert min(one["p50_ms"] for (one,) in runs.values()) > 0
