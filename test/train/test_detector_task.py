@@ -9,10 +9,12 @@ import torch
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
     CLASSES,
+    DETECTOR_WEIGHTS,
     IMAGE_HEIGHT,
     IMAGE_WIDTH,
     DetectorNet,
     build_seeded,
+    build_trained,
 )
 from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
@@ -137,3 +139,43 @@ def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_sam
     net = build_seeded(lambda: DetectorNet(12))
     net.load_state_dict(expected)
     assert not torch.equal(net.head[-1].weight, build_seeded(lambda: DetectorNet(12)).head[-1].weight)
+
+
+def weights_after(tmp_path, name, steps=2, **changes):
+    plan = TierPlan("detector", "fast", steps, 1, "cpu", 1, tmp_path / name, **changes)
+    result = train(DetectorTask(), plan, lambda *_: None)
+    return trained_weights(plan), result
+
+
+def test_given_checkpointing_or_a_loader_when_trained_then_the_weights_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(DetectorTask, "batch_size", 2)
+    monkeypatch.setattr(tier_training, "_JUDGED_BRIEFLY", 1)
+    torch.set_num_threads(1)
+    plain, _ = weights_after(tmp_path, "plain")
+    kept, _ = weights_after(tmp_path, "kept", checkpointing=True)
+    loaded, _ = weights_after(tmp_path, "loaded", loaders=1)
+    assert all(torch.equal(plain[name], loaded[name]) for name in plain)
+    assert all(torch.allclose(plain[name], kept[name], atol=1e-5) for name in plain)
+
+
+def test_given_a_teacher_or_weights_to_prune_when_trained_then_it_starts_near_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(DetectorTask, "batch_size", 2)
+    task, batch = DetectorTask(), DetectorTask().batch(1, 0, 4)
+    net = build_trained(lambda: DetectorNet(12), "fast", DETECTOR_WEIGHTS)
+    alone = task.loss(net, batch, torch.device("cpu"))
+    task.teacher = net
+    assert torch.allclose(task.loss(net, batch, torch.device("cpu")), alone + own_answers(net, batch), rtol=1e-3)
+    pruned, result = weights_after(tmp_path, "pruned", steps=1, start=DETECTOR_WEIGHTS, prune=0.25)
+    assert result.width == 9
+    assert pruned["head.0.weight"].shape == (18, 18, 3, 3)
+    _, taught = weights_after(tmp_path, "taught", steps=1, teacher=DETECTOR_WEIGHTS)
+    assert taught.width == 12
+
+
+def own_answers(net, batch):
+    """What imitating oneself costs: nothing but the entropy of the own classes."""
+    cells = net.cells(batch[0])
+    score = torch.sigmoid(cells[:, 0])
+    weight = (score > 0.1) * score
+    chosen = torch.softmax(cells[:, BOX_FIELDS:], dim=1)
+    return (weight * -(chosen * chosen.log()).sum(1)).sum() / weight.sum().clamp(min=1.0)

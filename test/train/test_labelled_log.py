@@ -13,6 +13,9 @@ from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
 from torchperf_ros.train.task import HELD_OUT
 
+# The camera's module filters this warning itself, but pytest resets filters.
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
 IMAGE, ODOMETRY = "sensor_msgs/msg/Image", "nav_msgs/msg/Odometry"
 COUNT = 15
 
