@@ -42,8 +42,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     run that was ended goes on where it was. On two cores it takes half an hour.
 
     With --log, --topic and --labels it learns from your own log instead: a line
-    {"stamp_ns": ..., "labels": [{"class": "car", "box": [left, top, right,
-    bottom]}]} for each labelled image; the last fifth is only judged by.
+    of JSON for each labelled image, with its stamp and its boxes, see
+    docs/training.md. The last fifth of them is only judged by.
 
     Example: torchperf train -o weights --models detector --tiers fast
 
