@@ -116,6 +116,7 @@ class Answer:
     Attributes:
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
         step: of an anytime model, the step whose outputs were published; 0 for others.
+        missing_inputs: synchronised inputs without a message that fits: bit n is the adapter's input n.
     """
 
     frame: Frame  # the frame that was answered
@@ -123,7 +124,7 @@ class Answer:
     fallback: Fallback | None  # what was published instead of its own result; on time, only by the emergency lane
     reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
-    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)
+    wait_ms: float  # from receipt to the start of its turn (in the mailbox), then to that of its run if inputs lacked
     total_ms: float  # from receipt to the published answer
     budget_ms: float  # the stage's budget, counted as `budget_from` says
     lateness_ms: float  # published after (positive) or before (negative) the deadline
@@ -135,6 +136,7 @@ class Answer:
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
     check: GuardVerdict | None = None  # what the guard made of the output; None: the stage has no guard
     step: int = 0
+    missing_inputs: int = 0
 
 
 class Mailbox:
