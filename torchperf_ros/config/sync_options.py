@@ -81,7 +81,7 @@ def _parse(where: str, line: str, budget_ms: float) -> SyncRule:
     require("slop" in given, f"{where} is not allowed; {_FORM}")
     rule = SyncRule(topic, **{f"{word}_ms": value for word, value in given.items()})
     text = (
-        f"{where}: wait {rule.wait_ms:g} is not allowed; the shortest budget is {budget_ms:g} ms, and models need some"
+        f"{where}: wait {rule.wait_ms:g} is not allowed; it has to be below the shortest budget, {budget_ms:g} ms"
     )
     require(rule.wait_ms < budget_ms, text)
     return rule

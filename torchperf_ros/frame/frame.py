@@ -71,6 +71,7 @@ class Frame:
     Attributes:
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
         budget_ms: its budget, counted as `budget_from` says.
+        inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
     """
 
     seq: int  # number of the frame in its stage, counted from 0 over every frame received
@@ -83,6 +84,7 @@ class Frame:
     refusal: str = ""  # why the frame cannot be run at all, empty if it can
     scene: int = 0  # index of the scene that it is answered for
     budget_ms: float = math.nan
+    inputs_since_ns: int = 0
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""

@@ -290,6 +290,8 @@ class StageActor:
             refusal=refusal, budget_ms=self._situation_budget_ms(scene, received_ns),
         )  # fmt: skip
         frame.scene = scene
+        if self.sync is not None:
+            frame.inputs_since_ns = self._input_ns(received_ns)
         with self._lock:
             frame.seq = self.statistics.counters.frames
             if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
@@ -415,8 +417,9 @@ class StageActor:
         frame, at_ns = in_flight.frame, self._input_ns(now_ns)
         waits = in_flight.inputs_until_ns > 0
         if not waits:
+            waited_ms = (at_ns - frame.inputs_since_ns) / NS_PER_MS
             room_ms = in_flight.left_ms(now_ns) - self.ladder.predicted_ms(self.ladder.last)
-            sync.begin(frame.stamp_ns, at_ns, in_flight.wait_ms, room_ms)
+            sync.begin(frame.stamp_ns, at_ns, waited_ms, room_ms)
         in_flight.inputs_until_ns = sync.until_ns
         if in_flight.inputs_until_ns > at_ns:
             self._waiter.set(in_flight.inputs_until_ns if self._input_clock is None else in_flight.leave_ns)
