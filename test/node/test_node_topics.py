@@ -20,7 +20,7 @@ FRAMES = 40
 PERCEPTION, PLANNING = 0, 1
 LABELS = [
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback", "check", "scene",
+    "budget_ms", "tier", "outcome", "fallback", "check", "scene", "missing_inputs",
 ]  # fmt: skip
 MEMORY_LABELS = [
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",

@@ -80,9 +80,7 @@ def _parse(where: str, line: str, budget_ms: float) -> SyncRule:
         require(allowed, f"{where}: {word} {text} is not allowed; it has to be from {_WORDS[word]:g} to {MOST_MS:g} ms")
     require("slop" in given, f"{where} is not allowed; {_FORM}")
     rule = SyncRule(topic, **{f"{word}_ms": value for word, value in given.items()})
-    text = (
-        f"{where}: wait {rule.wait_ms:g} is not allowed; it has to be below the shortest budget, {budget_ms:g} ms"
-    )
+    text = f"{where}: wait {rule.wait_ms:g} is not allowed; it has to be below the shortest budget, {budget_ms:g} ms"
     require(rule.wait_ms < budget_ms, text)
     return rule
 
