@@ -151,7 +151,7 @@ def test_given_messages_without_a_stamp_when_frames_ask_then_these_fit_none_and_
         frame(sync)
         assert settle(sync) == (2, {})
     assert sync.inputs[1].unstamped == 3
-    assert [alert.message.partition(",")[0] for alert in sync.news] == ["other has messages with the stamp 0"]
+    assert [alert.name for alert in sync.news] == ["fusion: input without stamps (other)"]
     assert sync.inputs[1].why_missing == "no message with a stamp has come, 3 without one"
 
 
@@ -161,7 +161,7 @@ def test_given_a_trigger_without_a_stamp_when_it_asks_then_nothing_fits_and_it_d
     assert frame(sync, stamp_ns=0) == 0
     assert settle(sync, stamp_ns=0) == (2, {})
     assert sync.inputs[1].why_missing == "the trigger had no stamp"
-    assert sync.news[0].message.startswith("the trigger has messages with the stamp 0")
+    assert [alert.name for alert in sync.news] == ["fusion: input without stamps (trigger)"]
 
 
 def test_given_a_message_that_is_too_far_off_when_a_frame_asks_then_its_skew_is_told():

@@ -126,7 +126,7 @@ class Answer:
     fallback: Fallback | None  # what was published instead of its own result; on time, only by the emergency lane
     reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
-    wait_ms: float  # from receipt to the start of its turn (in the mailbox), then to that of its run if inputs lacked
+    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox), and for inputs to come
     total_ms: float  # from receipt to the published answer
     budget_ms: float  # the stage's budget, counted as `budget_from` says
     lateness_ms: float  # published after (positive) or before (negative) the deadline

@@ -164,7 +164,8 @@ class InputSync(Generic[Message]):
         if one is not None:
             was_lost = one.is_lost
             one.take(stamp_ns, message, now_ns)
-            self._tell(one, one.rule.topic if stamp_ns <= 0 else "", was_lost=was_lost)
+            self._tell(one, was_lost=was_lost)
+            self._tell_unstamped(one.rule.topic, stamp_ns)
         return one is not None
 
     def begin(self, trigger_ns: int, now_ns: int, waited_ms: float, room_ms: float) -> None:
@@ -182,26 +183,30 @@ class InputSync(Generic[Message]):
         missing = 0
         for index, one in self.inputs.items():
             was_lost, message = one.is_lost, one.settle(now_ns)
-            self._tell(one, "the trigger" if trigger_ns <= 0 else "", was_lost=was_lost)
+            self._tell(one, was_lost=was_lost)
             if message is None:
                 missing |= 1 << index
                 latest.pop(index, None)
             else:
                 latest[index] = message
+        self._tell_unstamped("trigger", trigger_ns)
         return missing
 
-    def _tell(self, one: SyncedInput[Message], unstamped: str, *, was_lost: bool) -> None:
-        """Leave an alert where an input is lost, is back, or when stamps are missing for the first time."""
-        if unstamped and unstamped not in self._unstamped:
-            self._unstamped.add(unstamped)
-            self._alert(Level.WARN, one, f"{unstamped} has messages with the stamp 0, which cannot be synchronised")
+    def _tell_unstamped(self, what: str, stamp_ns: int) -> None:
+        if stamp_ns <= 0 and what not in self._unstamped:
+            self._unstamped.add(what)
+            self._alert(Level.WARN, f"input without stamps ({what})", "messages with the stamp 0 fit no others", {})
+
+    def _tell(self, one: SyncedInput[Message], *, was_lost: bool) -> None:
+        """Leave an alert where an input is lost, or is back."""
+        name = f"input missing ({one.rule.topic})"
+        values = {"matched": str(one.matched), "missing": str(one.missing), "unstamped": str(one.unstamped)}
         if one.is_lost and not was_lost:
             waits = "; frames do not wait for it until it comes in time again" if one.rule.wait_ms else ""
             text = f"missing in {MOST_MISSES} frames in a row, {one.why_missing}{waits}"
-            self._alert(Level.WARN, one, text)
+            self._alert(Level.WARN, name, text, values)
         elif was_lost and not one.is_lost:
-            self._alert(Level.OK, one, "is there again")
+            self._alert(Level.OK, name, "is there again", values)
 
-    def _alert(self, level: Level, one: SyncedInput[Message], text: str) -> None:
-        values = {"matched": str(one.matched), "missing": str(one.missing), "unstamped": str(one.unstamped)}
-        self.news.append(Alert(level, f"{self._stage}: input missing ({one.rule.topic})", text, values, once=True))
+    def _alert(self, level: Level, name: str, text: str, values: dict[str, str]) -> None:
+        self.news.append(Alert(level, f"{self._stage}: {name}", text, values, once=True))
