@@ -50,20 +50,21 @@ def parse_sync(stage: str, lines: Sequence[str], budgets_ms: Sequence[float]) ->
 def check_sync(stage: str, rules: Sequence[SyncRule], inputs: Sequence[tuple[str, bool]]) -> None:
     """See that every rule is for an input that can be synchronised.
 
+    The trigger's type may have no stamp: what another stage gives out has that of its frame.
+
     `inputs` are those of the adapter, the trigger first: topic, and whether the message type has a stamp.
 
     Raises:
         ConfigError: names the rule and the inputs that there are.
     """
-    (trigger, trigger_stamped), stamped = inputs[0], dict(inputs[1:])
+    trigger, stamped = inputs[0][0], dict(inputs[1:])
     known = ", ".join(stamped) or "none beside its trigger"
     for rule in rules:
         where = f"{stage}.sync: {str(rule)!r}"
         require(rule.topic != trigger, f"{where}: {trigger} is the trigger, with which the others are synchronised")
         require(rule.topic in stamped, f"{where}: the adapter has no input {rule.topic}; it has: {known}")
-        for topic, is_stamped in ((rule.topic, stamped[rule.topic]), (trigger, trigger_stamped)):
-            what = "messages without a header have no stamp and cannot be synchronised"
-            require(is_stamped, f"{where}: the message type of {topic} does not begin with a std_msgs/Header; {what}")
+        what = f"the message type of {rule.topic} does not begin with a std_msgs/Header"
+        require(stamped[rule.topic], f"{where}: {what}; messages without a stamp cannot be synchronised")
 
 
 def _parse(where: str, line: str, budget_ms: float) -> SyncRule:
