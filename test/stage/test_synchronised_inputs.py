@@ -123,13 +123,16 @@ def test_given_a_frame_that_waits_when_the_stage_is_deactivated_then_it_still_ge
     assert (x(stage, stage.answer(seq)), stage.answer(seq).outcome) == (9.0, Outcome.ON_TIME)
 
 
-def test_given_an_error_in_the_rule_when_a_frame_asks_then_it_is_answered_and_the_next_one_is_good(stage, monkeypatch):
+def test_given_an_error_in_the_rule_when_a_frame_has_waited_then_it_is_answered_and_the_next_one_is_good(
+    stage, monkeypatch
+):
     errors = stage.counters.internal_errors
     with monkeypatch.context() as patch:
         patch.setattr(stage.actor.sync, "settle", None)
-        stamp_ns = new_stamp_ns()
+        seq, stamp_ns = stage.offer(stamp_ns=new_stamp_ns())
+        assert_waits(stage)
         stage.other.receive(trigger(stamp_ns))
-        answer = stage.ask(stamp_ns=stamp_ns)
+        answer = stage.answer(seq)
     assert answer.outcome is Outcome.ERROR
     assert answer.reason.startswith("an error in the node: TypeError")
     assert stage.counters.internal_errors == errors + 1

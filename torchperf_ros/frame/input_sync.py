@@ -92,11 +92,11 @@ class SyncedInput(Generic[Message]):
         return self._kept[stamp_ns]
 
     def nearest(self) -> int | None:
-        """The stamp nearest to the one that the frame wants, of two the newer; None if none is within the slop."""
+        """The stamp nearest to the one that the frame wants, of two the later received; None: none is near."""
         wanted_ns = self._wanted_ns
         if wanted_ns is None:
             return None
-        stamp_ns = min(self._kept, key=lambda one: (abs(one - wanted_ns), -one), default=None)
+        stamp_ns = min(reversed(self._kept), key=lambda one: abs(one - wanted_ns), default=None)
         return stamp_ns if stamp_ns is not None and abs(stamp_ns - wanted_ns) <= self._slop_ns else None
 
     def _over(self, now_ns: int) -> None:
@@ -199,13 +199,15 @@ class InputSync(Generic[Message]):
 
     def _tell(self, one: SyncedInput[Message], *, was_lost: bool) -> None:
         """Leave an alert where an input is lost, or is back."""
+        if one.is_lost is was_lost:
+            return
         name = f"input missing ({one.rule.topic})"
         values = {"matched": str(one.matched), "missing": str(one.missing), "unstamped": str(one.unstamped)}
-        if one.is_lost and not was_lost:
+        if one.is_lost:
             waits = "; frames do not wait for it until it comes in time again" if one.rule.wait_ms else ""
             text = f"missing in {MOST_MISSES} frames in a row, {one.why_missing}{waits}"
             self._alert(Level.WARN, name, text, values)
-        elif was_lost and not one.is_lost:
+        else:
             self._alert(Level.OK, name, "is there again", values)
 
     def _alert(self, level: Level, name: str, text: str, values: dict[str, str]) -> None:

@@ -400,7 +400,6 @@ class StageActor:
         except Exception as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
             self.statistics.counters.internal_errors += 1
             self.pool.last_error = self._unlogged = traceback.format_exc()
-            in_flight.inputs_until_ns = 0
             if in_flight.runner is None:  # nobody else is to run what may be half written
                 in_flight.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
                 in_flight.backup_failed = True
@@ -415,16 +414,16 @@ class StageActor:
         A newer frame waits in the mailbox meanwhile, as behind any frame that is being answered.
         """
         frame, at_ns = in_flight.frame, self._input_ns(now_ns)
-        waits = in_flight.inputs_until_ns > 0
+        waits, in_flight.inputs_until_ns = in_flight.inputs_until_ns > 0, 0
         if not waits:
             waited_ms = (at_ns - frame.inputs_since_ns) / NS_PER_MS
             room_ms = in_flight.left_ms(now_ns) - self.ladder.predicted_ms(self.ladder.last)
             sync.begin(frame.stamp_ns, at_ns, waited_ms, room_ms)
-        in_flight.inputs_until_ns = sync.until_ns
-        if in_flight.inputs_until_ns > at_ns:
-            self._waiter.set(in_flight.inputs_until_ns if self._input_clock is None else in_flight.leave_ns)
+        until_ns = sync.until_ns
+        if until_ns > at_ns:
+            in_flight.inputs_until_ns = until_ns
+            self._waiter.set(until_ns if self._input_clock is None else in_flight.leave_ns)
             return True
-        in_flight.inputs_until_ns = 0
         if waits:
             in_flight.wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
         in_flight.missing_inputs = sync.settle(frame.stamp_ns, at_ns, self._dispatcher.latest)
