@@ -24,17 +24,17 @@ MEMORY_LABELS = ("node_rss_mib", "workers_rss_mib", "cuda_allocated_mib")
 FRAMES = 100
 LATE = 60
 BRAKED = 30
-"""The frame of `perception` that was late."""
+"""The frame of `perception` that was late, and had its second input missing; that of `planning` that had to brake."""
 
 
 def frame_row(stage: int, seq: int) -> list[float]:
-    """100 frames on time after 10 to 20 ms, but for one that was late and held, after 50.5 of 50 ms."""
+    """100 frames on time after 10 to 20 ms, but for one, late and held after 50.5 of 50 ms, without input 1."""
     late = stage == 0 and seq == LATE
     total_ms = 50.5 if late else 10.0 + seq % 10
     inference_ms = math.nan if late else total_ms - 4.0
     outcome, fallback = (Outcome.LATE, Fallback.HOLD_LAST) if late else (Outcome.ON_TIME, math.nan)
     row = [stage, seq, 2.0, 0.5, 0.5, 1.0, inference_ms, 1.0, total_ms, 50.0, seq >= 50, outcome, fallback]
-    return [*row, checked(stage, seq), 0.0]
+    return [*row, checked(stage, seq), 0.0, 2.0 * late]
 
 
 def checked(stage: int, seq: int) -> float:
@@ -119,6 +119,7 @@ def records() -> list[dict[str, object]]:
                 "tier": "fast" if row["tier"] else "full", "outcome": "late" if late else "on_time",
                 "fallback": "hold_last" if late else None, "a_new_field": 1,
                 "check": None if stage == 0 else GuardVerdict(int(row["check"])).word,
+                "missing_inputs": int(row["missing_inputs"]),
             })  # fmt: skip
     lines.append({"v": 1, "kind": "memory", "t_ns": START_NS, "values": {"workers_rss_mib": 800.0, "free": None}})
     lines.append(

@@ -134,6 +134,14 @@ def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_
     assert "perception: base answered by tier 1 100%; new by tier 0 75%, tier 1 25%" in against(medium, unnamed).notes
 
 
+def test_given_frames_without_a_synchronised_input_when_compared_then_a_note_has_both_counts():
+    whole, lacking = made.run(made.latencies(400, 1)), made.run(made.latencies(400, 1))
+    lacking.frames["perception"]["missing_inputs"][:7] = 2
+    note = "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
+    assert note in against(of_run(whole, "base"), of_run(lacking, "new")).notes
+    assert not any("synchronised" in text for text in against(of_run(whole, "a"), of_run(whole, "b")).notes)
+
+
 def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
     return [
         view(made.latencies(600, seed + at) * factor, f"run{at}", start_up_s=start_up_s + 0.1 * at,

@@ -41,7 +41,8 @@ def written(folder, runs, overview=None):
 
 def test_given_a_drive_when_told_in_words_then_the_numbers_are_the_frames(run):
     first, memory, anomalies = in_words(run)
-    assert first == "perception: Not on time: 1 late; published instead: the last result held (1)."
+    late = "Not on time: 1 late; published instead: the last result held (1)."
+    assert first == f"perception: {late} 1 frame had a synchronised input missing."
     assert memory == "Memory of the workers: 800 to 880 MiB; too short for a trend."
     assert anomalies.startswith("1 anomaly reported, 0 of them errors: perception: deadline missed")
 

@@ -114,17 +114,18 @@ def test_given_a_file_that_is_no_run_when_read_then_the_error_names_it(tmp_path,
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_given_a_run_of_before_there_were_guards_when_read_then_no_frame_has_a_verdict(tmp_path, suffix):
+@pytest.mark.parametrize("column", ["check", "missing_inputs"])
+def test_given_a_run_of_before_there_was_a_column_when_read_then_it_is_unknown(tmp_path, suffix, column):
     path = tmp_path / f"drive{suffix}"
     write_run(run(), path)
     if suffix == ".json":
         content = json.loads(path.read_text())
         for stage in content["stages"]:
-            del stage["frames"]["check"]
+            del stage["frames"][column]
         path.write_text(json.dumps(content))
     else:
-        pq.write_table(pq.read_table(path).drop(["check"]), path)
-    assert set(read_run(path).frames["perception"]["check"]) == {UNKNOWN}
+        pq.write_table(pq.read_table(path).drop([column]), path)
+    assert set(read_run(path).frames["perception"][column]) == {UNKNOWN}
 
 
 # -- runs as they are compared ----------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ def test_given_a_drive_when_read_from_either_source_then_it_is_the_same(tmp_path
     assert perception.lateness_ms.max() == 0.5
     assert set(perception.frames["check"]) == {UNKNOWN}
     assert np.flatnonzero(planning.frames["check"] != GuardVerdict.ACCEPT).tolist() == [logs.BRAKED]
+    assert np.flatnonzero(perception.frames["missing_inputs"] == 1 << 1).tolist() == [logs.LATE]
+    assert set(planning.frames["missing_inputs"]) == {0}
     assert run.node == "/perf"
     assert run.used_memory[2].tolist() == ([800.0, 820.0, 840.0, 860.0, 880.0] if source == "log" else [800.0])
     assert [word for _, word in run.stages[0].health][:1] == ["NOMINAL"]

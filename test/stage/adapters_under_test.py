@@ -183,6 +183,17 @@ class ManyInputs(Plain):
     inputs = {"point": TRIGGER, **{f"other{number}": "std_msgs/msg/String" for number in range(3)}}
 
 
+class Fusing(Plain):
+    """Takes a second input with stamps: its x comes out, -1 without a message of it."""
+
+    inputs = {"point": TRIGGER, "other": TRIGGER}
+
+    def preprocess(self, messages):
+        _, flag = super().preprocess(messages)
+        other = messages.get("other")
+        return torch.tensor([-1.0 if other is None else float(other.message.point.x)]), flag
+
+
 class UnknownOutput(Plain):
     """Gives a message type that nobody has installed."""
 

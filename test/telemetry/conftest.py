@@ -7,6 +7,7 @@ import pytest
 
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, Origin, StepTimes
+from torchperf_ros.frame.input_sync import InputSync
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierLadder
 from torchperf_ros.frame.waiting import HedgeRule, PublishMargin
@@ -63,7 +64,7 @@ def make_stage():
         if ready:
             statistics.health.ready()
         return SimpleNamespace(
-            guard=None,
+            guard=None, sync=InputSync(name, config.sync) if config.sync else None,
             config=config, statistics=statistics, ladder=(ladder := TierLadder(len(config.tiers))), ladders=[ladder],
             scenes=SceneChooser(config), budget_ms=config.budget_ms, actions=AlertActions(config),
             margin=PublishMargin(), mailbox=Mailbox(),

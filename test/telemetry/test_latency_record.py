@@ -27,7 +27,7 @@ def test_given_an_answer_on_time_when_recorded_then_every_value_is_under_its_lab
     assert found == {
         "stage": 1, "seq": 7, "age_ms": 4.0, "wait_ms": 0.5, "decode_ms": 1.0, "preprocess_ms": 2.0,
         "inference_ms": 3.0, "postprocess_ms": 4.0, "total_ms": 12.5, "budget_ms": 50.0, "tier": 2, "outcome": 0,
-        "scene": 0,
+        "scene": 0, "missing_inputs": 0,
     }  # fmt: skip
 
 
@@ -38,6 +38,12 @@ def test_given_an_answer_without_a_result_when_recorded_then_what_is_unknown_is_
         "age_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "tier", "check",
     }  # fmt: skip
     assert (found["outcome"], found["fallback"]) == (7, 2)
+
+
+def test_given_an_answer_without_an_input_when_recorded_then_it_says_which(make_answer):
+    answer = make_answer()
+    answer.missing_inputs = 0b110
+    assert row(LatencyRecord(0), answer)["missing_inputs"] == 6
 
 
 def test_given_an_answer_that_the_guard_judged_when_recorded_then_the_verdict_is_there(make_answer):

@@ -15,6 +15,7 @@ from torchperf_ros import __version__
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.telemetry.diagnostics import stage_status
 from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
 
 FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
@@ -106,6 +107,47 @@ def test_given_workers_when_scraped_then_memory_is_in_bytes_and_its_share_is_of_
     assert registry.get_sample_value("torchperf_memory_share_ratio") == 0.7
 
 
+@pytest.fixture
+def fusing(make_stage):
+    """A stage whose second input was there for the first of two frames, which waited for it."""
+    stage = make_stage("fusion", sync=["cloud slop 40 wait 15"])
+    stage.sync.bind([("image", "sensor_msgs/msg/Image"), ("cloud", "sensor_msgs/msg/PointCloud2")])
+    stage.sync.begin(10**9, 10**9, 0.0, 100.0)
+    stage.sync.take(1, 10**9 - 7_000_000, "cloud", 10**9 + 5_000_000)
+    stage.sync.settle(10**9, 10**9 + 5_000_000, {})
+    stage.sync.begin(2 * 10**9, 2 * 10**9, 15.0, 100.0)
+    stage.sync.settle(2 * 10**9, 2 * 10**9, {})
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("torchperf_input_frames_total", {"result": "matched"}, 1),
+        ("torchperf_input_frames_total", {"result": "missing"}, 1),
+        ("torchperf_input_waits_total", {}, 1),
+        ("torchperf_input_wait_seconds_total", {}, 0.005),
+        ("torchperf_input_skew_seconds", {"statistic": "p50"}, 0.007),
+        ("torchperf_input_skew_seconds", {"statistic": "max"}, 0.007),
+    ],
+)
+def test_given_a_synchronised_input_when_scraped_then_its_frames_waits_and_skew_are_there(fusing, name, labels, value):
+    labels = {"stage": "fusion", "input": "cloud", **labels}
+    assert registry_of([fusing]).get_sample_value(name, labels) == pytest.approx(value)
+
+
+def test_given_a_synchronised_input_when_reported_then_its_numbers_and_why_it_was_missing_are_there(fusing):
+    values = stage_status(fusing, Health.NOMINAL, {}).values
+    assert {key.removeprefix("input_cloud_"): value for key, value in values.items() if key.startswith("input_")} == {
+        "matched": "1", "missing": "1", "waited": "1", "unstamped": "0", "waited_ms": "5.000", "skew_p50_ms": "7.000",
+        "skew_max_ms": "7.000", "why": "the nearest message was -1007.0 ms off, slop is 40 ms",
+    }  # fmt: skip
+    for _ in range(9):
+        fusing.sync.begin(2 * 10**9, 2 * 10**9, 15.0, 100.0)
+        fusing.sync.settle(2 * 10**9, 2 * 10**9, {})
+    assert "without cloud" in stage_status(fusing, Health.NOMINAL, {}).message
+
+
 def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_it_are_there(stages):
     lane = Emergency(config(**{"emergency.sensors": ["button"], "emergency.types": ["Bool"]}).emergency)
     lane.activate(0)
@@ -133,8 +175,9 @@ def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statist
 
 def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_versions_are_told(stages):
     registry = registry_of(stages)
-    only_with_a_guard = ["torchperf_guard_verdicts"]
-    assert [family.name for family in registry.collect() if not family.samples] == only_with_a_guard
+    inputs = [f"torchperf_input_{what}" for what in ("frames", "waits", "wait_seconds", "skew_seconds")]
+    only_with_a_guard_or_such_inputs = ["torchperf_guard_verdicts", *inputs]
+    assert [family.name for family in registry.collect() if not family.samples] == only_with_a_guard_or_such_inputs
     assert len({spec.name for spec in METRICS}) == len(METRICS)
     (build,) = [family for family in registry.collect() if family.name == "torchperf_build_info"][0].samples
     assert build.labels["version"] == __version__

@@ -58,7 +58,14 @@ def answer(stage=None, inputs=(), **changed):
 def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
     inputs = [InputBytes(0, 12, 1.5, b"image"), InputBytes(1, 11, 2.5, b"odometry")]
     told = answer(
-        stream.stage, inputs, payload=b"out", outcome=Outcome.LATE, fallback=Fallback.HOLD_LAST, reason="why é", step=3
+        stream.stage,
+        inputs,
+        payload=b"out",
+        outcome=Outcome.LATE,
+        fallback=Fallback.HOLD_LAST,
+        reason="why é",
+        step=3,
+        missing_inputs=6,
     )
     stream.writer.frame(0, 99, told, 21.5)
     record = stream.reader.read()

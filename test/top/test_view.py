@@ -78,6 +78,14 @@ def anytime(node):
     node.stages["stage0"].values |= {"fallback_backup": "0", "fallback_hold_last": "4", "fallback_stop": "1"}
 
 
+def without_inputs(node):
+    node.stages["stage0"].values |= {
+        "input_/cloud_missing": "7",
+        "input_/cloud_why": "late",
+        "input_radar_missing": "0",
+    }
+
+
 def failing_and_compiling(node):
     node.stages["stage1"].values["compiling"] = "compiling 2 of 3"
     error = "KeyError: 0 (b_dict.py:36)\nTraceback (most recent call last):\n  x"
@@ -102,6 +110,7 @@ STEPS = "wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 
             f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time",
         ]),
         (1, anytime, ["answered 100  on time 90.0%", "P partial 40", "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1"]),
+        (1, without_inputs, ["L late 34  without /cloud 7 "]),
         (2, failing_and_compiling, ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "]),
         (12, lambda node: None, ["no room for"]),
         (2, lambda node: node._heard_pids.update({"77": 10.0, "78": 9.5}), ["2 nodes of this name: pid 77, 78"]),

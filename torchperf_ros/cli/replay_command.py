@@ -188,6 +188,8 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
     if summary.get("late_messages"):
         yield f"{summary['late_messages']:,} messages were given late, up to {summary['worst_late_ms']:.1f} ms"
     for stage in result.stages.values():
+        if stage.incomplete:
+            yield f"{stage.name}: {stage.incomplete:,} of {len(stage.frames):,} frames had a synchronised input missing"
         frames: dict[str, list[int]] = {}
         for seq, reason in stage.reasons.items():
             frames.setdefault(reason.partition("\n")[0] or "no reason was given", []).append(seq)

@@ -14,6 +14,7 @@ from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
 from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
+from torchperf_ros.config.sync_options import SyncRule, parse_sync
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
@@ -71,6 +72,9 @@ class StageConfig:
     input_reliability: str = param("best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable"))
     input_timeout_ms: float = param(
         1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
+    )
+    sync: tuple[SyncRule, ...] = param(
+        [""], "Inputs that have to fit the trigger's stamp, lines INPUT slop MS offset MS wait MS; '': none."
     )
     sustained_misses: int = param(10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True)
     recover_frames: int = param(30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True)
@@ -207,6 +211,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     for scene in checked["scenes"]:
         text = f"{name}.scene.{scene.name}.budget_ms: {scene.budget_ms} is above {name}.hang_ms {hang_ms}"
         require(scene.budget_ms <= hang_ms, text)
+    budgets_ms = [scene.budget_ms or checked["budget_ms"] for scene in checked["scenes"]]
+    checked["sync"] = parse_sync(name, checked["sync"], budgets_ms)
     names = [scene.name for scene in checked["scenes"]]
     checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
     checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")

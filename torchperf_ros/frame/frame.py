@@ -71,6 +71,7 @@ class Frame:
     Attributes:
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
         budget_ms: its budget, counted as `budget_from` says.
+        inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
     """
 
     seq: int  # number of the frame in its stage, counted from 0 over every frame received
@@ -83,6 +84,7 @@ class Frame:
     refusal: str = ""  # why the frame cannot be run at all, empty if it can
     scene: int = 0  # index of the scene that it is answered for
     budget_ms: float = math.nan
+    inputs_since_ns: int = 0
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -116,6 +118,7 @@ class Answer:
     Attributes:
         offset, length: the frame's inputs in the stage's ring; length 0: they are not there.
         step: of an anytime model, the step whose outputs were published; 0 for others.
+        missing_inputs: synchronised inputs without a message that fits: bit n is the adapter's input n.
     """
 
     frame: Frame  # the frame that was answered
@@ -123,7 +126,7 @@ class Answer:
     fallback: Fallback | None  # what was published instead of its own result; on time, only by the emergency lane
     reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
-    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox)
+    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox), and for inputs to come
     total_ms: float  # from receipt to the published answer
     budget_ms: float  # the stage's budget, counted as `budget_from` says
     lateness_ms: float  # published after (positive) or before (negative) the deadline
@@ -135,6 +138,7 @@ class Answer:
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
     check: GuardVerdict | None = None  # what the guard made of the output; None: the stage has no guard
     step: int = 0
+    missing_inputs: int = 0
 
 
 class Mailbox:

@@ -14,13 +14,13 @@ FRAME: Final = np.dtype(
         ("seq", "i8"), ("t_ns", "i8"), ("stamp_ns", "i8"), ("tier", "i8"), ("outcome", "i8"), ("fallback", "i8"),
         ("age_ms", "f8"), ("wait_ms", "f8"), ("decode_ms", "f8"), ("preprocess_ms", "f8"), ("inference_ms", "f8"),
         ("postprocess_ms", "f8"), ("total_ms", "f8"), ("budget_ms", "f8"), ("lateness_ms", "f8"), ("answer_ms", "f8"),
-        ("check", "i8"), ("output_hash", "u8"),
+        ("check", "i8"), ("missing_inputs", "i8"), ("output_hash", "u8"),
     ]
 )  # fmt: skip
 """A frame's row: as in `/perf/latency_stages`; indexes -1 and times NaN where unknown or not needed.
 
-`t_ns`: ROS time of the answer. `answer_ms`: end to end, of the last stage's frames. `output_hash`: of the published
-bytes, 0 where nothing was published.
+`t_ns`: ROS time of the answer. `answer_ms`: end to end, of the last stage's frames. `missing_inputs`: bit n is the
+adapter's input n. `output_hash`: of the published bytes, 0 where nothing was published.
 """
 _NONE: Final = -1
 _ROWS_AT_ONCE: Final = 4096
@@ -41,7 +41,7 @@ def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:
         _NONE if answer.fallback is None else answer.fallback, frame.age_ms, answer.wait_ms,
         steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
         answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
-        _NONE if answer.check is None else answer.check,
+        _NONE if answer.check is None else answer.check, answer.missing_inputs,
     )  # fmt: skip
 
 

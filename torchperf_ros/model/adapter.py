@@ -31,7 +31,8 @@ class Adapter(abc.ABC):
     """A stage's model. Runs in the worker process only.
 
     Attributes:
-        inputs: topic -> message type; the first is the trigger, the others are the latest received, or absent.
+        inputs: topic -> message type; the first is the trigger, the others are the latest received, or absent. With the
+            parameter `sync` they are those whose stamps fit the trigger's, or absent.
         output: message type of the stage's output.
         anytime: whether models give partial results: then `steps` is run for every frame, in eager.
     """

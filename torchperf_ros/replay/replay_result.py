@@ -132,6 +132,11 @@ class StageResult:
         """What the guard made of outputs how often, by word; empty without a guard."""
         return self._counts("check", GuardVerdict)
 
+    @property
+    def incomplete(self) -> int:
+        """How many frames had a synchronised input missing."""
+        return self._figure(_Count(np.count_nonzero(self.frames["missing_inputs"] > 0)), only_missed=False)
+
     def _counts(self, column: str, words: type[Outcome | Fallback | GuardVerdict]) -> Counter[str]:
         pairs = zip(*np.unique(self.frames[column], return_counts=True), strict=True)
         return self._figure(_Counts({words(v).word: self._figure(_Count(count)) for v, count in pairs if v >= 0}))
@@ -187,7 +192,7 @@ class StageResult:
             "name": self.name, "tiers": list(self.tiers), "output": self.output_topic, "type": self.output_type,
             "budget_ms": self.budget_ms, "received": self.received, "answered": len(self.frames),
             "superseded": self.superseded, "stale": self.stale, "outcomes": dict(self.outcomes),
-            "fallbacks": dict(self.fallbacks), "checks": dict(self.checks),
+            "fallbacks": dict(self.fallbacks), "checks": dict(self.checks), "incomplete": self.incomplete,
             **{name: value if math.isfinite(value) else None for name, value in times_ms.items()},
             "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in self.reasons.items()},
         }  # fmt: skip

@@ -155,6 +155,12 @@ class ReplayStages:
         return self.lost + sum(actor.mailbox.superseded + actor.mailbox.stale for actor in self.actors)
 
     @property
+    def input_waits(self) -> list[int]:
+        """Until when frames wait for synchronised inputs, by the clock of these, and others behind them."""
+        found = [(actor.inputs_until_ns, actor.mailbox.waiting) for actor in self.actors]
+        return [until_ns for until_ns, behind in found if until_ns for _ in range(1 if behind is None else 2)]
+
+    @property
     def lost(self) -> int:
         """Frames that an error of ours has cost."""
         return sum(actor.statistics.counters.internal_errors for actor in self.actors)
@@ -218,8 +224,8 @@ class ReplayPace:
         self._now_ns = start_ns
 
     def machinery(self, stage: int) -> StageMachinery:
-        """What the stage of this index runs on."""
-        return StageMachinery()
+        """What the stage of this index runs on; a frame waits for synchronised inputs by the log's time."""
+        return StageMachinery(input_clock=self.now)
 
     @property
     def summary(self) -> dict[str, object]:
@@ -233,9 +239,10 @@ class ReplayPace:
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
         """Let the stages do what they do before this time of the log, which is then `now`; here: all that they have.
 
-        A stage whose last worker died has one again.
+        A frame that waits for synchronised inputs may have to see the next message first. A stage whose last worker
+        died has one again.
         """
-        self.finish(stages, record)
+        self._answer(stages, record, t_ns)
         while not all(actor.pool.ready for actor in stages.actors):
             stages.check()
             time.sleep(_LOOK_S / 10)
@@ -243,10 +250,20 @@ class ReplayPace:
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
         """Let the stages answer what is left."""
-        with record.answered:
-            while record.pending > stages.unanswered:
-                if not record.answered.wait(_LOOK_S):
-                    stages.check()
+        self._answer(stages, record, None)
+
+    def _answer(self, stages: ReplayStages, record: ReplayRecord, until_ns: int | None) -> None:
+        """Let the stages answer what they have, but for frames that wait for inputs beyond this time of the log."""
+        while True:
+            with record.answered:
+                while record.pending > stages.unanswered + len(waits := stages.input_waits):
+                    if not record.answered.wait(_LOOK_S):
+                        stages.check()
+            if not waits or (until_ns is not None and min(waits) > until_ns):
+                return
+            self._now_ns = max(self._now_ns, min(waits))
+            for actor in stages.actors:
+                actor.inputs_are_over()
 
 
 class RealPace(ReplayPace):
@@ -257,6 +274,10 @@ class RealPace(ReplayPace):
         super().__init__(start_ns)
         self._pace: Pace | None = None
         self._tally = Tally()
+
+    def machinery(self, stage: int) -> StageMachinery:
+        """What the stage runs on in the node."""
+        return StageMachinery()
 
     @property
     def summary(self) -> dict[str, object]:

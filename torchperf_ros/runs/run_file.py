@@ -25,6 +25,7 @@ VERSION: Final = 1
 _KEY: Final = b"torchperf_run"
 _KIND: Final = "run"
 _NAMES: Final = FRAME.names or ()
+_LATER: Final = ("check", "missing_inputs")
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
 
 def _rows(columns: Mapping[str, Any]) -> NDArray[np.void]:
     rows = np.empty(len(columns["seq"]), dtype=FRAME)
-    for name in _NAMES:  # a run that was written before there were guards has no `check`
-        rows[name] = columns.get(name, UNKNOWN) if name == "check" else columns[name]
+    for name in _NAMES:  # a run that was written before there were guards and synchronised inputs has none of theirs
+        rows[name] = columns.get(name, UNKNOWN) if name in _LATER else columns[name]
     return rows
 
 

@@ -28,7 +28,7 @@ MEMORY: Final = {
 """The figures of memory that say what the models use, the best first."""
 _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
 _ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
-_NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN}
+_NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN, "missing_inputs": UNKNOWN}
 _TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
@@ -292,8 +292,9 @@ class RunLogBuilder:
 
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
         """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
-        index, outcome, fallback, check, tier, seq = (
-            _whole(values.get(name)) for name in ("stage", "outcome", "fallback", "check", "tier", "seq")
+        index, outcome, fallback, check, tier, seq, missing_inputs = (
+            _whole(values.get(name))
+            for name in ("stage", "outcome", "fallback", "check", "tier", "seq", "missing_inputs")
         )
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
@@ -304,7 +305,7 @@ class RunLogBuilder:
             self._by_number(index), t_ns, seq, tier=tier, outcome=outcome,
             stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
             fallback=fallback if 0 <= fallback < len(Fallback) else UNKNOWN,
-            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN, **times,
+            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN, missing_inputs=missing_inputs, **times,
         )  # fmt: skip
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -393,6 +394,7 @@ class RunLogBuilder:
             outcome=Outcome[str(record["outcome"]).upper()],
             fallback=UNKNOWN if fallback is None else Fallback[str(fallback).upper()],
             check=UNKNOWN if check is None else GuardVerdict[str(check).upper()],
+            missing_inputs=int(record.get("missing_inputs", UNKNOWN)),
             **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
         )  # fmt: skip
         if record.get("profiled"):

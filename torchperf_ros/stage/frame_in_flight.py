@@ -37,10 +37,11 @@ class FrameInFlight:
         offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
         failure, reason: what the runner came to, other than a good result.
         partial: what a worker that has failed at the frame left of it.
+        inputs_until_ns: until when it waits for inputs, by the clock of these; 0: it does not, or no more.
     """
 
     frame: Frame  # the frame
-    wait_ms: float  # time that it spent in the mailbox
+    wait_ms: float  # time that it spent in the mailbox, and waiting for inputs
     leave_ns: int  # when waiting ends: the deadline less the publish margin
     hedge_ns: int = 0  # when the backup is asked as well, 0 before the runner has started
     offset: int = 0
@@ -60,6 +61,8 @@ class FrameInFlight:
     number: int = -1  # how many frames were started before it; -1: it was not
     survived: bool = False  # whether the runner came through it, well or not; only then others get to see it
     answered: bool = False  # it is over; what still comes for it is late
+    inputs_until_ns: int = 0
+    missing_inputs: int = 0  # see `Answer`
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""
@@ -126,4 +129,5 @@ class FrameInFlight:
             budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
             payload=payload, offset=self.offset, length=self.length,
             profiled=self.runner is not None and bool(self.runner.recording), step=0 if result is None else result.step,
+            missing_inputs=self.missing_inputs,
         )  # fmt: skip

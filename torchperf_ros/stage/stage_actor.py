@@ -20,6 +20,7 @@ from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
+from torchperf_ros.frame.input_sync import InputSync
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
@@ -74,6 +75,8 @@ class StageMachinery:
     clock: Clock = monotonic_ns  # monotonic time in ns
     waiter: Callable[[], Any] = StageWaiter  # makes what the stage's thread waits for, see `StageWaiter`
     pool: Callable[..., Any] = WorkerPool  # makes the stage's workers, with the arguments of `WorkerPool`
+    input_clock: Clock | None = None
+    """What waiting for inputs is measured by; None: `clock`. Who moves another one calls `inputs_are_over`."""
 
 
 class StageActor:
@@ -83,6 +86,7 @@ class StageActor:
         statistics, ladders, scenes, actions, margin, memory, mailbox, pool, hedge_rule: the stage's parts, for
             `/diagnostics`; there is a ladder for each scene.
         guard: checks every output before it is published; None where the parameters ask for none.
+        sync: which messages of other inputs fit a trigger; None where every one's latest does.
         lower: stages that give way to this one.
     """
 
@@ -95,7 +99,7 @@ class StageActor:
         machinery: StageMachinery = StageMachinery(),
     ) -> None:
         """Prepare a stage; `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns."""
-        self._clock = machinery.clock
+        self._clock, self._input_clock = machinery.clock, machinery.input_clock
         self.config = config  # parameters; replaced as a whole when one changes
         self.statistics = StageStatistics(config, self._clock)
         clocks = [TierClock() for _ in config.tiers]
@@ -113,6 +117,8 @@ class StageActor:
         self.guard: StageGuard | None = None
         if config.guard is not None:
             self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
+        sync = InputSync[tuple[InputBytes, int]](config.name, config.sync) if config.sync else None
+        self.sync = sync
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self.budget_ms = config.budget_ms  # of the last frame that was begun
@@ -284,6 +290,8 @@ class StageActor:
             refusal=refusal, budget_ms=self._situation_budget_ms(scene, received_ns),
         )  # fmt: skip
         frame.scene = scene
+        if self.sync is not None:
+            frame.inputs_since_ns = self._input_ns(received_ns)
         with self._lock:
             frame.seq = self.statistics.counters.frames
             if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
@@ -300,8 +308,12 @@ class StageActor:
             self.statistics.counters.refused_inputs += 1
             return
         received_ns, age_ms = self._clock(), stamp_age_ms(stamp_ns, self._ros_now())
+        message = InputBytes(index, stamp_ns, age_ms, data), received_ns
         with self._lock:
-            self._dispatcher.latest[index] = InputBytes(index, stamp_ns, age_ms, data), received_ns
+            if self.sync is None or not self.sync.take(index, stamp_ns, message, self._input_ns(received_ns)):
+                self._dispatcher.latest[index] = message
+            elif self._in_flight is not None and self._in_flight.inputs_until_ns:
+                self._go_on(self._in_flight, received_ns)  # it may be what the frame waits for
 
     def hear(self, index: int, data: bytes, stamp_ns: int = 0) -> None:
         """A message of another input than the adapter's: for the guard, or what scenes depend on, see `inputs`."""
@@ -322,13 +334,16 @@ class StageActor:
         Empty until a worker has described its adapter.
 
         Raises:
-            ConfigError: the stage has a guard and publishes something else than a path.
+            ConfigError: the stage has a guard and publishes something else than a path, or an input cannot be
+                synchronised.
         """
         if self.pool.description is None:
             return []
         if self.guard is not None and not can_stop(self._output_type):
             what = f"the stage publishes {self._output_type}, and a guard checks {PATH}"
             raise ConfigError(f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well")
+        if self.sync is not None:
+            self.sync.bind(self.pool.description.inputs)
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
         return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
 
@@ -365,9 +380,16 @@ class StageActor:
         self._dispatcher.use(frame.scene)
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
+        self._go_on(in_flight, now_ns)
+
+    def _go_on(self, in_flight: FrameInFlight, now_ns: int) -> None:
+        """Hand the frame in flight over as soon as it has its inputs, and set the timer."""
+        frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
+            elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
+                return
             else:
                 self._dispatcher.write(in_flight, frame.data)
             if in_flight.failure is None:
@@ -382,6 +404,44 @@ class StageActor:
                 in_flight.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
                 in_flight.backup_failed = True
             self._waiter.wake()
+
+    def _input_ns(self, now_ns: int) -> int:
+        return now_ns if self._input_clock is None else self._input_clock()
+
+    def _awaits_inputs(self, sync: InputSync[Any], in_flight: FrameInFlight, now_ns: int) -> bool:
+        """Whether the frame waits for inputs; else it has what there is of them. It leaves time for the cheapest tier.
+
+        A newer frame waits in the mailbox meanwhile, as behind any frame that is being answered.
+        """
+        frame, at_ns = in_flight.frame, self._input_ns(now_ns)
+        waits, in_flight.inputs_until_ns = in_flight.inputs_until_ns > 0, 0
+        if not waits:
+            waited_ms = (at_ns - frame.inputs_since_ns) / NS_PER_MS
+            room_ms = in_flight.left_ms(now_ns) - self.ladder.predicted_ms(self.ladder.last)
+            sync.begin(frame.stamp_ns, at_ns, waited_ms, room_ms)
+        until_ns = sync.until_ns
+        if until_ns > at_ns:
+            in_flight.inputs_until_ns = until_ns
+            self._waiter.set(until_ns if self._input_clock is None else in_flight.leave_ns)
+            return True
+        if waits:
+            in_flight.wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
+        in_flight.missing_inputs = sync.settle(frame.stamp_ns, at_ns, self._dispatcher.latest)
+        while sync.news:
+            self._untold.append(sync.news.popleft())
+        return False
+
+    @property
+    def inputs_until_ns(self) -> int:
+        """Until when, by the clock of inputs, the frame in flight waits for some; 0: it does not; takes no lock."""
+        in_flight = self._in_flight
+        return 0 if in_flight is None else in_flight.inputs_until_ns
+
+    def inputs_are_over(self) -> None:
+        """The clock of inputs has moved: the frame in flight may have waited long enough; see `StageMachinery`."""
+        with self._lock:
+            if self._in_flight is not None and self._in_flight.inputs_until_ns:
+                self._go_on(self._in_flight, self._clock())
 
     # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
 
@@ -442,6 +502,9 @@ class StageActor:
 
     def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:
         """What to do about the current frame: answer it, or see to it that someone works on it and wait."""
+        if in_flight.inputs_until_ns:
+            self._go_on(in_flight, now_ns)
+            return None
         if in_flight.result is not None:
             return Outcome.ON_TIME, ""
         if in_flight.failure is not None and (in_flight.partial or not self._dispatcher.may_have_backup(in_flight)):

@@ -103,6 +103,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
         **(_guard(stage) if stage.guard is not None else {}),
+        **_synchronised(stage),
         "superseded": str(stage.mailbox.superseded),
         "stale": str(stage.mailbox.stale),
         "restarts": str(pool.restarts),
@@ -161,6 +162,17 @@ def _guard(stage: StageActor) -> dict[str, str]:
     return values | {f"guard_{key}": str(value) for key, value in (guard.refused if guard else {}).items()}
 
 
+def _synchronised(stage: StageActor) -> dict[str, str]:
+    """Of each synchronised input how often it had a message that fitted, waits, skews, and why it was missing."""
+    values: dict[str, str] = {}
+    for one in () if stage.sync is None else stage.sync.inputs.values():
+        numbers = {name: str(getattr(one, name)) for name in ("matched", "missing", "waited", "unstamped")}
+        times = {name: _number(getattr(one, name)) for name in ("waited_ms", "skew_p50_ms", "skew_max_ms")}
+        values |= {f"input_{one.rule.topic}_{name}": value for name, value in (numbers | times).items()}
+        values[f"input_{one.rule.topic}_why"] = one.why_missing
+    return values
+
+
 _COUNTERS = (
     "missed_deadline", "late_results", "rehearsals", "probes", "backups", "ignored", "missed_observations",
     "refused_inputs", "internal_errors", "zero_stamps", "future_stamps", "backward_stamps", "repeated_stamps",
@@ -179,9 +191,11 @@ def _summary(stage: StageActor, health: Health) -> str:
     scene = f"scene {_scene(stage, stage.scenes.active)}" if len(stage.config.scenes) > 1 else ""
     if stage.scenes.active != stage.scenes.wanted:
         scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
+    lost = [] if stage.sync is None else [one.rule.topic for one in stage.sync.inputs.values() if one.is_lost]
+    inputs = f"without {', '.join(lost)}" if lost else ""
     why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED else "")
     actions = stage.actions.words(monotonic_ns())
-    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, actions, why, compiling]))
+    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, inputs, actions, why, compiling]))
 
 
 def _scene(stage: StageActor, number: int) -> str:

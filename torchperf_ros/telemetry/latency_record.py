@@ -38,7 +38,7 @@ class LabelledArray:
 
 LABELS = (
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback", "check", "scene",
+    "budget_ms", "tier", "outcome", "fallback", "check", "scene", "missing_inputs",
 )  # fmt: skip
 
 
@@ -59,4 +59,5 @@ class LatencyRecord:
             steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
             answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
             answer.outcome, nan if fallback is None else fallback, nan if check is None else check, answer.frame.scene,
+            answer.missing_inputs,
         )  # fmt: skip

@@ -52,6 +52,7 @@ class _Scrape:
         self.health = statistics.health.state(now_ns)
         self.reading = statistics.figures.read(now_ns, self.health)
         self.tier_times, self.lateness, self.step_times = statistics.figures.histograms()
+        self.synchronised = [] if stage.sync is None else list(stage.sync.inputs.values())
         self.tiers = stage.pool.tally.rows(stage.pool.everyone)
         self.workers = [worker for worker in stage.pool.everyone if worker.pid in use.rss_by_pid]
 
@@ -103,6 +104,13 @@ def _by_tier(fact: str) -> Callable[[_Scrape], dict[str, float]]:
     return lambda scrape: {tier["name"]: tier[fact] for tier in scrape.tiers}
 
 
+def _by_input(count: str, per: float = 1) -> Callable[[_Scrape], dict[str, float]]:
+    """A count of each synchronised input, `per` so many of which there is one."""
+    read = attrgetter(count)
+    return lambda scrape: {each.rule.topic: read(each) / per for each in scrape.synchronised}
+
+
+_FITTED, _INPUT = ("matched", "missing"), ("stage", "input")
 _WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
 _get = attrgetter
 _M = MetricSpec
@@ -122,6 +130,14 @@ METRICS = (
     _M("torchperf_dropped_total", _C, "Messages that were not answered",
        _counted(superseded="stage.mailbox.superseded", stale="stage.mailbox.stale", ignored="counters.ignored",
                 refused_input="counters.refused_inputs", internal_error="counters.internal_errors"), _WHY),
+    _M("torchperf_input_frames_total", _C, "Frames by whether a synchronised input had a message that fits",
+       lambda s: {(each.rule.topic, result): getattr(each, result) for each in s.synchronised for result in _FITTED},
+       ("stage", "input", "result")),
+    _M("torchperf_input_waits_total", _C, "Frames that waited for a synchronised input", _by_input("waited"), _INPUT),
+    _M("torchperf_input_wait_seconds_total", _C, "How long they did, together", _by_input("waited_ms", 1000), _INPUT),
+    _M("torchperf_input_skew_seconds", _G, "Distance of its last 128 messages that fitted from the stamp wanted",
+       lambda s: {(each.rule.topic, name): getattr(each, f"skew_{name}_ms") / 1000
+                  for each in s.synchronised for name in ("p50", "max")}, ("stage", "input", "statistic")),
     _M("torchperf_missed_deadlines_total", _C, "Answers that left after their deadline",
        _get("counters.missed_deadline")),
     _M("torchperf_odd_stamps_total", _C, "Stamps that cannot be right",

@@ -18,18 +18,20 @@ from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
-VERSION = 2
+VERSION = 3
 MAX_PACKET_BYTES = 131_072
 _MAX_INLINE = 16_384
 """A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQII")
 """Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
-_FRAME = struct.Struct("<Qbbbhb?HQQqq10d")
-"""seq, outcome, fallback, check (-1: none), tier, scene, profiled, step; place in the ring; stamp, receipt, times."""
+_FRAME = struct.Struct("<Qbbbhb?HQQQqq10d")
+"""seq, outcome, fallback, check (-1: none), tier, scene, profiled, step, missing inputs; place in the ring; stamp,
+receipt, times."""
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NONE = -1
 _MOST_STEPS = 2**16 - 1
+_ALL_INPUTS = 2**64 - 1
 _FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
 _MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
 _CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
@@ -110,7 +112,8 @@ class StreamWriter:
             VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
             frame.seq, answer.outcome, _NONE if answer.fallback is None else answer.fallback,
             _NONE if answer.check is None else answer.check,
-            answer.tier, frame.scene, answer.profiled, min(answer.step, _MOST_STEPS), answer.offset, answer.length,
+            answer.tier, frame.scene, answer.profiled, min(answer.step, _MOST_STEPS),
+            answer.missing_inputs & _ALL_INPUTS, answer.offset, answer.length,
             frame.stamp_ns, frame.received_ns, frame.age_ms, answer.wait_ms, steps.decode_ms,
             steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms, answer.total_ms, answer.budget_ms,
             answer.lateness_ms, answer_ms,
@@ -218,7 +221,7 @@ class StreamReader:
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         seq, outcome, fallback, check, tier, scene, profiled, step, *numbers = _FRAME.unpack_from(data, _HEAD.size)
-        offset, length, stamp_ns, received_ns, *times = numbers
+        missing_inputs, offset, length, stamp_ns, received_ns, *times = numbers
         age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
         published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
         origin = Origin(received_ns, age_ms)
@@ -226,7 +229,7 @@ class StreamReader:
             Frame(seq, None, stamp_ns, age_ms, received_ns, 0, origin, "", scene, budget_ms), Outcome(outcome),
             None if fallback == _NONE else Fallback(fallback), reason, tier, wait_ms, total_ms, budget_ms,
             lateness_ms, published_ns, StepTimes(*steps), output, offset, length, profiled,
-            None if check == _NONE else GuardVerdict(check), step,
+            None if check == _NONE else GuardVerdict(check), step, missing_inputs,
         )  # fmt: skip
         ring = self._stages[stage]
         return FrameRecord(t_ns, stage, answer, answer_ms, self._items(ring, offset, length, seq), ring)

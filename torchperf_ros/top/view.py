@@ -294,6 +294,8 @@ def _eighths(record: SeenFrame, most: int) -> int:
 def _counters(stage: StageState) -> Text:
     some = {f"{letter} {one.word.replace('_', ' ')}": stage.count(one.word) for one, letter in _LETTERS.items()}
     answered = {"answered": stage.count("answered")} | _known({"unanswered": stage.unanswered})
+    missing = [key for key in stage.values if key.startswith("input_") and key.endswith("_missing")]
+    some |= {f"without {key.removeprefix('input_').removesuffix('_missing')}": stage.count(key) for key in missing}
     return _pairs({**answered, "on time": _on_time(stage), **_known(some)})
 
 

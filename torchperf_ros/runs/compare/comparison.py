@@ -141,6 +141,10 @@ def _remarks(stage: StageComparison) -> Iterator[str]:
     budgets = stage.base.budget_ms, stage.new.budget_ms
     if budgets[0] != budgets[1] and np.isfinite(budgets).all():
         yield f"{stage.name}: the budget is {budgets[0]:g} ms in the base, {budgets[1]:g} ms in the new run"
+    lacked = [int((side.frames["missing_inputs"] > 0).sum()) for side in (stage.base, stage.new)]
+    if any(lacked):
+        of = (f"{count:,} of {len(side):,}" for count, side in zip(lacked, (stage.base, stage.new), strict=True))
+        yield f"{stage.name}: {' frames in the base, '.join(of)} in the new run had a synchronised input missing"
     named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):

@@ -38,6 +38,7 @@ class StageFigures:
         worst_lateness_ms: the latest answer; negative: before its deadline.
         outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent first.
         guarded: whether the stage had a guard.
+        incomplete: that ran without a synchronised input.
     """
 
     frames: int
@@ -53,6 +54,7 @@ class StageFigures:
     fallbacks: dict[Fallback, int]
     checks: dict[GuardVerdict, int]
     guarded: bool
+    incomplete: int
 
 
 def stage_figures(stage: StageLog) -> StageFigures:
@@ -73,6 +75,7 @@ def stage_figures(stage: StageLog) -> StageFigures:
         {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
         {GuardVerdict(one): int(count) for one, count in often["check"] if one not in {UNKNOWN, GuardVerdict.ACCEPT}},
         bool((frames["check"] != UNKNOWN).any()),
+        int((frames["missing_inputs"] > 0).sum()),
     )  # fmt: skip
 
 
@@ -161,6 +164,8 @@ def _stage_words(stage: StageLog) -> str:
         text = f" Not on time: {_counts(figures.outcomes)}" + (f"; published instead: {instead}." if instead else ".")
     if stage.dropped:
         text += f" {_count(stage.dropped, 'frame')} more were never started: a newer one came, or they were too old."
+    if figures.incomplete:
+        text += f" {_count(figures.incomplete, 'frame')} had a synchronised input missing."
     if figures.starting:
         text += f" {_count(figures.starting, 'frame')} came while it started and are not counted."
     return f"{stage.name}:{text}" if text else ""
