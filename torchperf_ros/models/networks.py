@@ -67,7 +67,7 @@ def build_seeded(make: Callable[[], _Network]) -> _Network:
     return network.requires_grad_(requires_grad=False).eval()
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     """Two convolutions beside a shortcut (He et al., "Deep Residual Learning", 2016), normalisation folded."""
 
     def __init__(self, width: int) -> None:
@@ -76,6 +76,7 @@ class _Residual(nn.Module):
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same shape, [batch, width, rows, columns]."""
         return functional.relu(x + self.second(functional.relu(self.first(x))))
 
 
@@ -97,12 +98,12 @@ class DetectorNet(nn.Module):
         self.backbone = nn.Sequential(
             nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
             nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(width),
+            Residual(width),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(2 * width),
+            Residual(2 * width),
             nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(4 * width),
-            _Residual(4 * width),
+            Residual(4 * width),
+            Residual(4 * width),
         )  # fmt: skip
         self.head = nn.Conv2d(4 * width, BOX_FIELDS + len(CLASSES), 1)
         rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
