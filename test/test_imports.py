@@ -32,10 +32,11 @@ ALLOWED = {
     "replay": NODE_SIDE | {"logs", "runs"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},
     "models": RULES | {"model"},
-    "world": NODE_SIDE | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages"},
+    "world": NODE_SIDE
+    | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages", "models.point_cloud"},
 }
 """What a layer may import of this package beside itself; a layer that is not named is free."""
-MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize"}
+MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize", "train"}
 ENGINE_LIBRARIES = {"onnxruntime", "onnx", "openvino", "torch_tensorrt"}
 MAY_IMPORT_RCLPY = {"node", "logs", "top", "demo"}
 
