@@ -1,0 +1,1 @@
+"""Training of the reference models from the closed loop's world, and what they score."""
