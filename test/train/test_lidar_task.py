@@ -100,7 +100,8 @@ def test_given_a_perfect_answer_when_the_loss_is_taken_then_it_is_small_and_grow
     right = torch.where(heat == 1.0, 8.0, -8.0)
     missed, false = right.clone(), right.clone()
     missed[0, 2, 2], false[0, 0, 0] = -8.0, 8.0
-    assert float(focal(right, heat)) < 1e-3 < 1.0 < min(float(focal(missed, heat)), float(focal(false, heat)))
+    assert float(focal(right, heat)) < 1e-3
+    assert min(float(focal(missed, heat)), float(focal(false, heat))) > 1.0
     near = right.clone()
     near[0, 2, 3] = 8.0
     assert float(focal(near, heat)) < float(focal(false, heat)) / 10
