@@ -98,15 +98,15 @@ def read_cloud(
     points = points.reshape(-1, 4)
     x, y, z = points[:, 0], points[:, 1], points[:, 2]
     returned = np.isfinite(x) & np.isfinite(y) & np.isfinite(z) & ((x != 0) | (y != 0) | (z != 0))
-    times = found[time].reshape(-1) if time else None
-    if times is not None and times.dtype.kind == "f":
-        returned &= np.isfinite(times)
-    left, right, low, high = bounds
-    inside = returned if bounds == EVERYWHERE else returned & (x >= left) & (x <= right) & (y >= low) & (y <= high)
+    least_x, most_x, least_y, most_y = bounds
+    inside = returned
+    if bounds != EVERYWHERE:
+        inside = returned & (x >= least_x) & (x <= most_x) & (y >= least_y) & (y <= most_y)
     chosen, some = np.flatnonzero(inside), int(np.count_nonzero(returned))
     empty, beyond, clipped = len(points) - some, some - len(chosen), max(0, len(chosen) - most)
     if clipped:
         chosen = chosen[np.arange(most) * len(chosen) // most]
+    times = found[time].reshape(-1) if time else None
     if len(chosen) < len(points):
         points, times = points.take(chosen, axis=0), None if times is None else times.take(chosen)
     times_s = None if times is None else _from_stamp(times, message.header)
@@ -143,13 +143,15 @@ def _record(message: Any) -> tuple[np.dtype[np.void], str, str]:  # noqa: ANN401
 
 
 def _from_stamp(times: NDArray[Any], header: Any) -> Points:  # noqa: ANN401
-    """Finite times in s from the stamp; float32 holds such a difference, not a time since the epoch."""
+    """Times in s from the stamp; float32 holds such a difference, not a time since the epoch. NaN is the stamp."""
     if times.dtype.kind in "iu":
         times = times * 1e-9
-    elif times.dtype.itemsize == _DOUBLE and (size := float(np.abs(times).max(initial=0.0))) > _RELATIVE_S:
+    elif times.dtype.itemsize == _DOUBLE and (size := np.fmax.reduce(np.abs(times), initial=0.0)) > _RELATIVE_S:
         stamp_ns = float(stamp_ns_of(header))
         times = times - stamp_ns / NS_PER_S if size <= _ABSOLUTE_S else (times - stamp_ns) * 1e-9
-    return times.astype(np.float32)
+    times_s = times.astype(np.float32)
+    times_s[np.isnan(times_s)] = 0.0
+    return times_s
 
 
 def at_stamp(points: Points, times_s: Points, speed: float, yaw_rate: float) -> Points:
