@@ -103,10 +103,10 @@ def test_given_a_tier_or_weights_that_are_not_there_when_built_then_the_refusal_
 
 def test_given_weights_in_a_file_when_built_then_the_network_has_them(tmp_path):
     files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    other = {name: (value + 1.0).contiguous() for name, value in build_pillars("fast").state_dict().items()}
+    other = {f"fast.{name}": (value + 1.0).contiguous() for name, value in build_pillars("fast").state_dict().items()}
     files.save_file(other, tmp_path / "fast.safetensors")
     found = build_pillars("fast", str(tmp_path / "fast.safetensors")).state_dict()
-    assert all(torch.equal(found[name], other[name]) for name in other)
+    assert all(torch.equal(found[name], other[f"fast.{name}"]) for name in found)
     with pytest.raises(ConfigError, match="cannot be read as those of tier full"):
         build_pillars("full", str(tmp_path / "fast.safetensors"))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.pillars import AHEAD_M, BESIDE_M, CELL_M, PILLAR_WIDTHS, Box, spare, strongest
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, draw_cloud
@@ -121,7 +122,7 @@ def test_given_an_untrained_network_when_it_begins_then_nowhere_is_a_box_and_eve
 
 def test_given_one_cloud_when_learned_for_a_moment_then_the_loss_falls_and_judging_finds_more_than_before():
     network, batch = TASK.network("fast"), TASK.batch("test", 0, 1)
-    before = TASK.judge(network, "test", 1)
+    before = TASK.judge(network, "test", 1, CPU)
     optimiser = torch.optim.Adam(network.parameters(), 4e-3)
     network.train()
     losses = []
@@ -132,7 +133,19 @@ def test_given_one_cloud_when_learned_for_a_moment_then_the_loss_falls_and_judgi
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.4 * losses[0]
-    after = TASK.judge(network, "test", 1)
+    after = TASK.judge(network, "test", 1, CPU)
     assert next(iter(after)) == "map"
     assert after["map"] > before["map"]
-    assert {"map_2m", "false_per_empty", *CLASSES} <= set(after)
+    assert set(after) == {"map", "map_2m", "false_boxes", *(f"ap_{kind}" for kind in CLASSES)}
+
+
+def test_given_bfloat16_when_the_loss_is_taken_then_it_is_nearly_the_same():
+    network, batch = TASK.network("fast"), TASK.batch("test", 0, 1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        coarse = TASK.loss(network, batch, CPU).item()
+    assert coarse == pytest.approx(TASK.loss(network, batch, CPU).item(), rel=0.02)
+
+
+def test_given_a_share_to_prune_when_asked_for_then_it_is_refused():
+    with pytest.raises(ConfigError, match="the lidar's networks are not pruned"):
+        TASK.pruned(None, 0.5)

@@ -50,7 +50,7 @@ class LidarAdapter(Adapter):
         height_m: of the cloud's origin above the ground, -10 to 10; default 0, as in `base_link`.
         intensity_max: the intensity that counts as 1, 0.001 to 1000000; default 255.
         max_odom_lag_ms: odometry whose stamp is further from the cloud's moves no points, 1 to 60000; default 500.
-        weights: safetensors file, in whose name `{tier}` stands for the tier; default "": random from a fixed seed.
+        weights: safetensors file with tensors `TIER.PARAMETER`; default "": random from a fixed seed.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(PILLAR_WIDTHS)
@@ -74,7 +74,7 @@ class LidarAdapter(Adapter):
 
     def build(self, tier: str) -> torch.nn.Module:
         """The network of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
-        return build_pillars(tier, self._weights.replace("{tier}", tier)).to(self._device)
+        return build_pillars(tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The points of `example_messages`, whatever the tier."""

@@ -118,7 +118,7 @@ def _twice(x: Tensor) -> Tensor:
 
 
 def build_pillars(tier: str, weights: str = "") -> PillarNet:
-    """The network of a tier in eval mode: trained, from a safetensors file, or random from a fixed seed.
+    """The network of a tier in eval mode: weights of a safetensors file, `TIER.PARAMETER`, or random from a seed.
 
     Raises:
         ConfigError: there is no such tier, or the file cannot be used.
@@ -132,7 +132,9 @@ def build_pillars(tier: str, weights: str = "") -> PillarNet:
     except ImportError as error:
         raise ConfigError(f"weights {weights}: pip install safetensors, which reads them") from error
     try:
-        network.load_state_dict(load_file(Path(weights).expanduser()))
+        named = load_file(Path(weights).expanduser())
+        own = {name.removeprefix(f"{tier}."): value for name, value in named.items() if name.startswith(f"{tier}.")}
+        network.load_state_dict(own)
     except Exception as error:  # whatever the library and torch raise for a file of another kind, or another network's
         raise ConfigError(f"weights {weights}: cannot be read as those of tier {tier}: {error}") from error
     return network

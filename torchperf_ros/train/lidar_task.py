@@ -1,8 +1,8 @@
 """How the lidar's network is trained, and what it scores: targets, loss, and average precision seen from above."""
 
 import math
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import CLASSES, build_seeded, tier_width
 from torchperf_ros.models.pillars import (
     BESIDE_M,
@@ -19,16 +20,27 @@ from torchperf_ros.models.pillars import (
     PILLAR_WIDTHS,
     Box,
     PillarNet,
+    spare,
     strongest,
 )
-from torchperf_ros.train.labelled_clouds import LabelledCloud, draw_cloud
+from torchperf_ros.train.labelled_clouds import LEAST_POINTS, LabelledCloud, draw_cloud
 
 _SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box; in cells
 _WEIGHTS: Final = {"offset": 1.0, "size": 1.0, "yaw": 1.0, "kind": 0.5}
 _BEGIN: Final = {"second.weight": 0.0, "2.weight": 0.1}  # the last of a residual block, and of the head
 _LEAST_SCORE, _MOST_BOXES = 0.05, 100  # of what is judged
 _PUBLISHED_SCORE: Final = 0.5  # from which on a box counts as one that a vehicle would be told of
-_NEAR_M: Final = {"map": 1.0, "map_2m": 2.0}
+_CARD: Final = """\
+# The reference lidar's detector
+
+Finds objects ({classes}) in the clouds of the closed loop's lidar: boxes on flat
+ground (`torchperf_ros/world/lidar.py`). It has never seen a real cloud: on a real road what it finds means nothing.
+
+Judged on {judged} clouds of a seed that it was not trained with. `map` is the mean average precision (PASCAL VOC) of
+boxes whose centres are within 1 m of those of objects of their class, as in nuScenes, `map_2m` within 2 m, `ap_...`
+that of a class within 1 m; objects count from {least} points on. `false_boxes` are those with a score of 0.5 and more,
+for each cloud without anybody.
+"""
 
 
 class Batch(NamedTuple):
@@ -58,6 +70,9 @@ class LidarTask:
         tiers: widths by tier.
         steps, rate: how often and with which peak learning rate each tier learns.
         batch_size: clouds of a step.
+        judged: clouds that a final score is of.
+        gradient: the longest that is applied as it is.
+        teacher: none, ever.
     """
 
     name = "lidar"
@@ -65,8 +80,11 @@ class LidarTask:
     steps: Mapping[str, int] = {"full": 700, "medium": 700, "fast": 900}
     batch_size = 8
     rate: Mapping[str, float] = {"full": 2e-3, "medium": 3e-3, "fast": 4e-3}
+    judged = 200
+    gradient = 10.0
+    teacher: Any = None
 
-    def network(self, tier: str) -> nn.Module:
+    def network(self, tier: str) -> PillarNet:
         """An untrained network: each residual block begins as its shortcut, and nowhere is a box."""
         width = tier_width(tier, PILLAR_WIDTHS)
         network = build_seeded(lambda: PillarNet(width))
@@ -74,14 +92,20 @@ class LidarTask:
             parameter.mul_(_BEGIN.get(".".join(name.split(".")[-2:]), 1.0))
         return network.requires_grad_(requires_grad=True).train()
 
+    def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
+        """Nothing is: raises `ConfigError`."""
+        raise ConfigError(
+            f"the lidar's networks are not pruned (a share of {share:g} was asked for); train a lower tier"
+        )
+
     def batch(self, seed: int | str, number: int, count: int) -> Batch:
         """The batch of this number."""
         return batch_of([draw_cloud(seed, number * count + index) for index in range(count)])
 
-    def loss(self, network: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+    def loss(self, network: Any, batch: Batch, device: torch.device) -> Tensor:  # noqa: ANN401
         """Focal loss of the centres, L1 of offset, size and yaw, cross entropy of the class at the centres."""
         points, cloud, heat, cells, values, kinds = (part.to(device) for part in batch)
-        maps: Tensor = network.maps(points, cloud, len(heat))  # type: ignore[operator]
+        maps: Tensor = network.maps(points, cloud, len(heat)).float()
         here = maps[cells[:, 0], :, cells[:, 1], cells[:, 2]]
         many = max(len(cells), 1)
         error = (here[:, 1:7] - values).abs().sum(dim=0) / many
@@ -93,31 +117,37 @@ class LidarTask:
             + weights["kind"] * functional.cross_entropy(here[:, 7:], kinds, reduction="sum") / many
         )  # fmt: skip
 
-    def judge(self, network: nn.Module, seed: int | str, count: int) -> dict[str, float]:
-        """Mean average precision over the classes, matched within 1 m and 2 m; of each class at 1 m; false boxes.
+    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+        """Figures of so many clouds by what a network, or an engine of it, gives for the points of one each.
 
-        `false_per_empty` are boxes with a score of 0.5 and more in a cloud in which nobody is.
+        `map` is the mean average precision over the classes, of centres within 1 m; `map_2m` within 2 m; `ap_...` that
+        of a class within 1 m; `false_boxes` are those with a score of 0.5 and more, for each cloud without anybody.
         """
-        device = next(network.parameters()).device
-        network.eval()
 
         def found(cloud: LabelledCloud, least: float) -> list[Box]:
-            return strongest(network(cloud.points.to(device))[0].float().cpu().numpy(), least, _MOST_BOXES)
+            return strongest(
+                call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(), least, _MOST_BOXES
+            )
 
-        with torch.inference_mode():
-            clouds = [draw_cloud(seed, number) for number in range(count)]
-            boxes = [found(cloud, _LEAST_SCORE) for cloud in clouds]
-            few = range(count, count + max(1, count // 4))
-            false = [len(found(draw_cloud(seed, number, empty=True), _PUBLISHED_SCORE)) for number in few]
-        truth = [cloud.boxes.numpy() for cloud in clouds]
-        figures = {}
-        for name, near_m in _NEAR_M.items():
-            precisions = {f"{kind}{name[3:]}": average_precision(boxes, truth, index, near_m)
-                          for index, kind in enumerate(CLASSES)}  # fmt: skip
-            figures[name] = float(np.nanmean(list(precisions.values())))
-            figures |= precisions if name == "map" else {}
-        order = sorted(figures, key=lambda name: not name.startswith("map"))
-        return {**{name: figures[name] for name in order}, "false_per_empty": sum(false) / len(false)}
+        clouds = [draw_cloud(seed, number) for number in range(count)]
+        boxes, truth = [found(cloud, _LEAST_SCORE) for cloud in clouds], [cloud.boxes.numpy() for cloud in clouds]
+        empty = [draw_cloud(seed, number, empty=True) for number in range(count, count + max(1, count // 4))]
+        false = [len(found(cloud, _PUBLISHED_SCORE)) for cloud in empty]
+        near, far = (
+            [average_precision(boxes, truth, index, most_m) for index in range(len(CLASSES))] for most_m in (1.0, 2.0)
+        )
+        figures = {"map": _mean(near), "map_2m": _mean(far), "false_boxes": sum(false) / len(false)}
+        return figures | {f"ap_{name}": value for name, value in zip(CLASSES, near, strict=True)}
+
+    def card(self, judged: int) -> str:
+        """What it finds, and how it was judged."""
+        return _CARD.format(classes=", ".join(CLASSES), judged=judged, least=LEAST_POINTS)
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that there are, NaN where there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def batch_of(clouds: list[LabelledCloud]) -> Batch:
