@@ -146,6 +146,12 @@ def test_given_bounds_when_read_then_what_is_beyond_is_left_out_before_others_ar
     assert (len(found.points), found.beyond, found.clipped, found.empty) == (10, 90, 0, 0)
 
 
+def test_given_a_last_row_without_padding_when_read_then_it_is_whole():
+    message = cloud(xyz(6), height=2, row_padding=10)
+    message.data = message.data[:-10]
+    assert np.array_equal(read_cloud(message, MANY).points[:, 0], xyz(6)["x"][0])
+
+
 def test_given_no_points_when_read_then_the_array_is_empty_whatever_else_is_missing():
     found = read_cloud(empty_message(CLOUD), MANY)
     assert (found.points.shape, found.points.dtype) == ((0, 4), np.float32)
@@ -193,7 +199,9 @@ def test_given_a_table_when_made_a_message_then_it_is_read_as_it_was():
     assert read_cloud(cloud_message(table, STAMP_NS, "lidar"), MANY).points[:, 0].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("speed", "yaw_rate"), [(15.0, 0.0), (15.0, 0.5), (15.0, 1e-9), (-5.0, -0.8), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("speed", "yaw_rate"), [(15.0, 0.0), (15.0, 0.5), (15.0, 1e-9), (-5.0, -0.8), (0.0, 1.0), (15.0, 3.0)]
+)
 def test_given_a_sweep_when_moved_to_the_stamp_then_points_are_where_they_stand(speed, yaw_rate):
     random = np.random.default_rng(3)
     standing, times = random.uniform(-60, 60, (200, 4)), np.linspace(-0.1, 0.0, 200)

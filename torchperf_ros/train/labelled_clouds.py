@@ -20,8 +20,8 @@ _EMPTY: Final = 0.08  # share of the scenes without anybody
 _TRIES: Final = 20  # to find a place that is free
 _OWN_M: Final = 4.0  # around the vehicle where nobody stands
 _SIZES_M: Final = {  # least and most length, least and most width
-    "car": (3.6, 5.0, 1.6, 2.0),
-    "truck": (6.0, 13.0, 2.3, 2.6),
+    "car": (4.0, 5.0, 1.7, 2.0),
+    "truck": (7.0, 9.0, 2.4, 2.6),
     "cyclist": (1.6, 1.9, 0.5, 0.7),
     "pedestrian": (0.4, 0.6, 0.4, 0.6),
     "wall": (2.0, 12.0, 0.3, 0.6),

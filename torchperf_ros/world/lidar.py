@@ -86,7 +86,7 @@ def sweep(boxes: Floats, heights_m: Floats, reflects: Floats, pose: Pose, random
         near, far = enter[index, columns, None], leave[index, columns, None]
         begin, end = MOUNTED_M + near * _SLOPES, MOUNTED_M + far * _SLOPES
         on_top = np.where((begin > tall) & (end <= tall), (tall - MOUNTED_M) / _SLOPES, np.inf)
-        found = np.where((begin >= 0.0) & (begin <= tall), near, on_top)
+        found = np.where(begin <= tall, near, on_top)  # what would be below the ground has hit it before
         closer = found < ranges[columns]
         ranges[columns] = np.where(closer, found, ranges[columns])
         hit[columns] = np.where(closer, index, hit[columns])
