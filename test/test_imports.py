@@ -33,7 +33,8 @@ ALLOWED = {
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs"},
     "models": RULES | {"model", "train"},  # `training_task` only
     "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup"},
-    "world": NODE_SIDE | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages"},
+    "world": NODE_SIDE
+    | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages", "models.point_cloud"},
 }
 """What a layer may import of this package beside itself; a layer that is not named is free."""
 MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize", "train"}

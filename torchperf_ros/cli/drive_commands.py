@@ -177,6 +177,7 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page, figures and a test."),
     ] = None,
     camera: Annotated[bool, Option("--camera", help="With -o: write what a camera sees, too, on /image.")] = False,
+    lidar: Annotated[bool, Option("--lidar", help="With -o: write what a lidar sees, too, on /cloud.")] = False,
     no_tui: Annotated[bool, Option("--no-tui", help="No live view; as fast as it goes.")] = False,
     show_list: Annotated[bool, Option("--list", help="Scenarios, arms and faults, with their sources.")] = False,
 ) -> None:
@@ -200,8 +201,8 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         need("matplotlib", "jinja2", "plotly")
         if output.exists() and not output.is_dir():
             fail(f"--output {output}: is a file; name a folder")
-    elif camera:
-        fail("--camera: its images go into the log; name a folder with -o")
+    elif camera or lidar:
+        fail(f"{'--camera' if camera else '--lidar'}: what it sees goes into the log; name a folder with -o")
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
     shown = console()
@@ -209,4 +210,4 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         list_choices(shown)
         return
     tui = shown.is_terminal and not no_tui
-    raise typer.Exit(run_drive(shown, scenario, seed, (arm, load, faults), output, tui=tui, camera=camera))
+    raise typer.Exit(run_drive(shown, scenario, seed, (arm, load, faults), output, tui=tui, camera=camera, lidar=lidar))

@@ -1,7 +1,7 @@
-"""Detections in an image as ROS messages: 3-D boxes for RViz and the planner, or 2-D boxes."""
+"""Detections as ROS messages: 3-D boxes for RViz and the planner, or 2-D boxes of an image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -65,11 +65,61 @@ class ImageFrame:
     height: int
 
 
-class MarkerArrays:
-    """Builds `visualization_msgs/msg/MarkerArray`: one CUBE per detection after a DELETEALL.
+class Cube(NamedTuple):
+    """One object in space.
+
+    Attributes:
+        class_index: index into `CLASSES`.
+        score: 0..1.
+        centre: x, y, z in m.
+        size: m along x, y and z, before it is turned.
+        yaw: rad around z.
+    """
+
+    class_index: int
+    score: float
+    centre: tuple[float, float, float]
+    size: tuple[float, float, float]
+    yaw: float = 0.0
+
+
+class CubeMarkers:
+    """Builds `visualization_msgs/msg/MarkerArray`: one CUBE per object after a DELETEALL.
 
     RViz keeps markers until they are replaced or expire; the DELETEALL makes an array replace the one before, also
     when it has fewer boxes or none. Namespace is the class, alpha the score.
+    """
+
+    def __init__(self) -> None:
+        self._marker: Any = message_class("visualization_msgs/msg/Marker")
+        names = (f"geometry_msgs/msg/{name}" for name in ("Pose", "Point", "Vector3", "Quaternion"))
+        self._pose, self._point, self._vector, self._quaternion = map(message_class, names)
+        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
+        # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
+        lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
+        self._shared = vars(empty_message("visualization_msgs/msg/Marker", type=self._marker.CUBE, lifetime=lifetime))
+
+    def build(self, cubes: Iterable[Cube], stamp_ns: int, frame_id: str) -> object:
+        """The marker array; its first marker clears the array before."""
+        head = header(stamp_ns, frame_id)
+        markers = [self._marker(**self._shared | {"header": head, "action": self._marker.DELETEALL})]
+        for index, (class_index, score, (x, y, z), (length, width, height), yaw) in enumerate(cubes):
+            name = CLASSES[class_index]
+            red, green, blue = KINDS[name].colour
+            turn = self._quaternion(x=0.0, y=0.0, z=math.sin(0.5 * yaw), w=math.cos(0.5 * yaw))
+            own = {
+                "header": head, "ns": name, "id": index,
+                "pose": self._pose(position=self._point(x=x, y=y, z=z), orientation=turn),
+                "scale": self._vector(x=length, y=width, z=height),
+                "color": self._colour(r=red, g=green, b=blue, a=score),
+            }  # fmt: skip
+            markers.append(self._marker(**self._shared | own))
+        array: object = message_class(MARKER_ARRAY)(markers=markers)
+        return array
+
+
+class MarkerArrays:
+    """Markers of boxes in an image, in the camera's optical frame.
 
     A camera alone does not see distance: it follows from the usual height of the class by similar triangles,
     `z = focal_px * height_m / height_px`, for an ideal pinhole camera with square pixels.
@@ -77,41 +127,20 @@ class MarkerArrays:
 
     def __init__(self, horizontal_fov_deg: float) -> None:
         self._focal_per_width = 0.5 / math.tan(math.radians(horizontal_fov_deg) / 2.0)
-        self._marker: Any = message_class("visualization_msgs/msg/Marker")
-        names = (f"geometry_msgs/msg/{name}" for name in ("Pose", "Point", "Vector3"))
-        self._pose, self._point, self._vector = map(message_class, names)
-        self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
-        self._no_rotation = empty_message("geometry_msgs/msg/Quaternion")
-        # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
-        lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
-        self._shared = vars(empty_message("visualization_msgs/msg/Marker", type=self._marker.CUBE, lifetime=lifetime))
+        self._markers = CubeMarkers()
 
     def build(self, detections: Sequence[Detection], frame: ImageFrame) -> object:
-        """The marker array; its first marker clears the array before."""
-        head = header(frame.stamp_ns, frame.frame_id)
-        markers = [self._marker(**self._shared | {"header": head, "action": self._marker.DELETEALL})]
-        for index, detection in enumerate(detections):
-            name = CLASSES[detection.class_index]
-            own = {"header": head, "ns": name, "id": index, **self._place(detection, KINDS[name], frame)}
-            markers.append(self._marker(**self._shared | own))
-        array: object = message_class(MARKER_ARRAY)(markers=markers)
-        return array
+        """The marker array, see `CubeMarkers`."""
+        cubes = (self._cube(detection, frame) for detection in detections)
+        return self._markers.build(cubes, frame.stamp_ns, frame.frame_id)
 
-    def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
-        focal_px = self._focal_per_width * frame.width
+    def _cube(self, detection: Detection, frame: ImageFrame) -> Cube:
+        kind, focal_px = KINDS[CLASSES[detection.class_index]], self._focal_per_width * frame.width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px
-        centre = self._point(
-            x=(detection.x - frame.width / 2.0) * m_per_px,
-            y=(detection.y - frame.height / 2.0) * m_per_px,
-            z=distance_m + kind.length_m / 2.0,
-        )
-        red, green, blue = kind.colour
-        return {
-            "pose": self._pose(position=centre, orientation=self._no_rotation),
-            "scale": self._vector(x=detection.width * m_per_px, y=detection.height * m_per_px, z=kind.length_m),
-            "color": self._colour(r=red, g=green, b=blue, a=detection.score),
-        }
+        x, y = (detection.x - frame.width / 2.0) * m_per_px, (detection.y - frame.height / 2.0) * m_per_px
+        size = detection.width * m_per_px, detection.height * m_per_px, kind.length_m
+        return Cube(detection.class_index, detection.score, (x, y, distance_m + kind.length_m / 2.0), size)
 
 
 def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:

@@ -120,7 +120,7 @@ def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
             value.copy_(found[name])
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
     """Two convolutions beside a shortcut (He et al., "Deep Residual Learning", 2016), normalisation folded."""
 
     def __init__(self, width: int) -> None:
@@ -149,14 +149,14 @@ class DetectorNet(nn.Module):
         self.fine = nn.Sequential(
             nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
             nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(width),
+            Residual(width),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(2 * width),
+            Residual(2 * width),
         )  # fmt: skip
         self.coarse = nn.Sequential(
             nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
-            _Residual(4 * width),
-            _Residual(4 * width),
+            Residual(4 * width),
+            Residual(4 * width),
             nn.Conv2d(4 * width, 2 * width, 1),
         )  # fmt: skip
         self.head = nn.Sequential(

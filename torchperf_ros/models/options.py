@@ -27,9 +27,10 @@ class OptionReader:
         return str(self._read(name, default, listed, lambda value: isinstance(value, str) and value in allowed))
 
     def text(self, name: str, *, default: str) -> str:
-        """A non-empty string."""
+        """A string, which is not empty where the default is not."""
+        what = "a non-empty string" if default else "a string"
         return str(
-            self._read(name, default, "a non-empty string", lambda value: isinstance(value, str) and value != "")
+            self._read(name, default, what, lambda value: isinstance(value, str) and (value != "" or not default))
         )
 
     def integer(self, name: str, *, default: int, low: int, high: int) -> int:

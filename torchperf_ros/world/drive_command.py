@@ -68,7 +68,7 @@ def list_choices(shown: Console) -> None:
 
 def run_drive(
     shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *,
-    tui: bool, camera: bool = False,
+    tui: bool, camera: bool = False, lidar: bool = False,
 ) -> int:  # fmt: skip
     """Drive, show and write; the exit status.
 
@@ -80,13 +80,15 @@ def run_drive(
         output: folder for what is written.
         tui: whether to show it in real time.
         camera: whether to write images, too.
+        lidar: whether to write clouds, too.
 
     Raises:
         ConfigError: there is no such scenario, arm, load or faults, or the folder cannot be written.
         OSError: something else cannot be written.
     """
     arm, load, faults = by
-    one = Drive(draw_scenario(name, seed), arm, load, faults, None if output is None else output / _LOG, camera)
+    log = None if output is None else output / _LOG
+    one = Drive(draw_scenario(name, seed), arm, load, faults, log, camera, lidar)
     Luck(seed, load, faults)  # what it refuses is refused before anything is written or shown
     if output is not None:
         try:

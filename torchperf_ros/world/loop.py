@@ -71,7 +71,7 @@ class Drive:
         arm: one of `ARMS`.
         load, faults: see `Luck`; of no effect on `zero`.
         output: MCAP to write, None for none.
-        camera: whether images go into it.
+        camera, lidar: whether images and clouds go into it.
     """
 
     scenario: Scenario
@@ -80,6 +80,7 @@ class Drive:
     faults: str = "none"
     output: Path | None = None
     camera: bool = False
+    lidar: bool = False
 
 
 @dataclass(frozen=True)
@@ -353,7 +354,9 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
             stack.callback(end_workers, kept)
         log = None if one.output is None else stack.enter_context(OutputLog(one.output))
         arm = stack.enter_context(_KINDS[one.arm](one, world, log, kept))
-        sensors = Sensors(world, radar=one.arm == _RADAR, camera=one.arm == _CAMERA or (one.camera and log is not None))
+        camera, lidar = (wanted and log is not None for wanted in (one.camera, one.lidar))
+        camera = camera or one.arm == _CAMERA
+        sensors = Sensors(world, radar=one.arm == _RADAR, camera=camera, lidar=lidar)
         stamp_ns = world.start_ns
         arm.start(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
         while not world.over:

@@ -1,6 +1,6 @@
 """What the vehicle's sensors send: odometry, a laser scan, and the truth about what is in sight of it.
 
-And, where they are asked for, a radar's echoes and a camera's images.
+And, where they are asked for, a radar's echoes, a camera's images and a lidar's clouds.
 """
 
 import math
@@ -21,6 +21,8 @@ from torchperf_ros.models.driving_messages import (
     odometry_message,
 )
 from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.models.point_cloud import CLOUD
+from torchperf_ros.world.lidar import Pose, cloud_bytes
 from torchperf_ros.world.road_scene import IMAGE_TYPE, RoadScene, SceneObject
 from torchperf_ros.world.world import World
 
@@ -43,8 +45,8 @@ class Sensors:
     The scanner turns on the roof, above the vehicle's reference point, which is the origin of `base_link`.
     """
 
-    def __init__(self, world: World, *, radar: bool = False, camera: bool = False) -> None:
-        self._world, self._radar = world, radar
+    def __init__(self, world: World, *, radar: bool = False, camera: bool = False, lidar: bool = False) -> None:
+        self._world, self._radar, self._lidar = world, radar, lidar
         self._scene = RoadScene(*_CAMERA_PX) if camera else None
         self._scan = empty_message(
             SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
@@ -66,6 +68,11 @@ class Sensors:
         if self._scene is not None:
             pixels = self._scene.draw_objects(self._world.progress_m, self._in_view())
             sent.append(("image", IMAGE_TYPE, restamped(self._scene.pixels_cdr(pixels), stamp_ns)))
+        if self._lidar:
+            pose = Pose(vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed, vehicle.yaw_rate)
+            kinds = [body.kind for body in self._world.bodies]
+            cloud = cloud_bytes(self._world.boxes, kinds, pose, stamp_ns, self._world.scenario.seed)
+            sent.append(("cloud", CLOUD, cloud))
         return *sent, ("scan", SCAN, encoded(self._scan, SCAN))
 
     def objects(self, seen: set[int]) -> list[SeenObject]:

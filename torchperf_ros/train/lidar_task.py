@@ -1,0 +1,216 @@
+"""How the lidar's network is trained, and what it scores: targets, loss, and average precision seen from above."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.models.networks import CLASSES, build_seeded, tier_width
+from torchperf_ros.models.pillars import (
+    BESIDE_M,
+    CELL_M,
+    GRID_COLUMNS,
+    GRID_ROWS,
+    PILLAR_WIDTHS,
+    Box,
+    PillarNet,
+    spare,
+    strongest,
+)
+from torchperf_ros.train.labelled_clouds import LEAST_POINTS, LabelledCloud, draw_cloud
+
+_SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box; in cells
+_WEIGHTS: Final = {"offset": 1.0, "size": 1.0, "yaw": 1.0, "kind": 0.5}
+_BEGIN: Final = {"second.weight": 0.0, "2.weight": 0.1}  # the last of a residual block, and of the head
+_LEAST_SCORE, _MOST_BOXES = 0.05, 100  # of what is judged
+_PUBLISHED_SCORE: Final = 0.5  # from which on a box counts as one that a vehicle would be told of
+_CARD: Final = """\
+# The reference lidar's detector
+
+Finds objects ({classes}) in the clouds of the closed loop's lidar: boxes on flat
+ground (`torchperf_ros/world/lidar.py`). It has never seen a real cloud: on a real road what it finds means nothing.
+
+Judged on {judged} clouds of a seed that it was not trained with. `map` is the mean average precision (PASCAL VOC) of
+boxes whose centres are within 1 m of those of objects of their class, as in nuScenes, `map_2m` within 2 m, `ap_...`
+that of a class within 1 m; objects count from {least} points on. `false_boxes` are those with a score of 0.5 and more,
+for each cloud without anybody.
+"""
+
+
+class Batch(NamedTuple):
+    """Clouds with their targets.
+
+    Attributes:
+        points: [n, 4] of all clouds together; `cloud`: [n], which one each is of.
+        heat: [clouds, 96, 96], 1 where a box has its centre, falling off around it.
+        cells: [k, 3]: cloud, row and column of each box's centre.
+        values: [k, 6]: what `PillarNet.maps` has to say there, offset, log size, sine and cosine of twice the yaw.
+        kinds: [k], index into `CLASSES`.
+    """
+
+    points: Tensor
+    cloud: Tensor
+    heat: Tensor
+    cells: Tensor
+    values: Tensor
+    kinds: Tensor
+
+
+class LidarTask:
+    """Trains `PillarNet` on drawn clouds, and judges it on others.
+
+    Attributes:
+        name: of the task.
+        tiers: widths by tier.
+        steps, rate: how often and with which peak learning rate each tier learns.
+        batch_size: clouds of a step.
+        judged: clouds that a final score is of.
+        gradient: the longest that is applied as it is.
+        teacher: none, ever.
+    """
+
+    name = "lidar"
+    tiers: Mapping[str, int] = PILLAR_WIDTHS
+    steps: Mapping[str, int] = {"full": 700, "medium": 700, "fast": 900}
+    batch_size = 8
+    rate: Mapping[str, float] = {"full": 2e-3, "medium": 3e-3, "fast": 4e-3}
+    judged = 200
+    gradient = 10.0
+    teacher: Any = None
+
+    def network(self, tier: str) -> PillarNet:
+        """An untrained network: each residual block begins as its shortcut, and nowhere is a box."""
+        width = tier_width(tier, PILLAR_WIDTHS)
+        network = build_seeded(lambda: PillarNet(width))
+        for name, parameter in network.named_parameters():
+            parameter.mul_(_BEGIN.get(".".join(name.split(".")[-2:]), 1.0))
+        return network.requires_grad_(requires_grad=True).train()
+
+    def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
+        """Nothing is: raises `ConfigError`."""
+        raise ConfigError(
+            f"the lidar's networks are not pruned (a share of {share:g} was asked for); train a lower tier"
+        )
+
+    def batch(self, seed: int | str, number: int, count: int) -> Batch:
+        """The batch of this number."""
+        return batch_of([draw_cloud(seed, number * count + index) for index in range(count)])
+
+    def loss(self, network: Any, batch: Batch, device: torch.device) -> Tensor:  # noqa: ANN401
+        """Focal loss of the centres, L1 of offset, size and yaw, cross entropy of the class at the centres."""
+        points, cloud, heat, cells, values, kinds = (part.to(device) for part in batch)
+        maps: Tensor = network.maps(points, cloud, len(heat)).float()
+        here = maps[cells[:, 0], :, cells[:, 1], cells[:, 2]]
+        many = max(len(cells), 1)
+        error = (here[:, 1:7] - values).abs().sum(dim=0) / many
+        weights = _WEIGHTS
+        return (
+            focal(maps[:, 0], heat)
+            + weights["offset"] * error[:2].sum() + weights["size"] * error[2:4].sum()
+            + weights["yaw"] * error[4:].sum()
+            + weights["kind"] * functional.cross_entropy(here[:, 7:], kinds, reduction="sum") / many
+        )  # fmt: skip
+
+    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+        """Figures of so many clouds by what a network, or an engine of it, gives for the points of one each.
+
+        `map` is the mean average precision over the classes, of centres within 1 m; `map_2m` within 2 m; `ap_...` that
+        of a class within 1 m; `false_boxes` are those with a score of 0.5 and more, for each cloud without anybody.
+        """
+
+        def found(cloud: LabelledCloud, least: float) -> list[Box]:
+            return strongest(
+                call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(), least, _MOST_BOXES
+            )
+
+        clouds = [draw_cloud(seed, number) for number in range(count)]
+        boxes, truth = [found(cloud, _LEAST_SCORE) for cloud in clouds], [cloud.boxes.numpy() for cloud in clouds]
+        empty = [draw_cloud(seed, number, empty=True) for number in range(count, count + max(1, count // 4))]
+        false = [len(found(cloud, _PUBLISHED_SCORE)) for cloud in empty]
+        near, far = (
+            [average_precision(boxes, truth, index, most_m) for index in range(len(CLASSES))] for most_m in (1.0, 2.0)
+        )
+        figures = {"map": _mean(near), "map_2m": _mean(far), "false_boxes": sum(false) / len(false)}
+        return figures | {f"ap_{name}": value for name, value in zip(CLASSES, near, strict=True)}
+
+    def card(self, judged: int) -> str:
+        """What it finds, and how it was judged."""
+        return _CARD.format(classes=", ".join(CLASSES), judged=judged, least=LEAST_POINTS)
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that there are, NaN where there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def batch_of(clouds: list[LabelledCloud]) -> Batch:
+    """Clouds with the targets of their cells."""
+    lengths = torch.tensor([len(cloud.points) for cloud in clouds])
+    numbers = torch.tensor([len(cloud.boxes) for cloud in clouds])
+    which = torch.arange(len(clouds))
+    x, y, length, width, yaw, kinds = torch.cat([cloud.boxes for cloud in clouds]).unbind(1)
+    across, along = (y + BESIDE_M) / CELL_M, x / CELL_M
+    row, column, owner = across.floor().long(), along.floor().long(), which.repeat_interleave(numbers)
+    spread = (_SPREAD * (length * width).sqrt() / CELL_M).clamp(min=_LEAST_SPREAD)[:, None, None]
+    rows, columns = torch.arange(GRID_ROWS)[:, None], torch.arange(GRID_COLUMNS)
+    squared = (rows - row[:, None, None]) ** 2 + (columns - column[:, None, None]) ** 2
+    peaks = torch.exp(-squared / (2.0 * spread**2))
+    heat = torch.zeros(len(clouds), GRID_ROWS, GRID_COLUMNS)
+    heat = heat.scatter_reduce(0, owner[:, None, None].expand_as(peaks), peaks, "amax")
+    values = torch.stack(
+        (along - column, across - row, length.log(), width.log(), (2.0 * yaw).sin(), (2.0 * yaw).cos()), dim=1
+    )
+    cells = torch.stack((owner, row, column), dim=1)
+    points = torch.cat([cloud.points for cloud in clouds])
+    return Batch(points, which.repeat_interleave(lengths), heat, cells, values, kinds.long())
+
+
+def focal(logits: Tensor, heat: Tensor) -> Tensor:
+    """CornerNet's focal loss (Law and Deng, 2018), alpha 2 and beta 4, per box, of logits [clouds, rows, columns]."""
+    score = torch.sigmoid(logits)
+    centres = heat == 1.0
+    hit = functional.logsigmoid(logits) * (1.0 - score) ** 2 * centres
+    missed = functional.logsigmoid(-logits) * score**2 * (1.0 - heat) ** 4
+    return -(hit + missed).sum() / centres.sum().clamp(min=1)
+
+
+def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float) -> float:
+    """The area under precision over recall of one class, as PASCAL VOC has it from 2010 on; NaN where nobody is of it.
+
+    As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that nobody with a higher score
+    has taken, if their centres are so near to each other.
+
+    Args:
+        found: boxes of each cloud.
+        truth: [k, 6] of each, see `LabelledCloud.boxes`.
+        kind: index into `CLASSES`.
+        near_m: the most between two centres.
+    """
+    own = [boxes[boxes[:, 5] == kind] for boxes in truth]
+    total = sum(map(len, own))
+    if not total:
+        return math.nan
+    ranked = sorted(
+        ((box.score, number, box.x, box.y) for number, boxes in enumerate(found) for box in boxes
+         if box.class_index == kind), key=lambda one: -one[0],
+    )  # fmt: skip
+    taken, right = [np.zeros(len(boxes), dtype=bool) for boxes in own], []
+    for _, number, x, y in ranked:
+        away = np.hypot(own[number][:, 0] - x, own[number][:, 1] - y)
+        away[taken[number]] = np.inf
+        nearest = int(away.argmin()) if len(away) else 0
+        is_right = bool(len(away)) and bool(away[nearest] <= near_m)
+        if is_right:
+            taken[number][nearest] = True
+        right.append(is_right)
+    hits = np.cumsum(right)
+    precision = hits / np.arange(1, len(right) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]  # the best at this recall or more
+    return float(best[np.array(right, dtype=bool)].sum() / total)
