@@ -21,11 +21,43 @@ _SURE_AFTER: Final = 2  # sightings: what one frame alone has seen may be none
 _CUT_PX: Final = 2.0  # a box that ends so near to the image's lower edge goes on beyond it
 
 
+class GroundCamera:
+    """Where what a forward camera sees stands, on a flat road.
+
+    `camera_height_m * focal_px` by pixels below the horizon; ideal pinhole camera, square pixels, the horizon level.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Take `camera_height_m`, `horizon` and `horizontal_fov_deg` out of options; raises `ConfigError`."""
+        names = ("camera_height_m", "horizon", "horizontal_fov_deg")
+        reader = OptionReader(type(self).__name__, {name: options[name] for name in names if name in options})
+        self._height_m = reader.number("camera_height_m", default=1.4, low=0.1, high=10.0)
+        self._horizon = reader.number("horizon", default=0.5, low=0.0, high=1.0)
+        fov = math.radians(reader.number("horizontal_fov_deg", default=70.0, low=10.0, high=170.0))
+        self._focal_per_width = 0.5 / math.tan(fov / 2.0)
+
+    def place(self, one: Detection, frame: ImageFrame) -> tuple[float, float, float] | None:
+        """How far ahead of the camera the near side of a box is, how far left its middle, its width in m.
+
+        None for one that ends above the horizon.
+        """
+        focal_px = self._focal_per_width * frame.width
+        bottom = one.y + one.height / 2.0
+        below_px = bottom - self._horizon * frame.height
+        if bottom >= frame.height - _CUT_PX:  # it stands nearer than the image shows
+            ahead = focal_px * KINDS[CLASSES[one.class_index]].height_m / one.height
+        elif below_px > 0.0:
+            ahead = focal_px * self._height_m / below_px
+        else:
+            return None
+        return ahead, (frame.width / 2.0 - one.x) * ahead / focal_px, one.width * ahead / focal_px
+
+
 class CameraDrivingAdapter(CameraAdapter):
     """Objects with velocities in odometry's frame from a forward camera above the vehicle's reference point.
 
-    How far away an object is follows from where its box stands on a flat road: `camera_height_m * focal_px` by pixels
-    below the horizon. Tracks over frames give velocities, see `ObjectTracks`; a worker that takes over begins its own.
+    How far away an object is follows from where its box stands, see `GroundCamera`. Tracks over frames give velocities,
+    see `ObjectTracks`; a worker that takes over begins its own.
 
     Options: those of `CameraAdapter` but for `output`, and
         camera_height_m: above the road, 0.1 to 10; default 1.4.
@@ -36,11 +68,7 @@ class CameraDrivingAdapter(CameraAdapter):
         """Read the options; raises `ConfigError` where one is unknown or its value not allowed."""
         own = {name: value for name, value in options.items() if name in {"camera_height_m", "horizon"}}
         super().__init__({name: value for name, value in options.items() if name not in own}, device)
-        reader = OptionReader(type(self).__name__, own)
-        self._height_m = reader.number("camera_height_m", default=1.4, low=0.1, high=10.0)
-        self._horizon = reader.number("horizon", default=0.5, low=0.0, high=1.0)
-        reader.finish()
-        self._focal_per_width = 0.5 / math.tan(math.radians(float(options.get("horizontal_fov_deg", 70.0))) / 2.0)
+        self._camera = GroundCamera(options)
         self.inputs = {**self.inputs, "odom": ODOMETRY}
         self.output = MARKER_ARRAY
         self._tracks = ObjectTracks()
@@ -57,24 +85,15 @@ class CameraDrivingAdapter(CameraAdapter):
         return objects_message(objects, frame.stamp_ns)
 
     def _place(self, one: Detection, frame: ImageFrame, pose: tuple[float, float, float]) -> Sighting | None:
-        """Where a box stands on the road; None above the horizon."""
-        focal_px = self._focal_per_width * frame.width
-        name = CLASSES[one.class_index]
-        bottom = one.y + one.height / 2.0
-        below_px = bottom - self._horizon * frame.height
-        if bottom >= frame.height - _CUT_PX:  # it stands nearer than the image shows
-            ahead = focal_px * KINDS[name].height_m / one.height
-        elif below_px > 0.0:
-            ahead = focal_px * self._height_m / below_px
-        else:
+        """Where a box stands on the road, in odometry's frame."""
+        if (found := self._camera.place(one, frame)) is None:
             return None
-        x, y, yaw = pose
-        right, width = (one.x - frame.width / 2.0) * ahead / focal_px, one.width * ahead / focal_px
+        (ahead, left, width), name = found, CLASSES[one.class_index]
         length = KINDS[name].length_m
         middle = ahead + length / 2.0
+        x, y, yaw = pose
         cosine, sine = math.cos(yaw), math.sin(yaw)
-        place = x + middle * cosine + right * sine, y + middle * sine - right * cosine
-        return Sighting(name, *place, length, width)
+        return Sighting(name, x + middle * cosine - left * sine, y + middle * sine + left * cosine, length, width)
 
 
 def _object(track: Track, yaw: float) -> SeenObject:

@@ -114,8 +114,12 @@ class LidarAdapter(Adapter):
         `outputs` are [1, 9216, 11], see `PillarNet.forward`; `messages` those that were given to `preprocess`.
         """
         cloud = messages["cloud"]
+        return self._markers.build(self.cubes(outputs), cloud.stamp_ns, cloud.message.header.frame_id)
+
+    def cubes(self, outputs: Tensor) -> list[Cube]:
+        """The strongest boxes above the threshold."""
         boxes = strongest(outputs[0].float().cpu().numpy(), self._score_threshold, self._max_detections)
-        return self._markers.build(map(self._cube, boxes), cloud.stamp_ns, cloud.message.header.frame_id)
+        return list(map(self._cube, boxes))
 
     def _cube(self, box: Box) -> Cube:
         height_m = KINDS[CLASSES[box.class_index]].height_m  # seen from above nothing says how tall it is

@@ -129,6 +129,7 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same shape, [batch, width, rows, columns]."""
         return functional.relu(x + self.second(functional.relu(self.first(x))))
 
 
