@@ -164,6 +164,7 @@ def test_given_no_points_when_read_then_the_array_is_empty_whatever_else_is_miss
         ({"width": 5}, "cloud data has 48 bytes; 1 x 5 points of 12 take 60"),
         ({"height": 2, "width": 2, "row_step": 23}, "cloud row_step is 23; 2 points of 12 bytes take 24"),
         ({"height": 3, "width": 2, "row_step": 24}, "cloud data has 48 bytes; 3 x 2 points of 12 take 72"),
+        ({"height": 2, "width": 2, "row_step": 30}, "cloud data has 48 bytes; 2 x 2 points of 12 take 54"),
         ({"fields": [0, 2]}, "cloud has no field y; it has x, z, and needs x, y and z"),
         ({"fields": []}, "cloud has no field x; it has none"),
         ({"datatype": 9}, r"cloud field x has datatype 9; it has to be 7 \(float32\) or 8 \(float64\)"),
