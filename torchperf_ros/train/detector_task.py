@@ -56,7 +56,7 @@ class DetectorTask:
 
     name = "detector"
     tiers: Mapping[str, int] = DETECTOR_WIDTHS
-    steps: Mapping[str, int] = {"full": 1300, "medium": 1800, "fast": 2800}
+    steps: Mapping[str, int] = {"full": 1300, "medium": 1200, "fast": 2800}
     batch_size = 16
     rate: Mapping[str, float] = {tier: min(3e-3, 0.07 / width) for tier, width in DETECTOR_WIDTHS.items()}
     judged = 500

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.pillars import AHEAD_M, BESIDE_M
 from torchperf_ros.models.point_cloud import Points, at_stamp
@@ -37,11 +38,15 @@ class LabelledCloud(NamedTuple):
         points: [n, 4] float32, as `PillarNet` takes them.
         boxes: [k, 6] float32: x, y, length, width, yaw, index into `CLASSES`, in the vehicle's axes at the stamp.
         counts: [k] int64, points on each of them.
+        kinds: of everything that was drawn, walls and what nobody sees included.
+        table: [n, 7] of it: x, y, yaw, vx, vy, length, width.
     """
 
     points: Tensor
     boxes: Tensor
     counts: Tensor
+    kinds: list[str]
+    table: Floats
 
 
 def draw_cloud(seed: int | str, number: int, *, empty: bool = False) -> LabelledCloud:
@@ -60,7 +65,8 @@ def draw_cloud(seed: int | str, number: int, *, empty: bool = False) -> Labelled
     labelled = np.flatnonzero(inside & (counts >= LEAST_POINTS) & (classes >= 0))
     labels = np.column_stack((table[:, [0, 1, 5, 6, 2]], classes))[labelled]
     points = torch.from_numpy(_compensated(found, pose))
-    return LabelledCloud(points, torch.from_numpy(labels.astype(np.float32)), torch.from_numpy(counts[labelled]))
+    boxes_in_reach = torch.from_numpy(labels.astype(np.float32))
+    return LabelledCloud(points, boxes_in_reach, torch.from_numpy(counts[labelled]), kinds, table)
 
 
 def _compensated(found: Sweep, pose: Pose) -> Points:

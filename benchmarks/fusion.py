@@ -1,0 +1,116 @@
+"""What camera and lidar find together, and what each alone: average precision seen from above, on drawn scenes.
+
+Each scene is drawn for both: an image of 640x360, and a sweep of the closed loop's lidar. Judged is what a vehicle
+would be told, through `FusionAdapter` and its trained networks: with both, without the image, without the cloud.
+Objects count that have 5 points of the lidar or more and lie in the camera's view; centres within 2 m are found.
+"""
+
+import math
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.report import Report, Target, say
+from torchperf_ros.config.message_types import decode, empty_message
+from torchperf_ros.model.adapter import Received
+from torchperf_ros.models.driving_messages import ODOMETRY
+from torchperf_ros.models.fusion import FusionAdapter
+from torchperf_ros.models.networks import CLASSES
+from torchperf_ros.models.pillars import Box
+from torchperf_ros.models.point_cloud import cloud_message
+from torchperf_ros.train.labelled_clouds import LabelledCloud, draw_cloud
+from torchperf_ros.train.lidar_task import average_precision
+from torchperf_ros.train.task import HELD_OUT
+from torchperf_ros.world.road_scene import (
+    CAMERA_HEIGHT_M,
+    HORIZON,
+    HORIZONTAL_FOV_DEG,
+    IMAGE_TYPE,
+    RoadScene,
+    SceneObject,
+)
+
+_SIZE = 640, 360
+_NEAR_M = 2.0
+_CASES = {"both": ("image", "cloud"), "camera lost": ("cloud",), "lidar lost": ("image",)}
+_STAMP_NS = 1_000_000_000
+_EPILOG = """\
+target: both find at least as much as the better one alone
+
+examples:
+  ./run bench fusion
+  ./run bench fusion --tier fast --scenes 500 --json fusion.json"""
+
+
+def main() -> int:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    parser.add_argument("--tier", default="full", choices=FusionAdapter.tiers, help="default full")
+    parser.add_argument("--scenes", type=int, default=200, help="default 200")
+    arguments = parser.parse_args()
+    report = Report("fusion", arguments)
+    view = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
+    adapter = FusionAdapter({"camera": view, "score_threshold": 0.05}, torch.device("cpu"))
+    model, scene = adapter.build(arguments.tier), RoadScene(*_SIZE)
+    found: dict[str, list[list[Box]]] = {name: [] for name in _CASES}
+    truth = []
+    for number in range(arguments.scenes):
+        cloud = draw_cloud(HELD_OUT, number)
+        messages = _messages(scene, cloud, number)
+        truth.append(_seen(cloud.boxes.numpy()))
+        for name, topics in _CASES.items():
+            given = {topic: messages[topic] for topic in ("odom", *topics)}
+            with torch.inference_mode():
+                array: Any = adapter.postprocess(model(*adapter.preprocess(given)), given)
+            found[name].append(_boxes(array))
+        if number % 50 == 49:
+            say(f"{number + 1} of {arguments.scenes} scenes")
+    figures = {}
+    for name, boxes in found.items():
+        each = {kind: average_precision(boxes, truth, index, _NEAR_M) for index, kind in enumerate(CLASSES)}
+        figures[name] = {"map": float(np.nanmean(list(each.values()))), **each}
+    report.table(
+        f"{arguments.scenes} scenes, tier {arguments.tier}, centres within {_NEAR_M:g} m",
+        ("sensors", "mAP", *CLASSES), [[name, *own.values()] for name, own in figures.items()],
+    )  # fmt: skip
+    alone = max(figures[name]["map"] for name in ("camera lost", "lidar lost"))
+    report.finish(figures, [Target("mAP of both less that of the better one", figures["both"]["map"] - alone, ">=", 0)])
+    return 0
+
+
+def _seen(boxes: Any) -> Any:
+    """Those whose middle the camera sees."""
+    ahead, left = boxes[:, 0] - boxes[:, 2] / 2, boxes[:, 1]
+    return boxes[(ahead > 1.0) & (np.abs(left) < ahead * math.tan(math.radians(HORIZONTAL_FOV_DEG) / 2))]
+
+
+def _messages(scene: RoadScene, cloud: LabelledCloud, number: int) -> dict[str, Received]:
+    paint, objects = random.Random(number), []
+    for kind, (x, y, _, _, _, length, _) in zip(cloud.kinds, cloud.table.tolist(), strict=True):
+        rgb = paint.randint(10, 245), paint.randint(10, 245), paint.randint(10, 245)
+        if x - length / 2 > 1.0:
+            objects.append(SceneObject(x - length / 2, -y, rgb, kind))
+    pixels = scene.draw_objects(paint.uniform(0.0, 100.0), sorted(objects, key=lambda one: -one.ahead_m))
+    points = cloud.points.numpy()
+    table = np.zeros(len(points), [(name, "<f4") for name in ("x", "y", "z", "intensity")])
+    for column, name in enumerate(("x", "y", "z", "intensity")):
+        table[name] = points[:, column] * (255.0 if name == "intensity" else 1.0)
+    found = {
+        "image": decode(scene.pixels_cdr(pixels), IMAGE_TYPE), "cloud": cloud_message(table, _STAMP_NS, "base_link"),
+        "odom": empty_message(ODOMETRY),
+    }  # fmt: skip
+    return {topic: Received(message, _STAMP_NS, 0.0) for topic, message in found.items()}
+
+
+def _boxes(array: Any) -> list[Box]:
+    return [
+        Box(CLASSES.index(m.ns), m.color.a, m.pose.position.x, m.pose.position.y, m.scale.x, m.scale.y, 0.0)
+        for m in array.markers[1:]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
