@@ -43,6 +43,7 @@ NOT_RUN = {
     r"cd examples": "test/examples/test_examples.py",
     r"torchperf drive .*(--arm|-o) ": "test/world/test_loop.py drives them all",
     r"(torchperf replay|pytest --refresh-golden) drives/": "test/world/test_loop.py replays a drive and runs its test",
+    r"torchperf train .*(--log|--adapter|--device)": "needs a log with labels, or a GPU: test/train has a log",
     r"ls ": "shows what the recorder has written: test/node/test_recording.py",
     r"torchperf (node|top|play)|.*--live": "talks to a running node: test/node, test/top, test/logs/test_play.py",
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
@@ -57,7 +58,7 @@ SHORTER = {
     r"torchperf make-log .*160x120": "--seconds 1 --force",  # the README's model takes no other size
     r"torchperf make-log .*--fault": "--size 64x48 --force",
     r"torchperf make-log": "--seconds 1 --size 64x48 --force",
-    r"torchperf (tune|compile) ": "--dry-run",
+    r"torchperf (tune|compile|train)": "--dry-run",
     r"torchperf compare ": "--resamples 200",
 }
 
