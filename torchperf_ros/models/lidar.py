@@ -78,7 +78,7 @@ class LidarAdapter(Adapter):
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The points of `example_messages`, whatever the tier."""
-        return (spare(_example_points()).to(self._device),)
+        return self.preprocess(self.example_messages())
 
     def example_messages(self) -> Mapping[str, Received]:
         """Flat ground and a wall as 32 rings see them, and odometry at 10 m/s."""

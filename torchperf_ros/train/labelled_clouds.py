@@ -29,6 +29,7 @@ _SIZES_M: Final = {  # least and most length, least and most width
 }
 _MOST: Final = {"car": 9, "truck": 3, "cyclist": 4, "pedestrian": 5, "wall": 4}
 _FASTEST: Final = {"car": 15.0, "truck": 15.0, "cyclist": 6.0, "pedestrian": 1.5, "wall": 0.0}  # m/s
+_ALONG: Final = {"car": 0.8, "truck": 0.8, "cyclist": 0.6, "pedestrian": 0.0, "wall": 0.5}  # share, along the road
 
 
 class LabelledCloud(NamedTuple):
@@ -79,12 +80,13 @@ def _scene(drawn: random.Random, who: tuple[str, ...]) -> tuple[list[str], list[
     """Kinds, and x, y, yaw, vx, vy, length, width: no two of them overlap."""
     kinds, boxes = [], list[tuple[float, ...]]()
     taken = [(0.0, 0.0, _OWN_M)]
-    road = drawn.uniform(-0.3, 0.3)  # where most are headed for
+    road = drawn.choice((0.0, drawn.uniform(-0.3, 0.3)))
     for kind in who:
         for _ in range(drawn.randint(0, _MOST[kind])):
             least_l, most_l, least_w, most_w = _SIZES_M[kind]
             length, width = drawn.uniform(least_l, most_l), drawn.uniform(least_w, most_w)
-            yaw = road + drawn.choice((0.0, 0.0, math.pi, math.pi / 2, drawn.uniform(0.0, math.pi)))
+            along, anyhow = drawn.choice((0.0, math.pi)), drawn.uniform(0.0, math.pi)
+            yaw = road + (along if drawn.random() < _ALONG[kind] else anyhow)
             speed = drawn.choice((0.0, drawn.uniform(0.0, _FASTEST[kind])))
             radius = 0.5 * math.hypot(length, width) + 0.2
             for _ in range(_TRIES):
