@@ -1,6 +1,7 @@
 """What `torchperf train` needs to know of a model: its tiers, its examples, its loss, and how it is judged."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ HELD_OUT = "held out"
 
 
 class Task(Protocol):
-    """A model and what it learns from; made anew in each process that trains a tier.
+    """A model and what it learns from; made anew in each process that trains a tier. Derive from it for its defaults.
 
     Attributes:
         name: of the model, and of the files that are written.
@@ -21,6 +22,7 @@ class Task(Protocol):
         rate: highest learning rate of each tier.
         judged: examples that a final score is of, by default.
         gradient: the longest gradient that is applied as it is; longer ones are shortened to it.
+        higher_is_better: whether that is so for the first figure of `judge`; not for a distance.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Task(Protocol):
     rate: Mapping[str, float]
     judged: int
     gradient: float
+    higher_is_better: bool = True
 
     def network(self, tier: str) -> nn.Module:
         """An untrained network of a tier, on the CPU, in training mode."""
@@ -45,6 +48,9 @@ class Task(Protocol):
 
         The first figure is drawn over the steps, and is what `torchperf tune` calls the accuracy.
         """
+
+    def write_examples(self, weights: Path) -> None:
+        """Write beside the weights what the adapter wants for its `score_inputs`. Default: nothing."""
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""
