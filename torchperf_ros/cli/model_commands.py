@@ -156,7 +156,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
     numbers = {"--budget-ms": 1.0 if budget_ms is None else budget_ms, "--max-memory-mb": max_memory_mb,
-               "--max-error": max_error, "--max-loss": max_loss, "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
+               "--max-error": max_error, "--max-loss": max_loss,
+               "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")

@@ -102,7 +102,7 @@ class TierFront:
         judged = self.points[0].accuracy.judged if self.points else 0
         return page.render(
             f"Tiers of {adapter}",
-            f"{judged} held-out examples, on {machine}. The front: what no other way beats in time and accuracy at once.",
+            f"{judged} held-out examples, on {machine}. The front: what no other way beats in both.",
             f"torchperf tune {__version__}. p99 without isolated stalls of the machine, corrected for its mood.",
         )
 
@@ -125,7 +125,8 @@ class TierFront:
                 mode="markers", hovertemplate=f"{tier}, %{{text}}: %{{x:.2f}} ms, %{{y:.3f}}",
                 text=[html.escape(point.standing.trial.candidate.label) for point in own],
                 marker={
-                    "color": colours[number % len(colours)], "symbol": ["circle" if one else "x-thin" for one in usable],
+                    "color": colours[number % len(colours)],
+                    "symbol": ["circle" if one else "x-thin" for one in usable],
                     "size": [13 if point in self.front else 8 for point in own],
                     "line": {"width": 2, "color": colours[number % len(colours)]},
                 },

@@ -40,8 +40,8 @@ class Limits:
         accuracy = figures.accuracy
         if accuracy and math.isfinite(accuracy.eager) and not accuracy.loss <= self.max_loss:
             return (
-                f"accuracy: {accuracy.name} {accuracy.value:.3f}; eager fp32 has {accuracy.eager:.3f}; --max-loss allows"
-                f" {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}"
+                f"accuracy: {accuracy.name} {accuracy.value:.3f}; eager fp32 has {accuracy.eager:.3f}; at most"
+                f" {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}, as --max-loss says"
             )
         return ""
 
