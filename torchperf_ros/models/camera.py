@@ -95,7 +95,9 @@ class CameraAdapter(Adapter):
             raise ConfigError(
                 f"{path}: {size} pixels; it has to be {IMAGE_WIDTH} wide and a multiple of {IMAGE_HEIGHT} high"
             )
-        scenes = torch.from_numpy(pixels).to(self._device).view(-1, IMAGE_HEIGHT, IMAGE_WIDTH, 3).permute(0, 3, 1, 2)
+        scenes = (
+            torch.from_numpy(pixels.copy()).to(self._device).view(-1, IMAGE_HEIGHT, IMAGE_WIDTH, 3).permute(0, 3, 1, 2)
+        )
         return scenes.to(torch.float32, memory_format=torch.contiguous_format).mul_(2.0 / 255.0).sub_(1.0)
 
     def score(self, outputs: Any, reference: Any) -> float:  # noqa: ANN401
