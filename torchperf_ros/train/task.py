@@ -12,7 +12,9 @@ HELD_OUT = "held out"
 
 
 class Task(Protocol):
-    """A model and what it learns from; made anew in each process that trains a tier. Derive from it for its defaults.
+    """A model and what it learns from; made anew in each process that trains a tier.
+
+    Those that derive from it have its defaults.
 
     Attributes:
         name: of the model, and of the files that are written.

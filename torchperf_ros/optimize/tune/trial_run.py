@@ -241,7 +241,8 @@ class Attempt:
             is_reference = self._candidate.options == BuildOptions()
             torch.set_num_threads(self._tier.threads)
             eager = value if is_reference else self._judged(task, self._tier.reference, count)[1]
-        return asdict(Accuracy(name, value, eager, count, task.higher_is_better))
+        higher_is_better = getattr(task, "higher_is_better", True)  # a task need not derive from `Task`
+        return asdict(Accuracy(name, value, eager, count, higher_is_better))
 
     def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
         return next(iter(task.judge(call, HELD_OUT, count, self._tier.device).items()))
