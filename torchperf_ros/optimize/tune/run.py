@@ -40,15 +40,15 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     stage, node, alone = target.stage, target.node, options.batches is not None
     with console.status(f"loading {stage.adapter}"):
         facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
+    if options.page is not None and not (facts.has_task and options.judged):
+        why = "--judged is 0" if facts.has_task else f"{stage.adapter} has no training_task"
+        raise ConfigError(f"--page: {why}, so there is no accuracy to draw")
     target = target.having(facts.tiers)
     if alone:
         target = replace(target, tiers=target.tiers[:1])
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
-    if options.page is not None and not (facts.has_task and options.judged):
-        why = "--judged is 0" if facts.has_task else f"{stage.adapter} has no training_task"
-        raise ConfigError(f"--page: {why}, so there is no accuracy to draw")
     folder = open_cache(node.cache_dir, node.cache_mib).folder
     path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
     state = TuneState(path, resume=options.resume)
