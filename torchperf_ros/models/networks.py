@@ -183,7 +183,8 @@ class DetectorNet(nn.Module):
             [batch, 1792, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
             width, height as fractions of the image, 4 class logits.
         """
-        cells = self.cells(image)
+        # In bf16 a centre beyond column 32 would lie on quarters of a cell, 2 pixels: too far off for small boxes.
+        cells = self.cells(image).float()
         logit = cells[:, 0]
         # Compared before the sigmoid: a compiler may compute that twice, and not to the same last bit.
         is_peak = logit == functional.max_pool2d(logit, 3, stride=1, padding=1)

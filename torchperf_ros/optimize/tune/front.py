@@ -84,9 +84,9 @@ class TierFront:
 
         page = Page()
         name = self.points[0].accuracy.name if self.points else "accuracy"
-        page.top.append(
-            {"kind": "verdict", "lines": [("good" if self.first else "bad", line) for line in self.words()]}
-        )
+        named, *left = self.words() or ["nothing that may be used was judged"]
+        lines = [("good" if self.first else "bad", named), *(("fair", line) for line in left)]
+        page.top.append({"kind": "verdict", "lines": lines})
         page.section("Accuracy against time", [page.plots((f"p99 of the model, and {name}", self._picture(name)))])
         head = [("tier", ""), ("candidate", ""), *((text, "n") for text in ("p50 ms", "p99 ms", name, "eager fp32")),
                 ("", "")]  # fmt: skip
@@ -95,7 +95,7 @@ class TierFront:
              *({"text": text, "css": "n"} for text in (
                  f"{point.standing.p50_ms:.2f}", f"{point.standing.p99_ms:.2f}", f"{point.accuracy.value:.3f}",
                  f"{point.accuracy.eager:.3f}")),
-             "on the front" if point in self.front else point.standing.why]
+             "; ".join(filter(None, ("on the front" * (point in self.front), point.standing.why)))]
             for point in sorted(self.points, key=lambda one: one.standing.p99_ms)
         ]  # fmt: skip
         page.section("Every judged trial", [{"kind": "table", "head": head, "rows": rows}])
