@@ -159,14 +159,9 @@ class TierLoader:
         return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _fitted(
-        self,
-        name: str,
-        runner: Runner,
-        eager: torch.nn.Module | None,
-        options: BuildOptions,
-        example: Inputs,
+        self, name: str, runner: Runner, eager: torch.nn.Module | None, options: BuildOptions, example: Inputs,
         parity: Parity | None,
-    ) -> ShapeRunner | None:
+    ) -> ShapeRunner | None:  # fmt: skip
         """What runs inputs of other sizes than the engine's; None where eager takes whatever comes.
 
         Raises:

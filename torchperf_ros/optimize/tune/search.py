@@ -162,12 +162,8 @@ class TuneSearch:
         known = self._state.find(tier, candidate, self._options.timeout_s)
         if known and known.outcome == Result.HOPELESS and math.isinf(hopeless_ratio):
             known = None
-        if (
-            known
-            and known.outcome == Result.MEASURED
-            and not candidate.batch
-            and self._judged not in {0, _judged(known)}
-        ):
+        could_be_judged = known is not None and known.outcome == Result.MEASURED and not candidate.batch
+        if known and could_be_judged and self._judged not in {0, _judged(known)}:
             known = None  # earlier versions judged nothing, and the examples may be others
         trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
         if trial is None:
