@@ -12,10 +12,11 @@ import torch
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import library_engines
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable
-from torchperf_ros.engines.parity import check_engine, random_inputs
+from torchperf_ros.engines.parity import LIMITS, Parity, ParityError, check_engine, random_inputs
+from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.packages.package_manifest import PackageError, read_manifest
 
 from .compiled_adapters import Counting
@@ -95,6 +96,29 @@ def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_
     runner = load_ready_package(package, None, CPU, example, DIMS)
     assert (runner.engine, runner.static) == (engine, False)
     check_engine(adapters.Compiled({}, CPU).build("full").eval(), runner.call, example, {}, "fp32")
+
+
+@torch.inference_mode()
+def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_boxes_decide(monkeypatch, tmp_path):
+    """A real package whose numbers are off by rounding; the limit is 0 here, so that they are so on any machine."""
+    needs("openvino")
+    monkeypatch.setitem(LIMITS, "fp32", Parity(0.0, 1.0, 0.0))
+    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
+    values = job(tmp_path / "cache", tiers=["fast"], adapter="torchperf_ros.models.camera:CameraAdapter")
+    with torch.inference_mode(mode=False):
+        said, good = build({**values, "build": [BuildOptions("openvino").as_dict()]})
+    assert good, said
+    (path,) = (tmp_path / "cache").glob("*.blob")
+    manifest = read_manifest(path)
+    assert manifest.parity["relative_l2"] > 0.0
+    assert manifest.parity["score"] == 1.0
+    adapter = CameraAdapter({}, CPU)
+    example = adapter.example_inputs("fast")
+    call = load_ready_package(path, None, CPU, example, {}).call
+    with pytest.raises(ParityError, match=r"the answers' score is 0\.\d+, at least 0\.995 is needed"):
+        check_engine(adapter.build("full"), call, example, {}, "fp32", scoring=scoring_of(adapter, "full", CPU))
+    loaded = Loaded(adapter, path.parent, BuildOptions("openvino"), tier="fast")
+    assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == ("openvino", "", path.stem)
 
 
 def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library_are_named(engine, tmp_path):

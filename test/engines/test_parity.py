@@ -3,7 +3,16 @@ import math
 import pytest
 import torch
 
-from torchperf_ros.engines.parity import LIMITS, Parity, ParityError, check, check_engine, measure, random_inputs
+from torchperf_ros.engines.parity import (
+    LIMITS,
+    Parity,
+    ParityError,
+    Scoring,
+    check,
+    check_engine,
+    measure,
+    random_inputs,
+)
 
 X = torch.tensor([3.0, 4.0])
 
@@ -126,6 +135,69 @@ def test_given_a_model_that_writes_to_its_inputs_when_checked_then_the_engine_ge
 def test_given_outputs_without_tensors_when_checked_then_they_are_refused_because_nothing_was_compared():
     with pytest.raises(ParityError, match="cannot be compared: eager gives 3"):
         engine_check(lambda x: 3, lambda x: 3)
+
+
+def same_sign(outputs, reference):
+    """The share of values that are on the same side of 0."""
+    return float((outputs.sign() == reference.sign()).float().mean())
+
+
+ANSWERED = (torch.tensor([[1.0, -1.0, 2.0]]),), (torch.tensor([[-1.0, 3.0, -2.0]]),)
+
+
+def by_sign(candidate, score=same_sign, inputs=ANSWERED):
+    return engine_check(lambda x: x, candidate, scoring=Scoring(score, lambda: inputs))
+
+
+def test_given_numbers_beyond_the_limit_when_the_answers_are_the_same_then_the_engine_passes_and_the_score_is_kept():
+    parity = by_sign(lambda x: 1.08 * x)
+    assert parity.relative_l2 == pytest.approx(0.08)
+    assert parity.score == 1.0
+    assert by_sign(lambda x: x.clone()).score is None  # numbers were enough
+
+
+def test_given_numbers_beyond_the_limit_when_one_answer_differs_then_both_figures_are_named():
+    words = r"relative L2 .* allowed for fp32: .*; the answers' score is 0\.833, at least 0\.995 is needed"
+    with pytest.raises(ParityError, match=words):
+        by_sign(lambda x: torch.where(x == 3.0, -x, 1.08 * x))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"score": lambda outputs, reference: None},
+        {"score": lambda outputs, reference: 1.0},  # it could not fail
+        {"inputs": ()},
+    ],
+)
+def test_given_a_score_that_says_nothing_when_numbers_are_beyond_the_limit_then_they_decide(how):
+    with pytest.raises(ParityError, match="outputs differ from eager's: relative L2 [^;]*; allowed for fp32: [^;]*$"):
+        by_sign(lambda x: 1.08 * x, **how)
+
+
+def test_given_nan_that_no_answer_shows_when_scored_then_the_engine_is_refused():
+    def blind(outputs, reference):
+        return same_sign(outputs[:, :2], reference[:, :2])
+
+    with pytest.raises(ParityError, match=r"score is 0\.000"):
+        by_sign(lambda x: torch.where(x == 2.0, torch.nan, 1.08 * x), score=blind)
+
+
+def test_given_one_answer_to_all_other_inputs_when_scored_then_the_engine_is_refused_all_the_same():
+    def candidate(x):
+        return 1.08 * x if any(x.equal(one) for (one,) in ANSWERED) else torch.ones(1, 3)
+
+    with pytest.raises(ParityError, match="do not depend on the inputs"):
+        by_sign(candidate)
+
+
+def test_given_an_engine_that_is_known_by_its_score_when_other_sizes_are_checked_then_twice_its_distance_is_allowed():
+    known = Parity(0.08, 0.997, 0.1, score=1.0)
+    check(X, 1.15 * X, "fp32", known)
+    with pytest.raises(ParityError, match="relative L2 0.17, .* allowed for fp32: relative L2 0.16"):
+        check(X, 1.17 * X, "fp32", known)
+    with pytest.raises(ParityError):
+        check(X, 1.15 * X, "fp32", Parity(0.08, 0.997, 0.1))
 
 
 def test_given_an_engine_that_reuses_its_memory_when_checked_then_it_is_not_taken_for_a_constant():

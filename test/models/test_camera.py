@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from torchperf_ros.config import message_types
 from torchperf_ros.config.message_types import decode, encode, header, stamp_ns_of
 from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
 from torchperf_ros.model.adapter import Received
+from torchperf_ros.models import networks
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS
 from torchperf_ros.models.networks import CLASSES, GRID_CELLS, IMAGE_HEIGHT, IMAGE_WIDTH
@@ -91,6 +93,52 @@ def test_given_any_size_when_preprocessed_then_the_tensor_is_the_networks_input(
     (example,) = CameraAdapter({}, CPU).example_inputs("fast")
     assert (tensor.shape, tensor.dtype, tensor.stride()) == (example.shape, example.dtype, example.stride())
     assert -1 <= tensor.min() <= tensor.max() <= 1
+
+
+CAR, TRUCK = (0.9, 0.3, 0.5, 0.1, 0.2, 0), (0.8, 0.7, 0.5, 0.2, 0.3, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "score"),
+    [
+        ((CAR, TRUCK), 1.0),
+        ((TRUCK, CAR), 1.0),
+        ((CAR, TRUCK, (0.4, 0.1, 0.1, 0.1, 0.1, 0)), 1.0),  # which is not published
+        (((0.6, 0.31, 0.5, 0.1, 0.2, 0), TRUCK), 1.0),
+        (((0.9, 0.37, 0.5, 0.1, 0.2, 0), TRUCK), 0.5),  # overlaps by 0.3 / 1.7
+        (((0.9, 0.3, 0.5, 0.1, 0.2, 3), TRUCK), 0.5),
+        ((CAR, CAR, TRUCK), 0.8),
+        ((CAR,), 2 / 3),
+        ((), 0.0),
+    ],
+)
+def test_given_boxes_when_scored_then_it_is_their_f1_by_hand(found, score):
+    adapter = CameraAdapter({}, CPU)
+    assert adapter.score(cells(*found), cells(CAR, TRUCK)) == pytest.approx(score)
+    assert adapter.score(cells(CAR, TRUCK), cells(*found)) == pytest.approx(score)
+
+
+def test_given_no_boxes_on_both_sides_when_scored_then_they_agree():
+    assert CameraAdapter({}, CPU).score(cells(), cells()) == 1.0
+
+
+def test_given_the_scenes_that_ship_when_run_then_eager_finds_objects_in_each_and_other_weights_have_none(tmp_path):
+    adapter = CameraAdapter({}, CPU)
+    inputs = adapter.score_inputs("full")
+    (example,) = adapter.example_inputs("full")
+    assert len(inputs) == 8
+    assert torch.equal(example, inputs[0][0])
+    model = adapter.build("full")
+    with torch.inference_mode():
+        assert all((model(*one)[0, :, 0] > 0.5).any() for one in inputs)
+    copy = tmp_path / "own.safetensors"
+    copy.write_bytes(networks.DETECTOR_WEIGHTS.read_bytes())
+    own = CameraAdapter({"weights": str(copy)}, CPU)
+    assert own.score_inputs("full") == []  # drawn scenes say nothing of a network for photographs
+    assert torch.equal(own.example_inputs("full")[0], example)
+    PIL.Image.new("RGB", (100, 256)).save(tmp_path / "own_examples.png")
+    with pytest.raises(ConfigError, match="100x256 pixels"):
+        own.example_inputs("full")
 
 
 def test_given_a_view_on_read_only_memory_when_preprocessed_then_pixels_arrive_as_they_are_and_stay_as_they_were():

@@ -89,6 +89,16 @@ def test_given_a_file_of_weights_when_loaded_then_all_are_there_and_any_that_doe
         networks.build_trained(lambda: DetectorNet(12), "fast", tmp_path / "none")
 
 
+def test_given_cells_in_bf16_when_decoded_then_boxes_are_as_exact_as_in_float32():
+    cells = torch.randn(1, 9, 32, 56, generator=torch.Generator().manual_seed(1)).bfloat16()
+    image, found = images()["black"], []
+    for dtype in (torch.float32, torch.bfloat16):
+        net = detector().to(dtype)
+        net.cells = lambda _, dtype=dtype: cells.to(dtype)
+        found.append(net(image.to(dtype)))
+    assert torch.equal(*found)
+
+
 def test_given_rows_that_are_masked_out_when_planning_then_even_nan_in_them_is_not_read():
     network = planner()
     history = torch.rand((1, HISTORY_FRAMES, FEATURES), generator=torch.Generator().manual_seed(1))

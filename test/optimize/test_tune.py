@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,11 +60,12 @@ def target(*tiers, **options):
     return target_of_adapter(ADAPTER, None, tiers, {"options": json.dumps(options)}, "cpu")
 
 
-def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, **options):
+def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, hopeless_ratio=1e6, judged=3, **options):
     """What becomes of these candidates in this order."""
     state = TuneState(tmp_path / "state.jsonl", resume=True)
-    how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0)
-    walk = TuneSearch(target(*tiers, **options), FACTS, how, state, Console(quiet=True))
+    how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0, judged=judged)
+    facts = replace(FACTS, has_task="task" in options)
+    walk = TuneSearch(target(*tiers, **options), facts, how, state, Console(quiet=True))
     walk.run(Space(hopeless_ratio), [Step("test", one) for one in candidates])
     return walk.trials
 
@@ -89,11 +91,11 @@ def run_here(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     threads = torch.get_num_threads()
 
-    def run(candidate, hopeless_ratio=None, **options):
+    def run(candidate, hopeless_ratio=None, eager_accuracy=None, **options):
         job = target("full", **options).job() | {
             "tier": "full", "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
             "reference_threads": 1, "seconds": 0.02, "hopeless_ratio": hopeless_ratio,
-            "started_ns": time.monotonic_ns(),
+            "started_ns": time.monotonic_ns(), "judged": 3, "eager_accuracy": eager_accuracy,
         }  # fmt: skip
         return run_trial(json.loads(json.dumps(job)), lambda text: None)
 
@@ -129,6 +131,40 @@ def test_given_a_hopeless_one_when_tried_then_it_ends_after_the_first_look_but_n
     (trial,) = tried(tmp_path, precision("bf16"), hopeless_ratio=math.inf)  # as tables do
     assert trial.outcome == Result.MEASURED
     assert 0 < trial.figures.relative_l2 < 0.05
+
+
+def test_given_a_task_when_tried_then_it_judges_what_was_measured_and_eager_beside_it(run_here):
+    for candidate in (Candidate(), Candidate(BuildOptions(channels_last=True))):
+        exact = run_here(candidate, task="hits")["figures"]["accuracy"]
+        assert exact == {"name": "hits", "value": 1.0, "eager": 1.0, "judged": 3, "higher_is_better": True}
+    near = run_here(precision("bf16"), task="error")["figures"]["accuracy"]
+    assert (near["name"], near["eager"], near["higher_is_better"]) == ("error", 0.0, False)
+    assert near["value"] > 0.1
+    assert run_here(precision("bf16"), eager_accuracy=0.5, task="error")["figures"]["accuracy"]["eager"] == 0.5
+    assert run_here(Candidate(batch=2), task="hits")["figures"]["accuracy"] is None
+    assert run_here(Candidate())["figures"]["accuracy"] is None
+    assert run_here(precision("bf16"), 1e-6, task="hits")["figures"]["accuracy"] is None  # hopeless
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_they_are_measured_again(tmp_path):
+    def accuracies(judged):
+        return [trial.figures.accuracy for trial in tried(tmp_path, Candidate(), judged=judged, task="hits")]
+
+    assert accuracies(0) == [None]
+    (first,) = accuracies(3)
+    assert first.judged == 3
+    assert accuracies(0) == [first]  # nothing is asked for: what is known is shown
+    assert accuracies(5)[0].judged == 5
+    lines = (tmp_path / "state.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    accuracies(5)
+    assert len((tmp_path / "state.jsonl").read_text().splitlines()) == 3
+    old = json.loads(lines[0])
+    del old["trial"]["figures"]["accuracy"], old["trial"]["figures"]["score"]  # as earlier versions wrote it
+    (tmp_path / "state.jsonl").write_text(json.dumps(old) + "\n")
+    assert TuneState(tmp_path / "state.jsonl", resume=True).find("full", Candidate(), 1.0).figures.accuracy is None
+    assert accuracies(3)[0].judged == 3
 
 
 def test_given_another_batch_when_tried_then_eager_beside_it_runs_the_usual_one(run_here):
@@ -261,6 +297,25 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_a
     assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
 
 
+def test_given_a_task_when_tuned_then_tiers_are_proposed_and_drawn(tmp_path):
+    page, figures = tmp_path / "front.html", tmp_path / "figures.json"
+    done = CliRunner().invoke(cli.app, [
+        "tune", ADAPTER, "--engine", "eager", "--budget-ms", "2000", "--seconds", "0.05", "--judged", "2", "--options",
+        '{"task": "hits"}', "--page", str(page), "--json", str(figures),
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "tiers worth keeping on this machine: full (p99 " in done.stdout
+    assert "begin with full, the most accurate that fits the budget of 2000 ms" in done.stdout
+    report = json.loads(figures.read_text())
+    assert (report["first_tier"], report["worth_keeping"][0]) == ("full", "full")
+    assert all(one["figures"]["accuracy"]["judged"] == 2 for one in report["tiers"]["fast"]["ranking"])
+    if "bf16" not in report["left_out"]:
+        assert "accuracy: hits " in done.stdout  # of bf16, which is off by more than 0.005 of these thousandths
+    text = page.read_text()
+    assert text.count("on the front") >= 1
+    assert "budget" in text
+
+
 def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(tmp_path):
     out = tmp_path / "tuned.yaml"
     command = [sys.executable, "-m", "torchperf_ros.cli", "tune", ADAPTER, "--tiers", "full", "--engine", "eager",
@@ -300,6 +355,8 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
         ([ADAPTER, "--engine", "jit"], ["'jit'", "eager, compile, aoti"]),
         ([ADAPTER, "--tables", "--batch", "1,0"], ["'1,0'", "from 1 to 1000"]),
         ([ADAPTER, "--batch", "2"], ["--tables"]),
+        ([ADAPTER, "--page", "/nowhere/page.html"], ["/nowhere/page.html", "existing folder"]),
+        ([ADAPTER, "--page", "page.html"], ["--page", "has no training_task"]),
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),
         ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
         ([ADAPTER, "--tiers", "a,,b"], ["tiers"]),

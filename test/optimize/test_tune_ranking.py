@@ -1,13 +1,15 @@
 import json
 import math
+import re
 from dataclasses import asdict, replace
 
 import pytest
 
 from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.optimize.tune.front import TierFront
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.run import gain_text
-from torchperf_ros.optimize.tune.trial import Candidate, Result, Trial
+from torchperf_ros.optimize.tune.trial import Accuracy, Candidate, Result, Trial
 
 from .conftest import figures
 
@@ -73,6 +75,80 @@ def test_given_a_limit_when_exceeded_then_it_is_refused_with_the_figure_and_the_
     assert word in ranking.standings[0].why
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "words"),
+    [
+        (Accuracy("map", 0.871, 0.902, 9), "accuracy: map 0.871; eager fp32 has 0.902; at most 0.005 less"),
+        (Accuracy("fde", 0.902, 0.871, 9, higher_is_better=False), "accuracy: fde 0.902; .* 0.871; at most 0.005 more"),
+        (Accuracy("map", math.nan, 0.902, 9), "accuracy: map nan"),
+    ],
+)
+def test_given_less_accuracy_than_eagers_when_ranked_then_it_is_refused_unless_that_is_allowed(accuracy, words):
+    ranking = Ranking([trial("eager", 10.0), trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0))
+    assert names(ranking) == ["eager", "eager bf16"]
+    assert re.match(words, ranking.standings[1].why)
+    allowed = Ranking([trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0, max_loss=0.04))
+    assert (allowed.best is None) == math.isnan(accuracy.value)
+
+
+@pytest.mark.parametrize(
+    "accuracy",
+    [Accuracy("map", 0.898, 0.902, 9), Accuracy("fde", 0.5, 0.9, 9, higher_is_better=False),
+     Accuracy("map", math.nan, math.nan, 9)],
+)  # fmt: skip
+def test_given_about_eagers_accuracy_or_nothing_to_judge_by_when_ranked_then_it_is_not_refused(accuracy):
+    assert Ranking([trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0)).best is not None
+
+
+def front(budget_ms=20.0, **tiers):
+    """Of tiers, each with the time and the figure of its best way, beside eager with a little more accuracy."""
+    rankings = {}
+    for tier, (ms, value) in tiers.items():
+        eager, own = Accuracy("map", value + 0.001, value + 0.001, 9), Accuracy("map", value, value + 0.001, 9)
+        rankings[tier] = Ranking([trial("eager", 3 * ms, accuracy=eager), trial("aoti", ms, accuracy=own)],
+                                 Limits(budget_ms))  # fmt: skip
+    return TierFront(rankings, Limits(budget_ms))
+
+
+def test_given_tiers_when_compared_then_the_one_that_another_beats_is_named_and_the_most_accurate_in_budget_is_first():
+    found = front(full=(30.0, 0.9), medium=(12.0, 0.8), small=(13.0, 0.75), fast=(3.0, 0.7))
+    assert (list(found.kept), found.first) == (["full", "medium", "fast"], "medium")
+    assert found.left_out == {
+        "small": "neither faster (p99 13.00 ms) nor more accurate (map 0.750) than medium (12.00 ms, map 0.800): leave"
+        " it out"
+    }
+    named, left = found.words()
+    assert named.startswith("tiers worth keeping on this machine: full (p99 30.00 ms, map 0.900), medium")
+    assert named.endswith("begin with medium, the most accurate that fits the budget of 20 ms")
+    assert left == f"small: {found.left_out['small']}"
+    assert [(one.tier, one.standing.trial.candidate.options.engine) for one in found.front] == [
+        ("fast", "aoti"), ("fast", "eager"), ("medium", "aoti"), ("full", "aoti"), ("full", "eager"),
+    ]  # fmt: skip
+
+
+def test_given_two_tiers_that_are_alike_when_compared_then_the_first_is_kept_and_with_no_budget_for_any_that_is_said():
+    found = front(1.0, full=(10.0, 0.9), fast=(9.8, 0.899))
+    assert (list(found.kept), list(found.left_out), found.first) == (["full"], ["fast"], "")
+    assert found.words()[0].endswith("none fits the budget of 1 ms")
+
+
+def test_given_a_page_when_drawn_then_it_has_every_point_and_the_refused_with_the_reason():
+    ranking = Ranking([trial("eager", 10.0, accuracy=Accuracy("map", 0.9, 0.9, 9)),
+                       trial("bf16", 5.0, accuracy=Accuracy("map", 0.8, 0.9, 9)), trial("aoti", 4.0)],
+                      Limits(20.0))  # fmt: skip
+    found = TierFront({"full<": ranking}, Limits(20.0))
+    assert [point.standing.group for point in found.points] == [Group.FITS, Group.REFUSED]
+    page = found.page("a:B", "here")
+    for text in (
+        "full&lt;",
+        "on the front",
+        "accuracy: map 0.800; eager fp32 has 0.900",
+        "9 held-out examples, on here",
+    ):
+        assert text in page
+    assert TierFront({"full": Ranking([trial("aoti", 4.0)], Limits(20.0))}, Limits(20.0)).words() == []
+
+
 def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_best_and_of_nothing_none_is():
     ranking = Ranking([trial("eager", 10.0), trial("aoti", 5.0)], Limits(budget_ms=1.0))
     assert (ranking.best.trial.candidate.options.engine, ranking.best.group) == ("aoti", Group.OVER_BUDGET)
@@ -106,7 +182,12 @@ def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part
 
 
 def test_given_a_trial_when_written_and_read_then_it_is_the_same():
-    for one in (trial("aoti", 5.0), Trial("fast", Candidate(shapes="bucket", bucket_width=8), Result.CRASHED, "x\ny")):
+    judged = trial("aoti", 5.0, accuracy=Accuracy("map", 0.8, 0.9, 9), score=1.0)
+    for one in (
+        trial("aoti", 5.0),
+        judged,
+        Trial("fast", Candidate(shapes="bucket", bucket_width=8), Result.CRASHED, "x\ny"),
+    ):
         assert Trial.from_dict(json.loads(json.dumps(asdict(one)))) == one
 
 

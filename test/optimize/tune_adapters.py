@@ -1,7 +1,8 @@
 """A small adapter for tuning; its `options` say what goes wrong in which precision. Imported by trial processes.
 
 Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file that each
-built model appends a byte to; `seed`: null: the weights are others at every build.
+built model appends a byte to; `seed`: null: the weights are others at every build; `task`: whether there is a training
+task, `error` of whose figures is a distance from eager's outputs in 1/1000, or `hits` 1 less that.
 """
 
 import os
@@ -13,6 +14,7 @@ import torch
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.train.task import Task
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,11 +37,27 @@ class Net(torch.nn.Module):
         return y + 1.0 if do == "wrong_in" else y
 
 
+class NearTask(Task):
+    """Judges by the distance from the outputs of tier `full`."""
+
+    def __init__(self, figure, model):
+        self.higher_is_better, self._figure, self._model = figure == "hits", figure, model
+
+    def judge(self, call, seed, count, device):
+        assert seed == "held out"
+        generator, errors = torch.Generator().manual_seed(0), []
+        for _ in range(count):
+            inputs = torch.randn(4, 16, 1, generator=generator)
+            errors.append(float((call(inputs) - self._model(inputs)).abs().mean()))
+        error = 1000 * sum(errors) / count
+        return {self._figure: error if self._figure == "error" else 1.0 - error}
+
+
 class TinyAdapter(Adapter):
     """A perceptron; tiers `full` and `fast`."""
 
     def __init__(self, options, device):
-        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch", "seed"}
+        known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch", "seed", "task"}
         if set(options) - known:
             msg = f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of {sorted(known)}"
             raise ConfigError(msg)
@@ -59,5 +77,8 @@ class TinyAdapter(Adapter):
 
     def dynamic_dims(self):
         return {0: {0: (2, 32)}} if self._options.get("sizes") else {}
+
+    def training_task(self, log):
+        return NearTask(self._options["task"], self.build("full")) if "task" in self._options else None
 
     preprocess = postprocess = None  # no frame comes

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
     CLASSES,
@@ -108,6 +109,19 @@ def test_given_detections_when_judged_then_the_precision_is_what_it_is_by_hand()
     open_ones = DetectionScore()
     open_ones.add(right[:1], [[label._replace(counts=False) for label in labelled()[0]]])
     assert math.isnan(open_ones.average_precision(0))
+
+
+def test_given_a_training_when_written_then_the_adapter_has_scenes_with_objects_beside_the_weights(tmp_path):
+    weights = tmp_path / "own.safetensors"
+    DetectorTask().write_examples(weights)
+    assert (tmp_path / "own_examples.png").stat().st_size <= 150_000
+    scenes = CameraAdapter({"weights": str(weights)}, torch.device("cpu")).score_inputs("fast")
+    assert [scene.shape for (scene,) in scenes] == [(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)] * 8
+    drawn, labels = LabelledScenes("examples").batch(0, 32)
+    nearest = [int((drawn - scene).abs().mean((1, 2, 3)).argmin()) for (scene,) in scenes]
+    assert len(set(nearest)) == 8
+    assert all(any(label.counts for label in labels[place]) for place in nearest)
+    assert (scenes[0][0] - drawn[nearest[0]]).abs().max() <= 1 / 255 + 1e-6  # rounded to bytes
 
 
 def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_same_weights(tmp_path, monkeypatch):

@@ -177,8 +177,13 @@ def _row(result: dict[str, Any]) -> list[str]:
         f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
         f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
         f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
-        f"L2 {manifest['parity']['relative_l2']:.1e}",
+        _parity(manifest["parity"]),
     ]  # fmt: skip
+
+
+def _parity(parity: dict[str, float | None]) -> str:
+    score = parity.get("score")  # earlier versions wrote none
+    return ("" if score is None else f"by score {score:.3f}; ") + f"L2 {parity['relative_l2']:.1e}"
 
 
 def cache(

@@ -9,10 +9,11 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.cli import shell
-from torchperf_ros.config.build_options import ENGINES
+from torchperf_ros.config.build_options import ENGINES, MOST_LOSS
 from torchperf_ros.frame.errors import ConfigError
 
 _MOST_BATCH = 1000
+_MOST_JUDGED = 100_000
 _USUAL_TIERS = "those of full, medium, fast that it has"
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
 
@@ -111,6 +112,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
     max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
+    max_loss: Annotated[float, Option(help="Of accuracy against eager fp32, of adapters with a task.")] = MOST_LOSS,
+    judged: Annotated[int, Option(min=0, max=_MOST_JUDGED, help="Held-out examples for accuracy; 0: none.")] = 100,
     tiers: Annotated[shell.Text, Option(help=f"The adapter's, most accurate first; default: {_USUAL_TIERS}.")] = None,
     tier: Annotated[shell.Texts, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
     options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
@@ -124,6 +127,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
     output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
+    page: Annotated[shell.File, Option(help="Draw p99 against accuracy, as one HTML file.")] = None,
     no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
 ) -> None:
@@ -139,6 +143,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     The first tier is tuned, with three quarters of the time. What is best there
     is then checked on the others, which may only differ in precision.
 
+    An adapter with a training task is also judged by held-out examples of it:
+    what is less accurate than eager fp32 is refused, and in the end tiers are
+    proposed: which are worth keeping here, and which comes first.
+
     With --tables it tries each option by itself: whether the model bears it,
     what it gains and costs (start, compiling, memory), and why it is left out.
 
@@ -148,11 +156,14 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
     numbers = {"--budget-ms": 1.0 if budget_ms is None else budget_ms, "--max-memory-mb": max_memory_mb,
-               "--max-error": max_error, "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
+               "--max-error": max_error, "--max-loss": max_loss,
+               "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
-    shell.check_outputs({"--output": output, "--json": json_file})
+    shell.check_outputs({"--output": output, "--json": json_file, "--page": page})
+    if page is not None:
+        shell.need("plotly", "jinja2")
     if unknown := [name for name in engine or () if name not in ENGINES]:
         shell.fail(f"--engine {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
     sizes = shell.words(batch)
@@ -175,8 +186,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
             " to tune; with --params, the file says --options and --tiers"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_memory_mb, max_error), engine or (),
+        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), engine or (),
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
-        json_file,
+        json_file, judged, page,
     )  # fmt: skip
     raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(140)))

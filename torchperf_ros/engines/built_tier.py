@@ -1,15 +1,15 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, described, random_inputs
+from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 
-__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "varying_dims"]
+__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "scoring_of", "varying_dims"]
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class BuiltTier:
         model: on the device, in eval mode; nobody changes it.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
+        scoring: the adapter's own judgement of what the model answers.
     """
 
     model: torch.nn.Module
     example: Inputs
     dims: DynamicDims
     device: torch.device
+    scoring: Scoring | None = field(default=None, kw_only=True)
 
     def inputs_by_size(self) -> list[Inputs]:
         """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
@@ -38,6 +40,13 @@ class BuiltTier:
             found.append(random_inputs(self.example, 0, sizes))
         usual = [tensor.shape for tensor in self.example]
         return [*(inputs for inputs in found if [tensor.shape for tensor in inputs] != usual), self.example]
+
+
+def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
+    """The adapter's own judgement of a tier's answers."""
+    return Scoring(
+        adapter.score, lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)]
+    )
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.engine import (
     ENGINES,
     choice_of,
@@ -97,7 +97,7 @@ def _tier_of(
     # a package of weights that nobody builds again would fit no worker
     if why := changing_weights(name, model, adapter.build(name)):
         raise AdapterError(why)
-    return BuiltTier(model.to(device), example, dims, device)
+    return BuiltTier(model.to(device), example, dims, device, scoring=scoring_of(adapter, name, device))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ class _PackageBuild:
         self._work.step(f"{self._prefix}checking")
         with torch.inference_mode():
             call = self.load(part, built.outputs, graphs=False)  # it runs in the precision that it is checked in
-            parity = check_engine(tier.model, call, tier.example, tier.dims, self._work.options.precision, seeds=4)
+            precision, scoring = self._work.options.precision, tier.scoring
+            parity = check_engine(tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring)
             briefly = self._work.job.get("background") and tier.device.type == "cuda"
             self._work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
             timings = {

@@ -1,12 +1,13 @@
-"""Whether two ways to run a model give the same answer: relative L2, cosine and largest error against thresholds."""
+"""Whether two ways to run a model give the same answer: by relative L2, cosine and largest error, or by the task."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from torchperf_ros.config.build_options import MOST_LOSS
 from torchperf_ros.frame.errors import TorchperfError
 
 Call = Callable[..., Any]
@@ -26,11 +27,18 @@ class Parity:
         relative_l2: ||found - expected|| / ||expected||.
         cosine: of the angle between the two, 1 where they agree.
         max_error: largest absolute difference over the largest absolute expected value of that tensor.
+        score: of the answers, by the adapter, where they are why these figures are good enough; None elsewhere.
     """
 
     relative_l2: float
     cosine: float
     max_error: float
+    score: float | None = None
+
+    def within(self, limit: "Parity") -> bool:
+        """Whether no figure is beyond the limit's."""
+        near = self.relative_l2 <= limit.relative_l2 and self.max_error <= limit.max_error
+        return near and self.cosine >= limit.cosine
 
     def worse(self, other: "Parity") -> "Parity":
         """The worse of the two in each figure."""
@@ -52,6 +60,39 @@ LIMITS = {
     "int8_dynamic": Parity(1e-1, 0.99, 3e-1),
 }
 """By precision: the most that relative L2 and max error, and the least that cosine, may be."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """An adapter's judgement of a tier's answers.
+
+    Attributes:
+        score: `Adapter.score`.
+        inputs: gives those of `Adapter.score_inputs`, on the device.
+    """
+
+    score: Callable[[Any, Any], float | None]
+    inputs: Callable[[], Sequence[Inputs]]
+
+    def of(self, reference: Call, candidate: Call, other: Any) -> float | None:  # noqa: ANN401
+        """The candidate's mean score, 0 where it gives NaN or Inf that the reference does not.
+
+        None where the adapter has no score, or one by which the reference's answers to different inputs are the same:
+        it could not fail. `other` is such an answer to some input that is not among these.
+        """
+        scores, differs = [], False
+        for inputs in self.inputs():
+            expected = reference(*(t.clone() for t in inputs))
+            found = candidate(*inputs)
+            if not math.isfinite(measure(expected, found).relative_l2):
+                return 0.0
+            score, against = self.score(found, expected), self.score(other, expected)
+            if score is None or against is None:
+                return None
+            scores.append(score)
+            differs |= against < 1.0 - MOST_LOSS
+            other = expected
+        return sum(scores) / len(scores) if differs else None
 
 
 def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a model returns
@@ -85,21 +126,32 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
     return Parity(math.sqrt(square_error / (square_expected or 1.0)), cosine, worst)
 
 
-def check(expected: Any, found: Any, precision: str) -> Parity:  # noqa: ANN401
-    """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond."""
+def check(expected: Any, found: Any, precision: str, known: Parity | None = None) -> Parity:  # noqa: ANN401
+    """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond.
+
+    Of an engine that is `known` to be good by its score, figures may be twice as far off as they were there.
+    """
     parity, limit = measure(expected, found), LIMITS[precision]
-    near = parity.relative_l2 <= limit.relative_l2 and parity.max_error <= limit.max_error
-    if not near or parity.cosine < limit.cosine:
-        raise ParityError(f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}")
+    if known is not None and known.score is not None:
+        limit = limit.worse(Parity(2 * known.relative_l2, 2 * known.cosine - 1, 2 * known.max_error))
+    if not parity.within(limit):
+        raise ParityError(_differ(parity, precision, limit))
     return parity
 
 
+def _differ(parity: Parity, precision: str, limit: Parity) -> str:
+    return f"outputs differ from eager's: {parity}; allowed for {precision}: {limit}"
+
+
 def check_engine(
-    reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3
-) -> Parity:
+    reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3,
+    scoring: Scoring | None = None,
+) -> Parity:  # fmt: skip
     """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
-    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does.
+    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does. Figures
+    beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random inputs, which hold
+    nothing of what the task is about, numbers may differ much where answers do not.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
@@ -111,8 +163,17 @@ def check_engine(
         if not any(True for _ in tensors_in(pair[0])):
             msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
             raise ParityError(msg)
-        worst = worst.worse(check(*pair, precision))
+        worst = worst.worse(measure(*pair))
         found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
+    if not worst.within(LIMITS[precision]):
+        text, score = _differ(worst, precision, LIMITS[precision]), None
+        if scoring is not None and math.isfinite(worst.relative_l2):
+            score = scoring.of(reference, candidate, pair[0])
+        if score is None:
+            raise ParityError(text)
+        if not score >= 1.0 - MOST_LOSS:
+            raise ParityError(f"{text}; the answers' score is {score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
+        worst = replace(worst, score=score)
     (first, first_found), (second, second_found) = found[:2]
     if same(first_found, second_found) and not same(first, second):
         raise ParityError("outputs do not depend on the inputs; eager's do")

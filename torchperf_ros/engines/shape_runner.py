@@ -13,7 +13,7 @@ import torch
 from torchperf_ros.config.shape_options import ShapeOptions, Shapes, format_shapes
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
-from torchperf_ros.engines.parity import DynamicDims, ParityError, check
+from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check
 from torchperf_ros.engines.shape_buckets import (
     Axis,
     axes_of,
@@ -61,7 +61,7 @@ class ShapeRunner:
         shapes: what is warmed up before the first frame: the example, the common shapes, the buckets.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         run: Call,
         eager: Call | None,
@@ -69,6 +69,7 @@ class ShapeRunner:
         dynamic_dims: DynamicDims,
         example: Inputs,
         precision: str,
+        known: Parity | None = None,
         *,
         dynamic_engine: bool = False,
         static: bool = False,
@@ -78,13 +79,14 @@ class ShapeRunner:
         `eager` is the model itself: the reference, and the answer to every miss; None where there is only a package,
         which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine` runs every size in
         `dynamic_dims` without being compiled again; a `static` one takes the example's shapes only, and what else is
-        asked for is noted. The `precision` decides how far results may be from eager's.
+        asked for is noted. The `precision` decides how far results may be from eager's, with
+        what is `known` of the engine, see `check`.
 
         Raises:
             ConfigError: common shapes do not fit the inputs, or the buckets are too many.
             AdapterError: `dynamic_dims` do not fit the example.
         """
-        self._run, self._eager, self._precision = run, eager, precision
+        self._run, self._eager, self._check = run, eager, partial(check, precision=precision, known=known)
         self._example, self._dynamic_engine = example, dynamic_engine
         self._usual = shapes_of(example)
         self._axes = axes_of(dynamic_dims, self._usual)
@@ -218,7 +220,7 @@ class ShapeRunner:
             inputs = draw(self._example, shapes, seed)
             found = self._run_held(self._run, shapes, (), *inputs)
         if self._eager and compare:
-            check(self._eager(*inputs), found, self._precision)
+            self._check(self._eager(*inputs), found)
         self._warm.add(shapes)
 
     def _compare_padded(self, run: Call, bucket: Shapes) -> None:
@@ -232,7 +234,7 @@ class ShapeRunner:
             crop = () if valid == bucket else self._output_sizes.crop(valid)
             found = self._run_held(run, bucket, crop, *inputs)
             try:
-                check(self._eager(*inputs), found, self._precision)
+                self._check(self._eager(*inputs), found)
             except ParityError as error:
                 msg = f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
                 raise ShapesRefused(msg) from error

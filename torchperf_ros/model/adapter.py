@@ -2,7 +2,7 @@
 
 import abc
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,22 @@ class Adapter(abc.ABC):
     @abc.abstractmethod
     def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
         """Inputs of the usual shape, on the device, for warm-up and calibration."""
+
+    def score(self, outputs: Any, reference: Any) -> float | None:  # noqa: ANN401 - what the model returns
+        """How far outputs are the same answers as the reference's, by what the task is about: 1 where they are.
+
+        An engine whose numbers are too far from eager's still serves if its answers are eager's. Default: None, numbers
+        alone decide.
+        """
+        return None
+
+    def score_inputs(self, tier: str) -> Sequence[tuple[torch.Tensor, ...]]:
+        """Inputs as of `example_inputs` that hold what the task is about, to `score` the answers to them.
+
+        Default: the example inputs alone. Where there are none, or eager's answers to them score as the same answers,
+        a score would say nothing, and numbers decide.
+        """
+        return [self.example_inputs(tier)]
 
     def example_messages(self) -> Mapping[str, Received]:
         """Messages as they usually come, by topic, to warm a whole frame up with. Default: none.

@@ -12,7 +12,7 @@ import torch
 
 from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, varying_dims
+from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.engine import (
     ENGINES,
     CaptureFailed,
@@ -26,7 +26,7 @@ from torchperf_ros.engines.engine import (
 )
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
 from torchperf_ros.engines.package_engine import EngineUnavailable
-from torchperf_ros.engines.parity import ParityError, check_engine
+from torchperf_ros.engines.parity import Parity, ParityError, check_engine
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.errors import ConfigError, one_line
 from torchperf_ros.model.adapter import Adapter
@@ -84,7 +84,7 @@ class TierLoader:
             model = build_model(self._adapter, name)
             if self._setup.get("identify"):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
-            tier = self._with_engine(name, BuiltTier(model.to(self._on), example, self._dims, self._on), options)
+            tier = self._with_engine(name, self._built(name, model, example), options)
         if hashes and self._setup.get("identify"):
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
@@ -96,7 +96,7 @@ class TierLoader:
         Raises:
             ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model runs in eager.
         """
-        eager, facts = None, TierFacts(name, runner.engine)
+        eager, facts, parity = None, TierFacts(name, runner.engine), None
         try:
             with torch.inference_mode(mode=False):
                 eager = build_model(self._adapter, name).to(self._on)
@@ -106,10 +106,11 @@ class TierLoader:
             if eager is not None:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
                 if runner.model == (weights_hash(eager), code_hash(eager)):
-                    check_engine(eager, runner.call, example, {}, options.precision, seeds=2)
+                    tier = self._built(name, eager, example)
+                    parity = check_engine(eager, runner.call, example, {}, options.precision, 2, tier.scoring)
                 else:
                     eager = None  # another model: it is no stand-in
-            shapes = self._fitted(name, runner, eager, options, example)
+            shapes = self._fitted(name, runner, eager, options, example, parity)
         except (ParityError, InvalidOutput) as error:
             if strict or eager is None:
                 raise
@@ -117,21 +118,25 @@ class TierLoader:
             return Tier(TierFacts(name, "eager", str(error)), Runner(eager), eager, self._device, self._say)
         return Tier(facts, runner, eager, self._device, self._say, shapes)
 
+    def _built(self, name: str, model: torch.nn.Module, example: Inputs) -> BuiltTier:
+        scoring = scoring_of(self._adapter, name, self._on)
+        return BuiltTier(model.to(self._on), example, self._dims, self._on, scoring=scoring)
+
     def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
         facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
         if self._adapter.anytime:
             facts = TierFacts(name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager")
             steps = functools.partial(self._adapter.steps, model)
             return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
-        runner, shapes, identity = Runner(model), None, None
+        runner, shapes, identity, parity = Runner(model), None, None, None
         try:
             if options.engine == AUTO:
                 options, identity = self._chosen(tier, options, facts)
             runner = self._runner(name, tier, options, identity) or runner
             if runner.call is not model:
                 dims = varying_dims(options, self._dims)
-                check_engine(model, runner.call, tier.example, dims, options.precision, seeds=2)
-            shapes = self._fitted(name, runner, model, options, tier.example)
+                parity = check_engine(model, runner.call, tier.example, dims, options.precision, 2, tier.scoring)
+            shapes = self._fitted(name, runner, model, options, tier.example, parity)
         except (ConfigError, CaptureFailed):
             raise
         except ParityError as error:
@@ -154,8 +159,9 @@ class TierLoader:
         return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _fitted(
-        self, name: str, runner: Runner, eager: torch.nn.Module | None, options: BuildOptions, example: Inputs
-    ) -> ShapeRunner | None:
+        self, name: str, runner: Runner, eager: torch.nn.Module | None, options: BuildOptions, example: Inputs,
+        parity: Parity | None,
+    ) -> ShapeRunner | None:  # fmt: skip
         """What runs inputs of other sizes than the engine's; None where eager takes whatever comes.
 
         Raises:
@@ -165,7 +171,7 @@ class TierLoader:
         if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
-            runner.call, eager, shapes, self._dims, example, options.precision,
+            runner.call, eager, shapes, self._dims, example, options.precision, parity,
             dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)), static=runner.static,
         )  # fmt: skip
         fitted.warm_up()

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
 from torchperf_ros.config.message_types import empty_message, message_class
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models import detection_messages, networks
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
@@ -76,9 +77,45 @@ class CameraAdapter(Adapter):
         return networks.build_trained(lambda: DetectorNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A grey ramp as the network sees it, whatever the tier: [1, 3, 256, 448] float."""
-        ramp = torch.linspace(-1.0, 1.0, IMAGE_WIDTH, device=self._device)
-        return (ramp.expand(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH).contiguous(),)
+        """A scene as the network sees it, whatever the tier, with objects: [1, 3, 256, 448] float."""
+        own = examples_of(self._weights)
+        return (self._scenes(own if own.is_file() else examples_of(DETECTOR_WEIGHTS))[:1].clone(),)
+
+    def score_inputs(self, tier: str) -> Sequence[tuple[Tensor, ...]]:
+        """The scenes beside the weights, one by one; none where there are no such scenes."""
+        own = examples_of(self._weights)
+        return [(scene,) for scene in self._scenes(own).split(1)] if own.is_file() else []
+
+    def _scenes(self, path: Path) -> Tensor:
+        """The images that lie in a file one below the other, [n, 3, 256, 448] float."""
+        file = empty_message(_COMPRESSED_IMAGE, format="png", data=np.fromfile(path, np.uint8))
+        pixels = compressed_pixels(file).rgb()
+        if pixels.shape[1] != IMAGE_WIDTH or pixels.shape[0] % IMAGE_HEIGHT:
+            size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+            raise ConfigError(
+                f"{path}: {size} pixels; it has to be {IMAGE_WIDTH} wide and a multiple of {IMAGE_HEIGHT} high"
+            )
+        scenes = (
+            torch.from_numpy(pixels.copy()).to(self._device).view(-1, IMAGE_HEIGHT, IMAGE_WIDTH, 3).permute(0, 3, 1, 2)
+        )
+        return scenes.to(torch.float32, memory_format=torch.contiguous_format).mul_(2.0 / 255.0).sub_(1.0)
+
+    def score(self, outputs: Any, reference: Any) -> float:  # noqa: ANN401
+        """F1 of the published boxes, the reference's taken for right; 1 where neither has one.
+
+        A box is found by one of its class that overlaps by 0.5 (intersection over union), the strongest first.
+        """
+        found, wanted = self._published(outputs), self._published(reference)
+        classes = [cells[:, networks.BOX_FIELDS :].argmax(axis=1) for cells in (found, wanted)]
+        shares = networks.overlaps(networks.corners(found), networks.corners(wanted))
+        shares[classes[0][:, None] != classes[1]] = 0.0
+        agree = 0
+        for row in shares:  # a view: what is taken is seen by those that follow
+            if row.max(initial=0.0) >= networks.LEAST_OVERLAP:
+                shares[:, row.argmax()] = 0.0
+                agree += 1
+        both = len(found) + len(wanted)
+        return 2 * agree / both if both else 1.0
 
     def example_messages(self) -> Mapping[str, Received]:
         """A black image of 1280x720; none where images are compressed."""
@@ -120,17 +157,25 @@ class CameraAdapter(Adapter):
         image = messages["image"]
         message = image.message
         width, height = compressed_size(message) if self._compressed else (message.width, message.height)
-        cells = outputs[0].float().cpu().numpy()
-        scores = cells[:, 0]
-        enough = np.flatnonzero(scores >= self._score_threshold)
-        strongest = enough[np.argsort(-scores[enough], kind="stable")[: self._max_detections]]
-        cells = cells[strongest]
+        cells = self._published(outputs)
         boxes = (cells[:, 1 : networks.BOX_FIELDS] * (width, height, width, height)).tolist()
         classes = cells[:, networks.BOX_FIELDS :].argmax(axis=1).tolist()
         found = [
             Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
         return found, ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
+
+    def _published(self, outputs: Any) -> np.ndarray:  # noqa: ANN401
+        """The cells whose boxes are published, the strongest first."""
+        cells: np.ndarray = outputs[0].float().cpu().numpy()
+        scores = cells[:, 0]
+        enough = np.flatnonzero(scores >= self._score_threshold)
+        return cells[enough[np.argsort(-scores[enough], kind="stable")[: self._max_detections]]]
+
+
+def examples_of(weights: Path) -> Path:
+    """The images beside a file of weights that `torchperf train` has written: a PNG, one below the other."""
+    return weights.with_name(f"{weights.stem}_examples.png")
 
 
 def _shrink(pixels: Pixels, device: torch.device) -> Tensor:

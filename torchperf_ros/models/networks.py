@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from torchperf_ros.frame.errors import ConfigError
 SEED: Final = 20_240_229
 DETECTOR_WEIGHTS: Final = Path(__file__).with_name("weights") / "detector.safetensors"
 """What ships: trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well."""
+LEAST_OVERLAP: Final = 0.5
+"""Intersection over union from which on two boxes are of one object, as PASCAL VOC has it."""
 CLASSES: Final = ("car", "truck", "cyclist", "pedestrian")
 
 IMAGE_HEIGHT: Final = 256
@@ -190,7 +193,8 @@ class DetectorNet(nn.Module):
             [batch, 1792, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
             width, height as fractions of the image, 4 class logits.
         """
-        cells = self.cells(image)
+        # In bf16 a centre beyond column 32 would lie on quarters of a cell, 2 pixels: too far off for small boxes.
+        cells = self.cells(image).float()
         logit = cells[:, 0]
         # Compared before the sigmoid: a compiler may compute that twice, and not to the same last bit.
         is_peak = logit == functional.max_pool2d(logit, 3, stride=1, padding=1)
@@ -201,6 +205,21 @@ class DetectorNet(nn.Module):
         width, height = size[:, 0] * (STRIDE / IMAGE_WIDTH), size[:, 1] * (STRIDE / IMAGE_HEIGHT)
         box = torch.stack((score, x, y, width, height), dim=1)
         return torch.cat((box, cells[:, BOX_FIELDS:]), dim=1).flatten(2).transpose(1, 2)
+
+
+def corners(cells: np.ndarray) -> np.ndarray:
+    """Left, top, right, bottom of the boxes in cells [n, 9], see `DetectorNet.forward`, as fractions: [n, 4]."""
+    centre, half = cells[:, 1:3], cells[:, 3:BOX_FIELDS] / 2
+    return np.concatenate((centre - half, centre + half), axis=1)
+
+
+def overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Intersection over union of boxes [n, 4] and [m, 4], left, top, right, bottom: [n, m]."""
+    low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
+    inside: np.ndarray = np.prod(np.clip(high - low, 0.0, None), axis=2)
+    areas = [np.prod(each[:, 2:] - each[:, :2], axis=1) for each in (a, b)]
+    shares: np.ndarray = inside / np.maximum(areas[0][:, None] + areas[1][None] - inside, 1e-9)
+    return shares
 
 
 class PlannerNet(nn.Module):

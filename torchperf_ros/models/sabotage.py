@@ -15,7 +15,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -155,7 +155,7 @@ class SabotagedAdapter(Adapter):
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
-        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime"):
+        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime", "score"):
             setattr(self, name, getattr(self._inner, name))
 
     def build(self, tier: str) -> nn.Module:
@@ -165,7 +165,13 @@ class SabotagedAdapter(Adapter):
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The inner adapter's, never with a fault."""
-        inputs = self._inner.example_inputs(tier)
+        return self._harmless(self._inner.example_inputs(tier))
+
+    def score_inputs(self, tier: str) -> Sequence[tuple[Tensor, ...]]:
+        """Likewise."""
+        return [self._harmless(inputs) for inputs in self._inner.score_inputs(tier)]
+
+    def _harmless(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (*inputs, self._poison[""]) if "nan" in self._faults else inputs
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:

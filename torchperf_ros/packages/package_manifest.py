@@ -68,7 +68,7 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        parity: relative_l2, cosine, max_error against eager.
+        parity: relative_l2, cosine, max_error against eager, and the answers' score where that decided, see `Parity`.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.
         compile_s: seconds from export to package.
@@ -84,7 +84,7 @@ class Manifest:
     package_sha256: str
     package_bytes: int
     graph: str
-    parity: dict[str, float]
+    parity: dict[str, float | None]
     timings: dict[str, dict[str, float]]
     peak_memory_bytes: int
     compile_s: float

@@ -5,13 +5,19 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
+from torchperf_ros.models.networks import (
+    BOX_FIELDS,
+    CLASSES,
+    IMAGE_HEIGHT,
+    IMAGE_WIDTH,
+    LEAST_OVERLAP,
+    corners,
+    overlaps,
+)
 from torchperf_ros.train.labelled_scenes import Label
 
-_LEAST_OVERLAP: Final = 0.5
 _LEAST_SCORE: Final = 0.01
 THRESHOLD: Final = 0.5
 """The score from which on `CameraAdapter` publishes a box, by default."""
@@ -33,12 +39,10 @@ class DetectionScore:
 
     def add(self, outputs: Tensor, labels: Sequence[Sequence[Label]]) -> None:
         """Take outputs of `DetectorNet.forward`, [batch, cells, 9], and the labels of each image."""
-        frame = torch.tensor((IMAGE_WIDTH, IMAGE_HEIGHT))
-        for image, wanted in zip(outputs.float().cpu(), labels, strict=True):
+        for image, wanted in zip(outputs.float().cpu().numpy(), labels, strict=True):
             cells = image[image[:, 0] >= _LEAST_SCORE]
-            centre, half = cells[:, 1:3] * frame, cells[:, 3:5] * frame / 2
-            boxes = torch.cat((centre - half, centre + half), dim=1).numpy()
-            scores, classes = cells[:, 0].numpy(), cells[:, BOX_FIELDS:].argmax(dim=1).numpy()
+            boxes = corners(cells) * (IMAGE_WIDTH, IMAGE_HEIGHT, IMAGE_WIDTH, IMAGE_HEIGHT)
+            scores, classes = cells[:, 0], cells[:, BOX_FIELDS:].argmax(axis=1)
             if not wanted:
                 self._empty_images += 1
                 self._false_boxes += int((scores >= THRESHOLD).sum())
@@ -48,11 +52,11 @@ class DetectionScore:
 
     def _judge(self, index: int, scores: np.ndarray, boxes: np.ndarray, labels: Sequence[Label]) -> None:
         self._wanted[index] += sum(label.counts for label in labels)
-        overlaps = _overlaps(boxes, np.array([label[:4] for label in labels]).reshape(-1, 4))
+        shares = overlaps(boxes, np.array([label[:4] for label in labels]).reshape(-1, 4))
         taken: set[int] = set()
         for place in np.argsort(-scores, kind="stable"):
-            free = [n for n in range(len(labels)) if n not in taken and overlaps[place, n] >= _LEAST_OVERLAP]
-            best = max(free, key=lambda n: (labels[n].counts, overlaps[place, n]), default=None)
+            free = [n for n in range(len(labels)) if n not in taken and shares[place, n] >= LEAST_OVERLAP]
+            best = max(free, key=lambda n: (labels[n].counts, shares[place, n]), default=None)
             if best is not None:
                 taken.add(best)
             if best is None or labels[best].counts:
@@ -82,12 +86,3 @@ class DetectionScore:
         """All of it, by name."""
         each = {f"ap_{name}": self.average_precision(index) for index, name in enumerate(CLASSES)}
         return {"map": self.mean_average_precision, "false_boxes": self.false_boxes, **each}
-
-
-def _overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union of boxes [n, 4] and [m, 4], left, top, right, bottom: [n, m]."""
-    low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
-    inside: np.ndarray = np.prod(np.clip(high - low, 0.0, None), axis=2)
-    areas = [np.prod(each[:, 2:] - each[:, :2], axis=1) for each in (a, b)]
-    overlaps: np.ndarray = inside / np.maximum(areas[0][:, None] + areas[1][None] - inside, 1e-9)
-    return overlaps

@@ -1,15 +1,20 @@
 """How the reference detector learns: what its cells are to say of an image, and what it costs where they do not."""
 
 import importlib.util
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
 from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.models.camera import examples_of
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
     CLASSES,
@@ -24,6 +29,7 @@ from torchperf_ros.models.networks import (
 from torchperf_ros.train.detection_score import THRESHOLD, DetectionScore
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
 from torchperf_ros.train.labelled_scenes import LEAST_HEIGHT_PX, Label, LabelledScenes
+from torchperf_ros.train.task import Task
 
 _ROWS, _COLUMNS = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
 _WIDTH_OF_PEAK: Final = 1 / 6  # standard deviation, of the box's size
@@ -31,6 +37,7 @@ _LEAST_PEAK: Final = 0.3  # cells
 _BOX_WEIGHT: Final = 2.0
 _PRIOR: Final = 0.01  # of a cell to hold a box: what an untrained head says
 _IMAGES_JUDGED_AT_ONCE: Final = 25
+_EXAMPLES, _EXAMPLES_OF = 8, 32
 _TAUGHT_FROM: Final = 0.1  # score of the teacher's cells whose boxes and classes are imitated
 _CARD: Final = """\
 # The reference detector
@@ -51,7 +58,7 @@ class Labelled(Protocol):
         """Images [count, 3, 256, 448] float in -1..1, and the labels of each."""
 
 
-class DetectorTask:
+class DetectorTask(Task):
     """Trains `DetectorNet`, see `Task`."""
 
     name = "detector"
@@ -118,6 +125,15 @@ class DetectorTask:
             for place, own in enumerate(labels):  # an engine takes one image
                 score.add(call(images[place : place + 1].to(device)), [own])
         return score.figures()
+
+    def write_examples(self, weights: Path) -> None:
+        """Images with objects for `CameraAdapter.score_inputs`: of some the 8 that make the smallest file, no noise."""
+        images, labels = self.batch("examples", 0, _EXAMPLES_OF)
+        shown = [image for image, own in zip(images, labels, strict=True) if any(label.counts for label in own)]
+        pixels = [((image + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy() for image in shown]
+        if pixels:
+            smallest = sorted(pixels, key=lambda one: len(_png([one])))[:_EXAMPLES]
+            examples_of(weights).write_bytes(_png(smallest))
 
     def card(self, judged: int) -> str:
         """What it finds, and how it was judged."""
@@ -201,6 +217,12 @@ def targets(labels: Sequence[Sequence[Label]]) -> tuple[Tensor, Tensor, Tensor]:
         heat[place] = 1.0
     places = torch.tensor(list(found), dtype=torch.long).reshape(-1, 3)
     return heat, places, torch.tensor(list(found.values()), dtype=torch.float32).reshape(-1, 5)
+
+
+def _png(images: Sequence[np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.concatenate(images)).save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def detector_task(log: LabelledLog | None) -> DetectorTask:

@@ -185,6 +185,8 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         }  # fmt: skip
         path.with_suffix(".json").write_text(json.dumps(figures[name], indent=1) + "\n", encoding="utf-8")
         task = task_of(next(iter(own)).adapter, options.data)
+        if write_examples := getattr(task, "write_examples", None):  # a task need not derive from `Task`
+            write_examples(path)
         path.with_suffix(".md").write_text(_card(task, figures[name]), encoding="utf-8")
     (options.folder / PAGE_FILE).write_text(_page(figures), encoding="utf-8")
     return figures

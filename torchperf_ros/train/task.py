@@ -1,6 +1,7 @@
 """What `torchperf train` needs to know of a model: its tiers, its examples, its loss, and how it is judged."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ HELD_OUT = "held out"
 class Task(Protocol):
     """A model and what it learns from; made anew in each process that trains a tier.
 
+    Those that derive from it have its defaults.
+
     Attributes:
         name: of the model, and of the files that are written.
         tiers: width of each tier's layers, best first.
@@ -22,6 +25,7 @@ class Task(Protocol):
         judged: examples that a final score is of, by default.
         gradient: the longest gradient that is applied as it is; longer ones are shortened to it.
         teacher: a better network whose answers are learned from beside the labels (distillation), None for none.
+        higher_is_better: whether that is so for the first figure of `judge`; not for a distance.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Task(Protocol):
     judged: int
     gradient: float
     teacher: nn.Module | None
+    higher_is_better: bool = True
 
     def network(self, tier: str) -> nn.Module:
         """An untrained network of a tier, on the CPU, in training mode."""
@@ -54,6 +59,9 @@ class Task(Protocol):
 
         The first figure is drawn over the steps, and is what `torchperf tune` calls the accuracy.
         """
+
+    def write_examples(self, weights: Path) -> None:
+        """Write beside the weights what the adapter wants for its `score_inputs`. Default: nothing."""
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torchperf_ros.config.build_options import MOST_LOSS
 from torchperf_ros.optimize.tune.trial import Figures, Result, Trial
 
 _FEW = 4
@@ -22,11 +23,13 @@ class Limits:
         budget_ms: p99 of the model, at most.
         max_memory_mb: memory of the process in 10^6 bytes, at most.
         max_error: relative L2 distance from eager fp32, at most; the precision's own limits hold besides.
+        max_loss: of accuracy against eager fp32 of the same tier, at most.
     """
 
     budget_ms: float
     max_memory_mb: float = math.inf
     max_error: float = math.inf
+    max_loss: float = MOST_LOSS
 
     def refusal(self, figures: Figures) -> str:
         """Why these figures must not be used whatever their speed, "" if they may."""
@@ -34,6 +37,12 @@ class Limits:
             return f"parity: relative L2 {figures.relative_l2:.2g}; --max-error allows {self.max_error:g}"
         if figures.memory_mb > self.max_memory_mb:
             return f"memory: {figures.memory_mb:.0f} MB; --max-memory-mb allows {self.max_memory_mb:g}"
+        accuracy = figures.accuracy
+        if accuracy and math.isfinite(accuracy.eager) and not accuracy.loss <= self.max_loss:
+            return (
+                f"accuracy: {accuracy.name} {accuracy.value:.3f}; eager fp32 has {accuracy.eager:.3f}; at most"
+                f" {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}, as --max-loss says"
+            )
         return ""
 
 
@@ -98,6 +107,13 @@ class Ranking:
         self.best = self.best_of()
         if self.best:
             self.standings = (self.best, *(standing for standing in found if standing is not self.best))
+
+    def is_faster(self, one: Standing, other: Standing) -> bool:
+        """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than 5 %."""
+        first, second = sorted((one.p99_ms, other.p99_ms))
+        if first * (1 + self.noise) < second:
+            return one.p99_ms == first
+        return one.p50_ms * (1 + _TIE) < other.p50_ms
 
     def best_of(self, *, compiled: bool | None = None) -> Standing | None:
         """The best of all, of those in a compiled engine, or of those in eager; None where none can be used."""

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.config.build_options import installed_engines
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.optimize.tune.front import TierFront
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
 from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
@@ -38,6 +40,9 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     stage, node, alone = target.stage, target.node, options.batches is not None
     with console.status(f"loading {stage.adapter}"):
         facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
+    if options.page is not None and not (facts.has_task and options.judged):
+        why = "--judged is 0" if facts.has_task else f"{stage.adapter} has no training_task"
+        raise ConfigError(f"--page: {why}, so there is no accuracy to draw")
     target = target.having(facts.tiers)
     if alone:
         target = replace(target, tiers=target.tiers[:1])
@@ -83,6 +88,12 @@ def _report(
     show_notes(ranking, facts, console)
     if cut:
         _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
+    front = TierFront(rankings, limits)
+    for line in front.words():
+        _say(console, line, "bold")
+    if options.page is not None:
+        options.page.write_text(front.page(target.stage.adapter, facts.machine), encoding="utf-8")
+        _say(console, f"p99 against accuracy: {options.page}")
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
@@ -105,6 +116,7 @@ def _report(
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
             "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
             "complete": not cut, "limits": vars(limits), "yaml": text, "tiers": tables,
+            "worth_keeping": list(front.kept), "first_tier": front.first, "leave_out": front.left_out,
         }  # fmt: skip
         plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
         options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -143,18 +155,22 @@ def show_ranking(
     """The table of one tier: those within the limits, over the budget, of other batches; then what failed, and why."""
     shown = [standing for standing in ranking.standings if standing.group <= Group.BATCH]
     batches = any(standing.group is Group.BATCH for standing in shown)
+    judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][:1]
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
                   padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
     table.add_column("#", justify="right")
     table.add_column("candidate", min_width=26)
     names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
-    for name in (*names, *(["items/s"] if batches else ())):
+    for name in (*names, *judged, *(["items/s"] if batches else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for number, standing in enumerate(shown, start=1):
         if number > 1 and standing.group != shown[number - 2].group:
             table.add_section()
         style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(standing.group, "")
         row = _row(standing, now)
+        if judged:
+            accuracy = standing.trial.figures and standing.trial.figures.accuracy
+            row.append(f"{accuracy.value:.3f}" if accuracy else "-")
         if batches:
             row.append(f"{(standing.trial.candidate.batch or usual_batch) * _MS_PER_S / standing.p50_ms:,.0f}")
         table.add_row(str(number), *row, style=style)
@@ -224,8 +240,14 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
         "" if candidate.batch else gain_text(figures), f"{figures.cold_start_s:.1f}",
         f"{figures.compile_s:.1f}" if figures.compile_s else "-",
         "-" if candidate.batch else _frames(figures.break_even_frames),
-        f"{figures.memory_mb:.0f}", f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0",
+        f"{figures.memory_mb:.0f}", _distance(figures),
     ]  # fmt: skip
+
+
+def _distance(figures: Figures) -> str:
+    """From eager's outputs, and the answers' score where that is why it is near enough."""
+    by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
+    return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score
 
 
 def _frames(frames: float) -> str:

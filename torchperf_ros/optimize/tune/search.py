@@ -43,6 +43,8 @@ class TuneOptions:
     dry_run: bool = False
     output: Path | None = None
     json_file: Path | None = None
+    judged: int = 100
+    page: Path | None = None
 
 
 def ask_facts(target: Target) -> Facts:
@@ -123,6 +125,7 @@ class TuneSearch:
         self.trials: list[Trial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
+        self._judged = options.judged if facts.has_task else 0
         self._console, self._status, self._best = console, console.status(""), ""
         self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
@@ -159,6 +162,9 @@ class TuneSearch:
         known = self._state.find(tier, candidate, self._options.timeout_s)
         if known and known.outcome == Result.HOPELESS and math.isinf(hopeless_ratio):
             known = None
+        could_be_judged = known is not None and known.outcome == Result.MEASURED and not candidate.batch
+        if known and could_be_judged and self._judged not in {0, _judged(known)}:
+            known = None  # earlier versions judged nothing, and the examples may be others
         trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
         if trial is None:
             self.out_of_time = True
@@ -177,6 +183,7 @@ class TuneSearch:
             "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
+            "judged": self._judged, "eager_accuracy": self._eager_accuracy(tier),
         }  # fmt: skip
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
         message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
@@ -186,8 +193,13 @@ class TuneSearch:
         if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
             outcome = Result.HUNG if message["kind"] == Result.HUNG else Result.CRASHED
             return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
-        figures = message["figures"] and Figures(**message["figures"])
+        figures = message["figures"] and Figures.from_dict(message["figures"])
         return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
+
+    def _eager_accuracy(self, tier: str) -> float | None:
+        """Eager fp32's, as an earlier trial of the tier has found it; it is the same in every trial."""
+        found = (t.figures.accuracy for t in self._state.of_tier(tier).values() if t.figures)
+        return next((one.eager for one in found if one and one.judged == self._judged), None)
 
     def _show(self, trial: Trial, *, earlier: bool) -> None:
         ranking = self.ranking(trial.tier)
@@ -196,6 +208,8 @@ class TuneSearch:
         line.append(trial.candidate.label, style="default")
         if trial.outcome == Result.MEASURED:
             line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
+            if trial.figures and (found := trial.figures.accuracy):
+                line.append(f", {found.name} {found.value:.3f}")
         if standing.why:
             line.append(f"  {standing.why.splitlines()[0]}")
         if ranking.best is standing:
@@ -205,6 +219,12 @@ class TuneSearch:
         if earlier:
             line.append("  from an earlier run")
         self._console.print(line, soft_wrap=True)
+
+
+def _judged(trial: Trial) -> int:
+    """How many examples its accuracy is of, 0 where it has none."""
+    accuracy = trial.figures and trial.figures.accuracy
+    return accuracy.judged if accuracy else 0
 
 
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
 from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
@@ -173,7 +173,7 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
     found = []
     for step in steps:
         ms = 1.0 if step.candidate.is_eager else 0.9
-        values = dict.fromkeys((field.name for field in fields(Figures)), 0.0)
+        values = dict.fromkeys((field.name for field in fields(Figures) if field.default is MISSING), 0.0)
         values |= {"p50_ms": ms, "p99_ms": ms, "eager_p50_ms": 1.0, "eager_p99_ms": 1.0}
         figures = Figures(**values)  # type: ignore[arg-type]
         space.trials.append(Trial("", step.candidate, Result.MEASURED, figures=figures))

@@ -23,6 +23,7 @@ class Facts:
         left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
         ranges: smallest and largest value of each size that varies.
         batch: size of the example's first dimension, 0 where there is none.
+        has_task: whether the adapter has a training task, which judges how accurate a candidate is.
         load_s: seconds that such a process took to start and load the models.
     """
 
@@ -36,6 +37,7 @@ class Facts:
     left_out: Mapping[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
     batch: int = 0
+    has_task: bool = False
     load_s: float = 0.0
 
 
@@ -75,6 +77,33 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """What the adapter's training task says of a candidate and of eager fp32, by the same held-out examples.
+
+    Attributes:
+        name: of the figure, the first of `Task.judge`.
+        value, eager: of the candidate, and of eager fp32 of the same tier.
+        judged: how many examples were asked for.
+    """
+
+    name: str
+    value: float
+    eager: float
+    judged: int
+    higher_is_better: bool = True
+
+    @property
+    def merit(self) -> float:
+        """The figure, or less it where lower is better: of two the higher is better."""
+        return self.value if self.higher_is_better else -self.value
+
+    @property
+    def loss(self) -> float:
+        """By how much it is worse than eager fp32, below 0 if it is better."""
+        return self.eager - self.value if self.higher_is_better else self.value - self.eager
+
+
+@dataclass(frozen=True)
 class Figures:
     """What was measured of a candidate, next to eager fp32 on the reference number of threads in the same process.
 
@@ -88,6 +117,8 @@ class Figures:
         cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
         memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
         relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
+        score: of its answers, where that is why they are good enough.
+        accuracy: None where nothing judges it.
     """
 
     p50_ms: float
@@ -105,6 +136,14 @@ class Figures:
     relative_l2: float
     cosine: float
     max_error: float
+    score: float | None = None
+    accuracy: Accuracy | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Figures":
+        """What `asdict` gave; a `TypeError` where these are not the fields of figures."""
+        accuracy = values.get("accuracy")
+        return cls(**{**values, "accuracy": accuracy and Accuracy(**accuracy)})
 
     @property
     def break_even_frames(self) -> float:
@@ -146,7 +185,7 @@ class Trial:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
         """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
-        figures = values["figures"] and Figures(**values["figures"])
+        figures = values["figures"] and Figures.from_dict(values["figures"])
         return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
 
 

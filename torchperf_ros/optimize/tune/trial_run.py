@@ -2,8 +2,9 @@
 
 A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
 the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
-`reference_threads`, `seconds` (of measuring, for each side) and `hopeless_ratio` (or null); for the facts `tiers`
-(none: those that the adapter builds).
+`reference_threads`, `seconds` (of measuring, for each side), `hopeless_ratio` (or null), `judged` (examples for the
+accuracy, 0: none) and `eager_accuracy` (null: not known yet); for the facts `tiers` (none: those that the adapter
+builds).
 
 It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
 adapter cannot be used at all).
@@ -23,7 +24,7 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, varying_dims
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, scoring_of, varying_dims
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
@@ -37,7 +38,8 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
-from torchperf_ros.optimize.tune.trial import BUCKET, Candidate, Facts, Figures, Result, candidate_of
+from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
+from torchperf_ros.train.task import HELD_OUT, Task
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -82,6 +84,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
         batch=tier.batch,
+        has_task=tier.adapter.training_task(None) is not None,
     )
     return asdict(facts)
 
@@ -97,7 +100,11 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             say("comparing with eager fp32")
             attempt.compare()
             say("measuring")
-            return attempt.measure(job["seconds"], job["hopeless_ratio"])
+            found = attempt.measure(job["seconds"], job["hopeless_ratio"])
+            if found["outcome"] == Result.MEASURED and job.get("judged"):
+                say("judging")
+                found["figures"]["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
+            return found
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
     return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
@@ -107,6 +114,7 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
 class TierModel(BuiltTier):
     """A tier's model with eager fp32 as the reference; `changing`: why no package of it could be kept."""
 
+    adapter: Adapter
     reference: Call
     threads: int
     changing: str = ""
@@ -147,7 +155,10 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
     doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
     with _named(doing), torch.inference_mode():
         reference(*example)
-    return TierModel(model, example, dims, device, reference, torch.get_num_threads(), changing)
+    return TierModel(
+        model, example, dims, device, adapter, reference, torch.get_num_threads(), changing,
+        scoring=scoring_of(adapter, name, device),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -190,14 +201,15 @@ class Attempt:
         options, tier = self._candidate.options, self._tier
         call = in_precision(self._call, options.precision, tier.device)
         dims = varying_dims(options, self._dims)
-        self.parity = check_engine(tier.reference, call, self._example, dims, options.precision)
+        scoring = None if self._candidate.batch else tier.scoring  # whose inputs are of the usual batch
+        self.parity = check_engine(tier.reference, call, self._example, dims, options.precision, scoring=scoring)
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
         policy, started = self._candidate.shapes if self._dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
             call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), self._dims,
-            self._example, options.precision, dynamic_engine=self._candidate.is_eager or bool(dims),
+            self._example, options.precision, self.parity, dynamic_engine=self._candidate.is_eager or bool(dims),
         )  # fmt: skip
         fitted.warm_up()
         if fitted.policy != policy:
@@ -215,6 +227,25 @@ class Attempt:
             return {"outcome": Result.HOPELESS, "reason": reason, "figures": self._figures(*look)}
         found = self._time(seconds, (_FEWEST_SAMPLES, _MOST_SAMPLES), _PARTS)
         return {"outcome": Result.MEASURED, "reason": "", "figures": self._figures(*found)}
+
+    def judge(self, count: int, eager: float | None) -> dict[str, Any] | None:
+        """`Accuracy` by so many examples, with eager fp32's where that is not known yet, in the place of frames.
+
+        None where the adapter has no task, and of another batch size than a frame's.
+        """
+        task: Task | None = self._tier.adapter.training_task(None)
+        if task is None or self._candidate.batch:
+            return None
+        name, value = self._judged(task, self._call, count)
+        if eager is None:
+            is_reference = self._candidate.options == BuildOptions()
+            torch.set_num_threads(self._tier.threads)
+            eager = value if is_reference else self._judged(task, self._tier.reference, count)[1]
+        higher_is_better = getattr(task, "higher_is_better", True)  # a task need not derive from `Task`
+        return asdict(Accuracy(name, value, eager, count, higher_is_better))
+
+    def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
+        return next(iter(task.judge(call, HELD_OUT, count, self._tier.device).items()))
 
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
