@@ -8,8 +8,8 @@ from torchperf_ros.config.message_types import decode, empty_message, encode, he
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
-from torchperf_ros.models.networks import HISTORY_FRAMES, WAYPOINTS
-from torchperf_ros.models.planner import FRAME_FEATURES, NEAREST, PlannerAdapter
+from torchperf_ros.models.networks import FRAME_FEATURES, HISTORY_FRAMES, NEAREST, WAYPOINTS
+from torchperf_ros.models.planner import PlannerAdapter
 
 CPU = torch.device("cpu")
 MS = 1_000_000

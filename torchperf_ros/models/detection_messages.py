@@ -97,19 +97,21 @@ class MarkerArrays:
         array: object = message_class(MARKER_ARRAY)(markers=markers)
         return array
 
-    def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
-        focal_px = self._focal_per_width * frame.width
+    def box_m(self, detection: Detection, width: int, height: int) -> tuple[float, float, float, float, float, float]:
+        """Centre and size in m along the camera's axes, in an image of so many pixels."""
+        kind, focal_px = KINDS[CLASSES[detection.class_index]], self._focal_per_width * width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px
-        centre = self._point(
-            x=(detection.x - frame.width / 2.0) * m_per_px,
-            y=(detection.y - frame.height / 2.0) * m_per_px,
-            z=distance_m + kind.length_m / 2.0,
-        )
+        x, y = (detection.x - width / 2.0) * m_per_px, (detection.y - height / 2.0) * m_per_px
+        centre = x, y, distance_m + kind.length_m / 2.0
+        return *centre, detection.width * m_per_px, detection.height * m_per_px, kind.length_m
+
+    def _place(self, detection: Detection, kind: Kind, frame: ImageFrame) -> dict[str, Any]:
+        x, y, z, size_x, size_y, size_z = self.box_m(detection, frame.width, frame.height)
         red, green, blue = kind.colour
         return {
-            "pose": self._pose(position=centre, orientation=self._no_rotation),
-            "scale": self._vector(x=detection.width * m_per_px, y=detection.height * m_per_px, z=kind.length_m),
+            "pose": self._pose(position=self._point(x=x, y=y, z=z), orientation=self._no_rotation),
+            "scale": self._vector(x=size_x, y=size_y, z=size_z),
             "color": self._colour(r=red, g=green, b=blue, a=detection.score),
         }
 

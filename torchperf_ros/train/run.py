@@ -20,11 +20,15 @@ from torchperf_ros.model.device import choose_device
 from torchperf_ros.runs.machine_fingerprint import machine_now
 from torchperf_ros.train.detector_task import detector_task
 from torchperf_ros.train.labelled_log import LabelledLog
+from torchperf_ros.train.planner_task import planner_task
 from torchperf_ros.train.task import HELD_OUT, Task
 from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
 
-TASKS: Final[Mapping[str, Callable[[LabelledLog | None], Task]]] = {"detector": detector_task}
+TASKS: Final[Mapping[str, Callable[[LabelledLog | None], Task]]] = {
+    "detector": detector_task, "planner": planner_task,
+}  # fmt: skip
 """What can be trained, in the order in which it is."""
+_FROM_LOGS: Final = ("detector",)  # of them
 PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5
 _HEIGHT: Final = 340
@@ -38,7 +42,7 @@ class TrainOptions:
     """What to train, as a command line has it.
 
     Attributes:
-        models: of `TASKS`; none: all.
+        models: of `TASKS`; none: all, or those that learn from a log where there is one.
         tiers: names; none: all.
         share: of the default steps.
         seed: of examples and first weights.
@@ -72,7 +76,7 @@ class TrainOptions:
         _of(self.models, TASKS, "model")
         found = str(choose_device(self.device))
         plans = []
-        for model in (self.adapter,) if self.adapter else self.models or TASKS:
+        for model in (self.adapter,) if self.adapter else self.models or (_FROM_LOGS if self.data else TASKS):
             task = task_of(model, self.adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
