@@ -121,10 +121,10 @@ def test_given_frames_after_a_push_when_cut_out_then_the_history_knows_nothing_o
 
 def test_given_a_few_steps_when_trained_then_the_loss_falls_and_early_exits_count():
     task = PlannerTask()
-    net, batch = task.network("fast"), task.batch(3, 0, 32)
+    net, batch = task.network("fast"), task.batch(3, 0, 8)
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
     losses = []
-    for _ in range(20):
+    for _ in range(40):
         loss = task.loss(net, batch, CPU)
         loss.backward()
         optimizer.step()
