@@ -26,8 +26,12 @@ CCRB = 2  # drives of this scenario
 
 
 @pytest.fixture(autouse=True)
-def few_drives(monkeypatch):
+def few_drives_on_one_thread(monkeypatch):
     monkeypatch.setattr(tested, "_DRIVES", 2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more of them only wait for each other in layers as small as these
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_given_a_seed_and_a_number_when_drawn_again_then_examples_are_the_same_and_others_differ():
