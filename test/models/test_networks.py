@@ -98,7 +98,9 @@ def _check(plan, speed, yaw_rate):
     assert -6.0 - 1e-3 <= gained.min() <= gained.max() <= 1.5 + 1e-3
     assert (speeds * speed >= 0).all()
     yaw_rates = torch.diff(heading, prepend=torch.zeros(1)) / 0.1
-    assert ((yaw_rates - yaw_rate).abs() * speeds.abs()).max() <= 1.5 + 1e-2
+    middle = 0.5 * (speeds + before).abs()
+    kept = yaw_rate * (middle / max(abs(speed), 1e-3)).clamp(max=1.0)
+    assert ((yaw_rates - kept).abs() * middle).max() <= 1.5 + 1e-2
     steps = torch.hypot(torch.diff(x, prepend=torch.zeros(1)), torch.diff(y, prepend=torch.zeros(1)))
     assert torch.allclose(steps, 0.05 * (speeds + before).abs(), atol=1e-4)
 
@@ -139,6 +141,16 @@ def test_given_a_slow_vehicle_when_braked_with_all_force_then_it_stops_and_does_
     speed = roll_out(torch.tensor([[1.0, 0.0]]), -torch.ones(1, WAYPOINTS, networks.EGO_FIELDS))[0, :, 3]
     assert (speed >= 0).all()
     assert speed[-1] == 0
+
+
+def test_given_a_bend_when_braked_to_a_standstill_then_the_bend_stays_and_the_heading_with_it():
+    correction = torch.zeros(1, WAYPOINTS, networks.EGO_FIELDS)
+    correction[:, :, 0] = -1.0
+    x, y, heading, speed = roll_out(torch.tensor([[6.0, 0.3]]), correction)[0].double().T
+    way = torch.hypot(torch.diff(x), torch.diff(y))
+    assert speed[11:].abs().max() == 0
+    assert torch.equal(heading[11:], heading[11:12].expand(19))
+    assert (torch.diff(heading)[:9] / way[:9]).tolist() == pytest.approx([0.05] * 9, rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -41,7 +41,9 @@ PLANNER_WIDTHS: Final = {"full": 320, "medium": 224, "fast": 128}
 
 _MAX_ACCELERATION: Final = 1.5  # m/s^2, longitudinal and lateral: what passengers find comfortable
 _MAX_BRAKING: Final = 6.0  # m/s^2; what `plan_along`, which the planner imitates, brakes with in an emergency
+_STANDING: Final = 1e-3  # m/s
 _MAX_CURVATURE: Final = 0.02  # 1/m, a turn of 50 m radius
+_KNOTS: Final = 6  # of a correction over 3 s; between two it changes evenly, which bounds jerk and steering
 _FULL_ACCELERATION_SPEED: Final = 2.0  # m/s; below it the learned part fades, so that a standing vehicle stays
 
 _Network = TypeVar("_Network", bound=nn.Module)
@@ -202,9 +204,9 @@ class PlannerNet(nn.Module):
 
     Each object passes the same layers, and each frame keeps the largest of every channel (Qi et al., "PointNet", 2017):
     the order of the objects does not matter. Convolutions over time read the frames. The output is a bounded correction
-    of acceleration and curvature on top of constant speed and yaw rate. The path therefore stays drivable whatever the
-    weights are: it accelerates by 1.5 m/s^2 at most and brakes by 6, lateral corrections stay within 1.5 m/s^2, speed
-    never changes sign, and a standing vehicle stays.
+    of acceleration and curvature at six times, on top of constant speed and yaw rate. The path therefore stays drivable
+    whatever the weights are: it accelerates by 1.5 m/s^2 at most and brakes by 6, lateral corrections stay within
+    1.5 m/s^2, speed never changes sign, and a standing vehicle stays.
     """
 
     def __init__(self, width: int) -> None:
@@ -216,7 +218,7 @@ class PlannerNet(nn.Module):
         self.time = nn.ModuleList(nn.Conv1d(width, width, 3, padding=1) for _ in range(2))
         self.ego = nn.Linear(EGO_FIELDS, width)
         self.hidden = nn.Linear(2 * width, width)
-        self.head = nn.Linear(width, 2 * WAYPOINTS)
+        self.head = nn.Linear(width, 2 * _KNOTS)
 
     def forward(self, history: Tensor, mask: Tensor, ego: Tensor) -> Tensor:
         """Plan.
@@ -261,11 +263,15 @@ class PlannerNet(nn.Module):
     def _plan(self, x: Tensor, present: Tensor, ego: Tensor) -> Tensor:
         mean = x.sum(dim=2) / present.sum(dim=2).clamp(min=1.0)
         hidden = functional.relu(self.hidden(torch.cat((mean, x[:, :, -1]), dim=1)) + self.ego(ego * 0.1))
-        return roll_out(ego, torch.tanh(self.head(hidden)).view(-1, WAYPOINTS, 2))
+        knots = torch.tanh(self.head(hidden)).view(-1, 2, _KNOTS)
+        correction = functional.interpolate(knots, WAYPOINTS, mode="linear", align_corners=True)
+        return roll_out(ego, correction.transpose(1, 2))
 
 
 def roll_out(ego: Tensor, correction: Tensor) -> Tensor:
     """Waypoints of constant speed and yaw rate with a bounded correction, integrated by the midpoint rule.
+
+    Where the vehicle brakes, the bend stays as it is: the yaw rate falls with the speed.
 
     Args:
         ego: [batch, 2] speed in m/s and yaw rate in rad/s.
@@ -281,11 +287,13 @@ def roll_out(ego: Tensor, correction: Tensor) -> Tensor:
     most = torch.where(correction[:, :, 0] < 0.0, _MAX_BRAKING, _MAX_ACCELERATION)
     gained = torch.cumsum(correction[:, :, 0] * most * (fade * WAYPOINT_STEP_S), dim=1)
     speed = torch.sign(start) * (start.abs() + gained).clamp(min=0.0)
-    tightest = (_MAX_ACCELERATION / (speed * speed).clamp(min=1.0)).clamp(max=_MAX_CURVATURE)
-    turned = (yaw_rate + correction[:, :, 1] * tightest * speed) * WAYPOINT_STEP_S
+    middle = 0.5 * (speed + torch.cat((start, speed[:, :-1]), dim=1))
+    share = (middle.abs() / start.abs().clamp(min=_STANDING)).clamp(max=1.0)
+    tightest = (_MAX_ACCELERATION / (middle * middle).clamp(min=1.0)).clamp(max=_MAX_CURVATURE)
+    turned = (yaw_rate * share + correction[:, :, 1] * tightest * middle) * WAYPOINT_STEP_S
     heading = torch.cumsum(turned, dim=1)
-    middle = heading - 0.5 * turned
-    travelled = 0.5 * (speed + torch.cat((start, speed[:, :-1]), dim=1)) * WAYPOINT_STEP_S
-    x = torch.cumsum(travelled * torch.cos(middle), dim=1)
-    y = torch.cumsum(travelled * torch.sin(middle), dim=1)
+    towards = heading - 0.5 * turned
+    travelled = middle * WAYPOINT_STEP_S
+    x = torch.cumsum(travelled * torch.cos(towards), dim=1)
+    y = torch.cumsum(travelled * torch.sin(towards), dim=1)
     return torch.stack((x, y, heading, speed), dim=2)
