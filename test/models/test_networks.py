@@ -6,9 +6,18 @@ from safetensors.torch import save_file
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models import networks
-from torchperf_ros.models.networks import HISTORY_FRAMES, WAYPOINTS, DetectorNet, PlannerNet, build_seeded, roll_out
+from torchperf_ros.models.networks import (
+    FRAME_FEATURES,
+    HISTORY_FRAMES,
+    NEAREST,
+    OBJECT_FIELDS,
+    WAYPOINTS,
+    DetectorNet,
+    PlannerNet,
+    build_seeded,
+    roll_out,
+)
 
-FEATURES = 7
 BIAS = "fast.head.2.bias"
 NAN = float("nan")
 
@@ -18,7 +27,7 @@ def detector(width: int = 12) -> DetectorNet:
 
 
 def planner(width: int = 64) -> PlannerNet:
-    return build_seeded(lambda: PlannerNet(width, FEATURES))
+    return build_seeded(lambda: PlannerNet(width))
 
 
 def images() -> dict[str, torch.Tensor]:
@@ -101,7 +110,7 @@ def test_given_cells_in_bf16_when_decoded_then_boxes_are_as_exact_as_in_float32(
 
 def test_given_rows_that_are_masked_out_when_planning_then_even_nan_in_them_is_not_read():
     network = planner()
-    history = torch.rand((1, HISTORY_FRAMES, FEATURES), generator=torch.Generator().manual_seed(1))
+    history = torch.rand((1, HISTORY_FRAMES, FRAME_FEATURES), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(HISTORY_FRAMES).unsqueeze(0) >= 6
     ego = torch.tensor([[10.0, 0.1]])
     poisoned = history.masked_fill(~mask.unsqueeze(2), NAN)
@@ -112,7 +121,7 @@ def test_given_rows_that_are_masked_out_when_planning_then_even_nan_in_them_is_n
 @pytest.mark.parametrize(("speed", "yaw_rate"), [(-3.0, 0.5), (0.0, 0.0), (0.1, -0.5), (8.0, 0.0), (40.0, 0.5)])
 def test_given_any_motion_when_planning_then_accelerations_stay_within_bounds(speed, yaw_rate):
     network = planner()
-    history = torch.randn((1, HISTORY_FRAMES, FEATURES), generator=torch.Generator().manual_seed(1)) * 5
+    history = torch.randn((1, HISTORY_FRAMES, FRAME_FEATURES), generator=torch.Generator().manual_seed(1)) * 5
     mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool)
     ego = torch.tensor([[speed, yaw_rate]])
     coarse, finer, finest = network.steps(history, mask, ego)
@@ -126,10 +135,13 @@ def _check(plan, speed, yaw_rate):
     x, y, heading, speeds = plan.double()[0].T
     assert len(x) == WAYPOINTS
     before = torch.cat((torch.tensor([speed], dtype=torch.float64), speeds[:-1]))
-    assert ((speeds - before).abs() / 0.1).max() <= 1.5 + 1e-3
+    gained = (speeds - before) * math.copysign(1.0, speed) / 0.1
+    assert -6.0 - 1e-3 <= gained.min() <= gained.max() <= 1.5 + 1e-3
     assert (speeds * speed >= 0).all()
     yaw_rates = torch.diff(heading, prepend=torch.zeros(1)) / 0.1
-    assert ((yaw_rates - yaw_rate).abs() * speeds.abs()).max() <= 1.5 + 1e-2
+    middle = 0.5 * (speeds + before).abs()
+    kept = yaw_rate * (middle / max(abs(speed), 1e-3)).clamp(max=1.0)
+    assert ((yaw_rates - kept).abs() * middle).max() <= 1.5 + 1e-2
     steps = torch.hypot(torch.diff(x, prepend=torch.zeros(1)), torch.diff(y, prepend=torch.zeros(1)))
     assert torch.allclose(steps, 0.05 * (speeds + before).abs(), atol=1e-4)
 
@@ -144,10 +156,42 @@ def test_given_no_correction_when_rolled_out_then_the_path_is_the_circle_of_spee
         assert math.isclose(y, speed / yaw_rate * (1 - math.cos(turned)), abs_tol=2e-3)
 
 
+def test_given_a_fast_vehicle_when_corrected_with_all_force_then_it_brakes_by_6_and_accelerates_by_1_5():
+    correction = torch.zeros(2, WAYPOINTS, networks.EGO_FIELDS)
+    correction[0, :, 0], correction[1, :, 0] = -1.0, 1.0
+    braked, accelerated = roll_out(torch.tensor([[30.0, 0.0], [30.0, 0.0]]), correction)[:, -1, 3].tolist()
+    assert (braked, accelerated) == (pytest.approx(30.0 - 6.0 * 3.0), pytest.approx(30.0 + 1.5 * 3.0))
+
+
+def test_given_objects_in_another_order_or_empty_places_when_planning_then_the_plan_is_the_same():
+    network, random = planner(), torch.Generator().manual_seed(1)
+    mask, ego = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool), torch.tensor([[10.0, 0.1]])
+    history = torch.rand((1, HISTORY_FRAMES, FRAME_FEATURES), generator=random)
+    objects = history[:, :, : NEAREST * OBJECT_FIELDS].view(1, HISTORY_FRAMES, NEAREST, OBJECT_FIELDS)
+    plan = network(history, mask, ego)
+    objects[:, :, -2:] = objects[:, :, :2]  # twice the same object is one object
+    one = network(history, mask, ego)
+    objects[:, :, -2:] = 0.0
+    torch.testing.assert_close(network(history, mask, ego), one)
+    objects.copy_(objects.flip(2))
+    torch.testing.assert_close(network(history, mask, ego), one)
+    assert not torch.allclose(plan, one)
+
+
 def test_given_a_slow_vehicle_when_braked_with_all_force_then_it_stops_and_does_not_turn_back():
     speed = roll_out(torch.tensor([[1.0, 0.0]]), -torch.ones(1, WAYPOINTS, networks.EGO_FIELDS))[0, :, 3]
     assert (speed >= 0).all()
     assert speed[-1] == 0
+
+
+def test_given_a_bend_when_braked_to_a_standstill_then_the_bend_stays_and_the_heading_with_it():
+    correction = torch.zeros(1, WAYPOINTS, networks.EGO_FIELDS)
+    correction[:, :, 0] = -1.0
+    x, y, heading, speed = roll_out(torch.tensor([[6.0, 0.3]]), correction)[0].double().T
+    way = torch.hypot(torch.diff(x), torch.diff(y))
+    assert speed[11:].abs().max() == 0
+    assert torch.equal(heading[11:], heading[11:12].expand(19))
+    assert (torch.diff(heading)[:9] / way[:9]).tolist() == pytest.approx([0.05] * 9, rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from torchperf_ros.engines.package_engine import export
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models import pillars
-from torchperf_ros.models.networks import CLASSES
+from torchperf_ros.models.networks import CLASSES, build_seeded
 from torchperf_ros.models.pillars import (
     BESIDE_M,
     CELL_M,
@@ -19,12 +18,15 @@ from torchperf_ros.models.pillars import (
     MOST_POINTS,
     SPARE_POINTS,
     PillarNet,
-    build_pillars,
     spare,
     strongest,
 )
 
 CELLS = GRID_ROWS * GRID_COLUMNS
+
+
+def seeded(tier):
+    return build_seeded(lambda: PillarNet(pillars.PILLAR_WIDTHS[tier]))
 
 
 def points(count, seed=1):
@@ -35,7 +37,7 @@ def points(count, seed=1):
 
 
 def test_given_one_exported_program_when_run_with_any_number_of_points_then_it_says_what_eager_says():
-    network = build_pillars("fast")
+    network = seeded("fast")
     dims = {0: {0: (SPARE_POINTS, MOST_POINTS + SPARE_POINTS)}}
     program = export(network, (spare(points(700)),), dims).module()
     for count in (0, 1, 2, 500, MOST_POINTS):
@@ -48,14 +50,14 @@ def test_given_one_exported_program_when_run_with_any_number_of_points_then_it_s
 
 
 def test_given_points_in_another_order_when_detecting_then_nothing_changes():
-    network, given = build_pillars("fast"), points(3000)
+    network, given = seeded("fast"), points(3000)
     with torch.inference_mode():
         one, other = (network(spare(each)) for each in (given, given[::-1].copy()))
     assert torch.equal(one, other)
 
 
 def test_given_points_outside_of_the_grid_when_detecting_then_they_say_nothing():
-    network = build_pillars("fast")
+    network = seeded("fast")
     wild = np.array(
         [[-0.01, 0, 0, 1], [76.8, 0, 0, 1], [5, 38.4, 0, 1], [5, -38.41, 0, 1], [3e38, -3e38, 0, 0]], np.float32
     )
@@ -66,7 +68,7 @@ def test_given_points_outside_of_the_grid_when_detecting_then_they_say_nothing()
 
 
 def test_given_clouds_together_when_trained_then_each_has_the_maps_that_it_has_alone():
-    network, clouds = build_pillars("fast"), [torch.from_numpy(points(count, count)) for count in (400, 0, 900)]
+    network, clouds = seeded("fast"), [torch.from_numpy(points(count, count)) for count in (400, 0, 900)]
     which = torch.arange(3).repeat_interleave(torch.tensor([len(cloud) for cloud in clouds]))
     together = network.maps(torch.cat(clouds), which, 3)
     for number, cloud in enumerate(clouds):
@@ -83,7 +85,7 @@ def test_given_maps_when_detecting_then_a_peak_is_a_box_and_its_neighbours_are_n
     maps[0, 5:7, 40, 20] = torch.tensor([math.sin(2 * 1.2), math.cos(2 * 1.2)]) * 0.7
     maps[0, 7 + CLASSES.index("truck"), 40, 20] = 3.0
     monkeypatch.setattr(PillarNet, "maps", lambda *_: maps)
-    cells = build_pillars("fast")(spare(points(1)))[0].numpy()
+    cells = seeded("fast")(spare(points(1)))[0].numpy()
     box, other = strongest(cells, 0.3, 10)
     assert box.score == pytest.approx(1 / (1 + math.exp(-2.0)))
     assert CLASSES[box.class_index] == "truck"
@@ -92,23 +94,6 @@ def test_given_maps_when_detecting_then_a_peak_is_a_box_and_its_neighbours_are_n
     assert other.score < box.score
     assert strongest(cells, 0.3, 1) == [box]
     assert strongest(cells, 0.99, 10) == []
-
-
-def test_given_a_tier_or_weights_that_are_not_there_when_built_then_the_refusal_says_what_is_wrong(tmp_path):
-    with pytest.raises(ConfigError, match="tier 'huge' does not exist; allowed: full, medium, fast"):
-        build_pillars("huge")
-    with pytest.raises(ConfigError, match=r"weights .*none.safetensors: (pip install|cannot be read as those of)"):
-        build_pillars("fast", str(tmp_path / "none.safetensors"))
-
-
-def test_given_weights_in_a_file_when_built_then_the_network_has_them(tmp_path):
-    files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    other = {f"fast.{name}": (value + 1.0).contiguous() for name, value in build_pillars("fast").state_dict().items()}
-    files.save_file(other, tmp_path / "fast.safetensors")
-    found = build_pillars("fast", str(tmp_path / "fast.safetensors")).state_dict()
-    assert all(torch.equal(found[name], other[f"fast.{name}"]) for name in found)
-    with pytest.raises(ConfigError, match="cannot be read as those of tier full"):
-        build_pillars("full", str(tmp_path / "fast.safetensors"))
 
 
 @pytest.mark.parametrize("tier", pillars.PILLAR_WIDTHS)

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from torchperf_ros.config.message_types import decode, empty_message, encode, header, stamp_ns_of
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
-from torchperf_ros.models.networks import HISTORY_FRAMES, WAYPOINTS
-from torchperf_ros.models.planner import FRAME_FEATURES, NEAREST, PlannerAdapter
+from torchperf_ros.models.networks import FRAME_FEATURES, HISTORY_FRAMES, NEAREST, PLANNER_WEIGHTS, WAYPOINTS
+from torchperf_ros.models.planner import PlannerAdapter
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -69,6 +69,35 @@ def test_given_every_tier_when_a_frame_runs_then_a_stamped_path_starts_at_the_od
         stamps_ns = [stamp_ns_of(pose.header) for pose in path.poses]
         assert stamps_ns == [STAMP_NS + index * 100 * MS for index in range(WAYPOINTS + 1)]
         assert {pose.header.frame_id for pose in path.poses} == {"odom"}
+
+
+@pytest.mark.parametrize("tier", PlannerAdapter.tiers)
+def test_given_a_standing_car_ahead_when_planned_then_it_brakes_and_without_one_it_goes_on(tier):
+    def end_speed(seen_from_m: float | None) -> float:
+        adapter, speed, period_s = planner(), 15.0, 0.05
+        for index in range(HISTORY_FRAMES):
+            stamp_ns = STAMP_NS + round(index * period_s * 1e9)
+            ahead_m = None if seen_from_m is None else seen_from_m - index * period_s * speed
+            cars = [] if ahead_m is None else [Detection(0, 0.9, 640.0, 370.0, 1737.0 / ahead_m, 1371.0 / ahead_m)]
+            array = MarkerArrays(70.0).build(cars, ImageFrame(stamp_ns, "camera", 1280, 720))
+            ahead = odometry(twist__twist__angular__z=0.0)
+            messages = {"detections": Received(array, stamp_ns, 1.0), "odom": Received(ahead, stamp_ns, 1.0)}
+            adapter.observe(messages)
+        with torch.inference_mode():
+            outputs = adapter.build(tier)(*adapter.preprocess(messages))
+        return outputs[0, -1, 3].item()
+
+    assert end_speed(25.0) < 7.0
+    assert end_speed(None) > 13.0
+
+
+def test_given_the_weights_that_ship_when_their_file_is_looked_at_then_it_is_small():
+    assert PLANNER_WEIGHTS.stat().st_size < 4_000_000
+
+
+def test_given_weights_that_are_not_there_when_built_then_the_error_says_how_to_make_them(tmp_path):
+    with pytest.raises(ConfigError, match="torchperf train -o FOLDER"):
+        planner(weights=str(tmp_path / "none.safetensors")).build("fast")
 
 
 def test_given_no_odometry_when_planned_then_the_path_stays_at_the_origin_of_the_base_frame():

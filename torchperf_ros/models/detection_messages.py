@@ -134,13 +134,18 @@ class MarkerArrays:
         cubes = (self._cube(detection, frame) for detection in detections)
         return self._markers.build(cubes, frame.stamp_ns, frame.frame_id)
 
-    def _cube(self, detection: Detection, frame: ImageFrame) -> Cube:
-        kind, focal_px = KINDS[CLASSES[detection.class_index]], self._focal_per_width * frame.width
+    def box_m(self, detection: Detection, width: int, height: int) -> tuple[float, float, float, float, float, float]:
+        """Centre and size in m along the camera's axes, in an image of so many pixels."""
+        kind, focal_px = KINDS[CLASSES[detection.class_index]], self._focal_per_width * width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
         m_per_px = distance_m / focal_px
-        x, y = (detection.x - frame.width / 2.0) * m_per_px, (detection.y - frame.height / 2.0) * m_per_px
-        size = detection.width * m_per_px, detection.height * m_per_px, kind.length_m
-        return Cube(detection.class_index, detection.score, (x, y, distance_m + kind.length_m / 2.0), size)
+        x, y = (detection.x - width / 2.0) * m_per_px, (detection.y - height / 2.0) * m_per_px
+        centre = x, y, distance_m + kind.length_m / 2.0
+        return *centre, detection.width * m_per_px, detection.height * m_per_px, kind.length_m
+
+    def _cube(self, detection: Detection, frame: ImageFrame) -> Cube:
+        x, y, z, *size = self.box_m(detection, frame.width, frame.height)
+        return Cube(detection.class_index, detection.score, (x, y, z), (size[0], size[1], size[2]))
 
 
 def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:

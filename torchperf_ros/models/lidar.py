@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from torchperf_ros.config.message_types import empty_message
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
 from torchperf_ros.models.driving_messages import ODOMETRY
-from torchperf_ros.models.networks import CLASSES
+from torchperf_ros.models.networks import CLASSES, LIDAR_WEIGHTS, build_trained, tier_width
 from torchperf_ros.models.options import OptionReader
 from torchperf_ros.models.pillars import (
     AHEAD_M,
@@ -23,7 +25,7 @@ from torchperf_ros.models.pillars import (
     PILLAR_WIDTHS,
     SPARE_POINTS,
     Box,
-    build_pillars,
+    PillarNet,
     spare,
     strongest,
 )
@@ -50,7 +52,7 @@ class LidarAdapter(Adapter):
         height_m: of the cloud's origin above the ground, -10 to 10; default 0, as in `base_link`.
         intensity_max: the intensity that counts as 1, 0.001 to 1000000; default 255.
         max_odom_lag_ms: odometry whose stamp is further from the cloud's moves no points, 1 to 60000; default 500.
-        weights: safetensors file with tensors `TIER.PARAMETER`; default "": random from a fixed seed.
+        weights: file that `torchperf train` has written; default the one that ships.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(PILLAR_WIDTHS)
@@ -65,7 +67,7 @@ class LidarAdapter(Adapter):
         self._height_m = reader.number("height_m", default=0.0, low=-10.0, high=10.0)
         self._intensity_max = reader.number("intensity_max", default=255.0, low=0.001, high=1e6)
         self._max_odom_lag_ms = reader.integer("max_odom_lag_ms", default=500, low=1, high=60_000)
-        self._weights = reader.text("weights", default="")
+        self._weights = Path(reader.text("weights", default=str(LIDAR_WEIGHTS)))
         reader.finish()
         self._device, self._markers = device, CubeMarkers()
         self._told_s: dict[str, float] = {}
@@ -74,7 +76,8 @@ class LidarAdapter(Adapter):
 
     def build(self, tier: str) -> torch.nn.Module:
         """The network of a tier, `full`, `medium` or `fast`; a `ConfigError` where there is no such one."""
-        return build_pillars(tier, self._weights).to(self._device)
+        width = tier_width(tier, PILLAR_WIDTHS)
+        return build_trained(lambda: PillarNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """The points of `example_messages`, whatever the tier."""
@@ -107,6 +110,14 @@ class LidarAdapter(Adapter):
         points = self._compensated(cloud, messages)
         points[:, 2] += self._height_m
         return (spare(points).to(self._device),)
+
+    def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
+        """`LidarTask`; a `ConfigError` where there is a log, whose labels are boxes in images."""
+        from torchperf_ros.train.lidar_task import LidarTask
+
+        if log is not None:
+            raise ConfigError("lidar: it learns from drawn clouds, not from a labelled log")
+        return LidarTask()
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold, standing on the ground, with the cloud's stamp and frame.

@@ -4,7 +4,6 @@ After PointPillars (Lang et al., 2019), but without limits to pillars and points
 nothing depends on their order. The head is that of CenterNet (Zhou et al., "Objects as Points", 2019).
 """
 
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.models.networks import CLASSES, Residual, build_seeded, tier_width
+from torchperf_ros.models.networks import CLASSES, Residual
 
 # CPU time of one thread on a busy server, eager, 24,000 points: about 25, 14 and 11 ms; `fast` from its package 5.
 PILLAR_WIDTHS: Final = {"full": 32, "medium": 16, "fast": 8}
@@ -116,29 +114,6 @@ class PillarNet(nn.Module):
 
 def _twice(x: Tensor) -> Tensor:
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
-
-
-def build_pillars(tier: str, weights: str = "") -> PillarNet:
-    """The network of a tier in eval mode: weights of a safetensors file, `TIER.PARAMETER`, or random from a seed.
-
-    Raises:
-        ConfigError: there is no such tier, or the file cannot be used.
-    """
-    width = tier_width(tier, PILLAR_WIDTHS)
-    network = build_seeded(lambda: PillarNet(width))
-    if not weights:
-        return network
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ConfigError(f"weights {weights}: pip install safetensors, which reads them") from error
-    try:
-        named = load_file(Path(weights).expanduser())
-        own = {name.removeprefix(f"{tier}."): value for name, value in named.items() if name.startswith(f"{tier}.")}
-        network.load_state_dict(own)
-    except Exception as error:  # whatever the library and torch raise for a file of another kind, or another network's
-        raise ConfigError(f"weights {weights}: cannot be read as those of tier {tier}: {error}") from error
-    return network
 
 
 class Box(NamedTuple):

@@ -3,7 +3,8 @@
 import cmath
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -17,15 +18,16 @@ from torchperf_ros.frame.stop_output import PATH, TimedPath
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.models import networks
-from torchperf_ros.models.networks import EGO_FIELDS, HISTORY_FRAMES, PLANNER_WIDTHS, PlannerNet
+from torchperf_ros.models.networks import (
+    FRAME_FEATURES,
+    HISTORY_FRAMES,
+    NEAREST,
+    OBJECT_FIELDS,
+    PLANNER_WEIGHTS,
+    PLANNER_WIDTHS,
+    PlannerNet,
+)
 from torchperf_ros.models.options import OptionReader
-
-NEAREST: Final = 8
-"""Detections per frame that the network sees, nearest first."""
-
-_DETECTION_FIELDS: Final = 6  # forward, left, length, width, height, score; scaled to about 1
-FRAME_FEATURES: Final = NEAREST * _DETECTION_FIELDS + EGO_FIELDS
-"""Values per frame of the history: the nearest detections, then speed and yaw rate."""
 
 _SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
 _ADD: Final = 0  # Marker.ADD
@@ -53,8 +55,39 @@ class Ego(NamedTuple):
     yaw_rate: float
 
 
+class Box(NamedTuple):
+    """An object as the planner sees it: its centre ahead and to the left, its size in m, its score 0..1."""
+
+    forward: float
+    left: float
+    length: float
+    width: float
+    height: float
+    score: float
+
+
+def seen_by_camera(x: float, y: float, z: float, width: float, height: float, length: float, score: float) -> Box:
+    """A box whose centre and size are along a camera's axes (x right, y down, z forward)."""
+    return Box(z, -x, length, width, height, score)
+
+
+def frame_features(boxes: Iterable[Box], speed: float, yaw_rate: float) -> list[float]:
+    """What the network reads of one frame, scaled to about 1; see `FRAME_FEATURES`."""
+    nearest = heapq.nsmallest(NEAREST, map(_scaled, boxes))
+    features = [value for _, *values in nearest for value in values]
+    return [*features, *([0.0] * (NEAREST * OBJECT_FIELDS - len(features))), speed / 10.0, yaw_rate]
+
+
+def _scaled(box: Box) -> tuple[float, ...]:
+    """Squared distance in m^2, and features."""
+    forward, left, length, width, height, score = box
+    # Far or huge ones look alike: bounded features keep one odd marker from outweighing the others.
+    scaled = (forward / 50.0, left / 20.0, length / 5.0, width / 5.0, height / 5.0, score)
+    return (forward * forward + left * left, *(min(max(value, -5.0), 5.0) for value in scaled))
+
+
 class PlannerAdapter(Adapter):
-    """Plans over the last 10 frames of detections; the weights are random from a fixed seed, see `PlannerNet`.
+    """Plans over the last 10 frames of detections; the weights that ship imitate `plan_along`, see `PlannerNet`.
 
     The path starts at the odometry's pose, in its frame; without odometry the vehicle counts as standing at the
     origin of `base_frame`, and so does the path. It is flat: z stays, roll and pitch are zero.
@@ -67,6 +100,7 @@ class PlannerAdapter(Adapter):
         max_odom_lag_ms: odometry whose stamp is further from the detections' stamp is refused, 1 to 60000;
             default 500. Frames or odometry without a stamp are not checked.
         anytime: whether it plans from coarse to fine, in eager, see `PlannerNet.steps`; default false.
+        weights: file that `torchperf train` has written; default the one that ships.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(PLANNER_WIDTHS)
@@ -83,6 +117,7 @@ class PlannerAdapter(Adapter):
         max_gap_ms = reader.integer("max_gap_ms", default=1000, low=1, high=60_000)
         self._max_odom_lag_ms = reader.integer("max_odom_lag_ms", default=500, low=1, high=60_000)
         self.anytime = reader.flag("anytime", default=False)
+        self._weights = Path(reader.text("weights", default=str(PLANNER_WEIGHTS)))
         reader.finish()
         self.inputs = {"detections": "visualization_msgs/msg/MarkerArray", "odom": "nav_msgs/msg/Odometry"}
         self.output = PATH
@@ -96,9 +131,9 @@ class PlannerAdapter(Adapter):
         return self._history
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The planner of a tier: `full`, `medium` or `fast`; raises `ConfigError` where there is no such tier."""
+        """The planner of a tier, `full`, `medium` or `fast`; a `ConfigError` where it or its weights are not there."""
         width = networks.tier_width(tier, PLANNER_WIDTHS)
-        return networks.build_seeded(lambda: PlannerNet(width, FRAME_FEATURES)).to(self._device)
+        return networks.build_trained(lambda: PlannerNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
         """A full history of zeros at 10 m/s straight ahead, whatever the tier; shapes as from `preprocess`."""
@@ -113,7 +148,7 @@ class PlannerAdapter(Adapter):
             BadInput: a value is NaN or Inf, or the odometry cannot be used; the history is as before.
         """
         ego = self._ego(messages)
-        features = [*self._nearest(messages["detections"].message), ego.speed / 10.0, ego.yaw_rate]
+        features = frame_features(self._objects(messages["detections"].message), ego.speed, ego.yaw_rate)
         self._history.append(torch.tensor(features, dtype=torch.float32), _frame_stamp_ns(messages["detections"]))
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
@@ -130,6 +165,12 @@ class PlannerAdapter(Adapter):
         # Copies, also on the CPU: the window is written again for the next frame.
         history, present = (part.unsqueeze(0).to(self._device, copy=True) for part in (rows, mask))
         return history, present, torch.tensor([[ego.speed, ego.yaw_rate]], device=self._device)
+
+    def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
+        """`PlannerTask`; a `ConfigError` where there is a log."""
+        from torchperf_ros.train.planner_task import planner_task
+
+        return planner_task(log)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.
@@ -150,14 +191,7 @@ class PlannerAdapter(Adapter):
             raise BadInput(msg)
         return read_ego(odom.message)
 
-    def _nearest(self, markers: Any) -> list[float]:  # noqa: ANN401 - rosbags builds the class at run time
-        """The features of the nearest detections, zeros where there are fewer."""
-        nearest = heapq.nsmallest(NEAREST, self._objects(markers))
-        features = [value for _, *values in nearest for value in values]
-        return features + [0.0] * (NEAREST * _DETECTION_FIELDS - len(features))
-
-    def _objects(self, array: Any) -> Iterator[tuple[float, ...]]:  # noqa: ANN401
-        """Squared distance in m^2 and features of each object."""
+    def _objects(self, array: Any) -> Iterator[Box]:  # noqa: ANN401 - rosbags builds the class at run time
         for index, marker in enumerate(array.markers):
             if marker.action != _ADD or marker.type not in _SOLIDS:
                 continue
@@ -165,12 +199,7 @@ class PlannerAdapter(Adapter):
             values = (at.x, at.y, at.z, size.x, size.y, size.z, marker.color.a)
             if not all(map(math.isfinite, values)):
                 raise BadInput(f"detections.markers[{index}] is not finite: position, scale and alpha are {values}")
-            forward, left = (at.z, -at.x) if self._optical else (at.x, at.y)
-            length, width, height = (size.z, size.x, size.y) if self._optical else (size.x, size.y, size.z)
-            # Far or huge ones look alike: bounded features keep one odd marker from outweighing the others.
-            distance = forward * forward + left * left
-            scaled = (forward / 50.0, left / 20.0, length / 5.0, width / 5.0, height / 5.0, marker.color.a)
-            yield (distance, *(min(max(value, -5.0), 5.0) for value in scaled))
+            yield seen_by_camera(*values) if self._optical else Box(at.x, at.y, size.x, size.y, size.z, values[-1])
 
 
 def read_ego(odom: Any) -> Ego:  # noqa: ANN401

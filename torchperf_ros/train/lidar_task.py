@@ -73,6 +73,7 @@ class LidarTask:
         judged: clouds that a final score is of.
         gradient: the longest that is applied as it is.
         teacher: none, ever.
+        higher_is_better: of the average precision.
     """
 
     name = "lidar"
@@ -83,6 +84,7 @@ class LidarTask:
     judged = 200
     gradient = 10.0
     teacher: Any = None
+    higher_is_better = True
 
     def network(self, tier: str) -> PillarNet:
         """An untrained network: each residual block begins as its shortcut, and nowhere is a box."""

@@ -23,7 +23,11 @@ from torchperf_ros.train.task import HELD_OUT, Task
 from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
 from torchperf_ros.workers.process_setup import die_with_parent
 
-ADAPTERS: Final = {"detector": "torchperf_ros.models.camera:CameraAdapter"}
+ADAPTERS: Final = {
+    "detector": "torchperf_ros.models.camera:CameraAdapter",
+    "planner": "torchperf_ros.models.planner:PlannerAdapter",
+    "lidar": "torchperf_ros.models.lidar:LidarAdapter",
+}
 """Whose `training_task` trains which reference model, in the order in which that is done."""
 PAGE_FILE: Final = "training.html"
 _WAIT_S: Final = 0.5

@@ -86,11 +86,11 @@ class RoadScene:
 
         `sides_m` are left, right, low and high of the box, from the middle of the lane and the road.
         """
-        px_per_m = _FOCAL_PX / car.ahead_m
         left, right, low, high = sides_m
-        x = [round((WIDTH / 2 + (car.lateral_m + side) * px_per_m) * self._scale_x) for side in (left, right)]
-        y = [round((_HORIZON + (CAMERA_HEIGHT_M - tall) * px_per_m) * self._scale_y) for tall in (high, low)]
-        return x[0], y[0], x[1], y[1]
+        x0, y0 = point_px(car.ahead_m, car.lateral_m + left, high)
+        x1, y1 = point_px(car.ahead_m, car.lateral_m + right, low)
+        scale_x, scale_y = self._scale_x, self._scale_y
+        return round(x0 * scale_x), round(y0 * scale_y), round(x1 * scale_x), round(y1 * scale_y)
 
     def _background(self, travelled_m: float) -> Pixels:
         horizon = round(_HORIZON * self._scale_y)
@@ -120,6 +120,12 @@ class RoadScene:
         for sides_m, rgb in _parts(one.kind, paint):
             left, top, right, bottom = self.box_px(one, sides_m)
             image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
+
+
+def point_px(ahead_m: float, right_m: float, high_m: float) -> tuple[float, float]:
+    """Column and row, in an image of 1280x720, of a point above the road."""
+    px_per_m = _FOCAL_PX / ahead_m
+    return WIDTH / 2 + right_m * px_per_m, _HORIZON + (CAMERA_HEIGHT_M - high_m) * px_per_m
 
 
 EXTENTS: Final = {
