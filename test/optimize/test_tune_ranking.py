@@ -130,6 +130,9 @@ def test_given_two_tiers_that_are_alike_when_compared_then_the_first_is_kept_and
     found = front(1.0, full=(10.0, 0.9), fast=(9.8, 0.899))
     assert (list(found.kept), list(found.left_out), found.first) == (["full"], ["fast"], "")
     assert found.words()[0].endswith("none fits the budget of 1 ms")
+    untried = TierFront({"full": Ranking([trial("aoti", 4.0, accuracy=Accuracy("map", 0.9, 0.9, 9))], Limits(20.0)),
+                         "fast": Ranking([], Limits(20.0))}, Limits(20.0))  # fmt: skip
+    assert untried.words()[1:] == ["fast: nothing that may be used was judged"]
 
 
 def test_given_a_page_when_drawn_then_it_has_every_point_and_the_refused_with_the_reason():

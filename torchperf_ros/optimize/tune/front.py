@@ -75,8 +75,10 @@ class TierFront:
         first = (
             f"begin with {self.first}, the most accurate that fits {budget}" if self.first else f"none fits {budget}"
         )
+        unknown = [tier for tier in self._rankings if tier not in self.kept and tier not in self.left_out]
         return [f"tiers worth keeping on this machine: {named}; {first}",
-                *(f"{tier}: {why}" for tier, why in self.left_out.items())]  # fmt: skip
+                *(f"{tier}: {why}" for tier, why in self.left_out.items()),
+                *(f"{tier}: nothing that may be used was judged" for tier in unknown)]  # fmt: skip
 
     def page(self, adapter: str, machine: str) -> str:
         """A picture of p99 against accuracy with the front and the budget, and a table of every point, as HTML."""
