@@ -30,6 +30,7 @@ _TIMES_S: Final[Floats] = np.arange(POSES, dtype=np.float64) * STEP_S
 _TIER: Final = "full"  # of the rules
 _STANDS, _STANDING_FRAMES = 0.1, 20  # m/s; a drive ends when it has stood for so many frames
 _PUSHED_AT_START, _PUSHED = 0.5, 0.01  # share of the drives, and of the frames
+_BLIND, _BLIND_FRAMES = 0.015, 20  # share of the frames in which who drives goes blind, and for how many
 _ASIDE_M, _TURNED, _SPEEDS = 0.4, 0.02, (0.75, 1.1)
 _FOV_DEG: Final = (63.0, 72.0)  # the drawn camera has 65.2, and `CameraAdapter` takes it for 70 by default
 _NEAREST_M: Final = 1.0
@@ -94,11 +95,16 @@ def relative(plan: Floats, vehicle: Sequence[float]) -> Floats:
 
 
 def drive(seed: int | str, number: int) -> Iterator[Tick]:
-    """A drive by the rules through a scenario, pushed now and then so that there is something to recover from."""
+    """A drive by the rules through a scenario, pushed now and then so that there is something to recover from.
+
+    And blind now and then: it then drives on where the plan to be learned brakes. Otherwise how it drove just before
+    would say what the plan is, and a planner that copies its own motion learns nothing of what is ahead (de Haan et
+    al., "Causal Confusion in Imitation Learning", 2019).
+    """
     draw = random.Random(f"{seed}/drive {number}")
     scenario = draw_scenario(SCENARIOS[number % len(SCENARIOS)], draw.getrandbits(24))
     world, camera, fov_deg = World(scenario), _Camera(draw), draw.uniform(*_FOV_DEG)
-    stamp_ns, since, stood = world.start_ns, 0, 0
+    stamp_ns, since, stood, blind = world.start_ns, 0, 0, 0
     while not world.over and stood < _STANDING_FRAMES:
         world.advance(stamp_ns)
         if draw.random() < (_PUSHED if stamp_ns > world.start_ns else _PUSHED_AT_START):
@@ -110,9 +116,11 @@ def drive(seed: int | str, number: int) -> Iterator[Tick]:
         in_sight = [index for index in sorted(set(hit.tolist()) - {-1}) if world.bodies[index].kind in CLASSES]
         near = [index for index in in_sight if math.dist(boxes[index, :2], ego[:2]) <= RANGES_M[_TIER]]
         visible, seen = camera.look(world, in_sight)
-        driven = plan_along(scenario.lane, ego, boxes[near], scenario.speed, AHEAD_S[_TIER])
+        blind = _BLIND_FRAMES if draw.random() < _BLIND else max(0, blind - 1)
+        heeded = [] if blind else near
+        driven = plan_along(scenario.lane, ego, boxes[heeded], scenario.speed, AHEAD_S[_TIER])
         plan = driven
-        if visible != near:
+        if visible != heeded:
             plan = plan_along(scenario.lane, ego, boxes[visible], scenario.speed, AHEAD_S[_TIER])
         yield Tick(stamp_ns - world.start_ns, seen, fov_deg, (*ego, vehicle.yaw_rate), plan, since)
         vehicle.follow(driven[:, :2], world.now_s + _TIMES_S)

@@ -28,7 +28,7 @@ MISS_M: Final = 2.0
 """From the plan's last pose to where it should be: farther is a miss, as in Argoverse and nuScenes."""
 _DRIVES, _DRIVES_HELD_OUT = 128, 48  # driven once in each process: 16 and 6 of each scenario
 _SHORTENED, _GAP = 0.15, 0.1  # share of the histories that begin later, and that lack a frame
-_MIRRORED: Final = 0.5
+_MIRRORED, _UNMOVED = 0.5, 0.5  # share of them; and of those whose past motion is made that of now
 _EARLY_EXIT_WEIGHT: Final = 0.3
 _LAST_WEIGHT, _SPEED_WEIGHT, _TURN_WEIGHT = 0.5, 0.3, 3.0  # m; m per m/s; m per rad
 _JUDGED_AT_ONCE: Final = 250
@@ -57,7 +57,7 @@ class PlannerTask:
 
     name = "planner"
     tiers: Mapping[str, int] = PLANNER_WIDTHS
-    steps: Mapping[str, int] = {"full": 1400, "medium": 1500, "fast": 2000}
+    steps: Mapping[str, int] = {"full": 1800, "medium": 1700, "fast": 1500}
     batch_size = 64
     rate: Mapping[str, float] = {tier: 0.3 / width for tier, width in PLANNER_WIDTHS.items()}
     judged = 2000
@@ -100,6 +100,8 @@ class PlannerTask:
             gap = draw.randrange(HISTORY_FRAMES - 1)
             history[gap], mask[gap] = 0.0, False
         ego, plan = drive.ego[last], drive.plans[last]
+        if draw.random() < _UNMOVED:  # what it did says too much of what it was going to do, see `drive`
+            history[mask, NEAREST * OBJECT_FIELDS :] = drive.features[last, NEAREST * OBJECT_FIELDS :]
         if draw.random() < _MIRRORED:
             ego, plan = ego * torch.tensor([1.0, -1.0]), plan * torch.tensor([1.0, -1.0, -1.0, 1.0])
             history[:, _LEFT : NEAREST * OBJECT_FIELDS : OBJECT_FIELDS] *= -1.0
