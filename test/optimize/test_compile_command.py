@@ -95,6 +95,13 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
     assert process.closed == 1
 
 
+def test_given_a_package_that_passed_by_its_answers_when_compiled_then_its_row_says_so(process):
+    process.says = [tier("full"), built("full", parity={"relative_l2": 0.08, "score": 0.998}), {"kind": "done"}]
+    words = " ".join(compiled("--tier", "full").stdout.split())
+    assert "by score" in words
+    assert "0.998" in words
+
+
 def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no_other_is_missed(process):
     process.says = [{"kind": "tiers", "tiers": ["full", "fast"]}, built("full"), built("fast"), {"kind": "done"}]
     assert compiled().exit_code == 0

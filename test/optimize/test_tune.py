@@ -309,8 +309,10 @@ def test_given_a_task_when_tuned_then_tiers_are_proposed_and_drawn(tmp_path):
     report = json.loads(figures.read_text())
     assert (report["first_tier"], report["worth_keeping"][0]) == ("full", "full")
     assert all(one["figures"]["accuracy"]["judged"] == 2 for one in report["tiers"]["fast"]["ranking"])
-    if "bf16" not in report["left_out"]:
-        assert "accuracy: hits " in done.stdout  # of bf16, which is off by more than 0.005 of these thousandths
+    for one in report["tiers"]["full"]["ranking"]:  # bf16 is off by more than 0.005 of these thousandths
+        if one["outcome"] == Result.MEASURED:  # it may be hopeless at a first look
+            refused = one["candidate"]["options"]["precision"] == "bf16"
+            assert one["why"].startswith("accuracy: hits ") == refused, one
     text = page.read_text()
     assert text.count("on the front") >= 1
     assert "budget" in text

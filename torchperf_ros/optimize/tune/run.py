@@ -97,7 +97,8 @@ def _report(
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
-            _say(console, f"nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest", "red")
+            text = f"tier {target.tiers[0]}: nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest"
+            _say(console, text, "red")
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
         if alone:
