@@ -138,7 +138,7 @@ def test_given_example_messages_when_a_frame_runs_then_every_tier_takes_them_and
     [
         ({"colour": 1}, "'colour' .value 1. is unknown; allowed: max_detections, score_threshold, height_m"),
         ({"height_m": 11}, "'height_m' is 11; allowed: a number from -10 to 10"),
-        ({"weights": 3}, "'weights' is 3; allowed: a string"),
+        ({"weights": 3}, "'weights' is 3; allowed: a non-empty string"),
     ],
 )
 def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(options, says):
