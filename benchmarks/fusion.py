@@ -2,7 +2,7 @@
 
 Each scene is drawn for both: an image of 640x360, and a sweep of the closed loop's lidar. Judged is what a vehicle
 would be told, through `FusionAdapter` and its trained networks: with both, without the image, without the cloud.
-Objects count that have 5 points of the lidar or more and lie in the camera's view; centres within 2 m are found.
+Objects in the camera's view count that the lidar has hit once or more; centres within 2 m are found.
 """
 
 import math
@@ -20,7 +20,7 @@ from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter
 from torchperf_ros.models.networks import CLASSES
-from torchperf_ros.models.pillars import Box
+from torchperf_ros.models.pillars import AHEAD_M, Box
 from torchperf_ros.models.point_cloud import cloud_message
 from torchperf_ros.train.labelled_clouds import LabelledCloud, draw_cloud
 from torchperf_ros.train.lidar_task import average_precision
@@ -60,12 +60,12 @@ def main() -> int:
     for number in range(arguments.scenes):
         cloud = draw_cloud(HELD_OUT, number)
         messages = _messages(scene, cloud, number)
-        truth.append(_seen(cloud.boxes.numpy()))
+        truth.append(_seen(cloud))
         for name, topics in _CASES.items():
             given = {topic: messages[topic] for topic in ("odom", *topics)}
             with torch.inference_mode():
                 array: Any = adapter.postprocess(model(*adapter.preprocess(given)), given)
-            found[name].append(_boxes(array))
+            found[name].append([box for box in _boxes(array) if _in_view(box.x - box.length / 2, box.y)])
         if number % 50 == 49:
             say(f"{number + 1} of {arguments.scenes} scenes")
     figures = {}
@@ -81,10 +81,23 @@ def main() -> int:
     return 0
 
 
-def _seen(boxes: Any) -> Any:
-    """Those whose middle the camera sees."""
-    ahead, left = boxes[:, 0] - boxes[:, 2] / 2, boxes[:, 1]
-    return boxes[(ahead > 1.0) & (np.abs(left) < ahead * math.tan(math.radians(HORIZONTAL_FOV_DEG) / 2))]
+def _seen(cloud: LabelledCloud) -> Any:
+    """Those whose near side the camera sees, and a point of the lidar; rows as of `LabelledCloud.boxes`."""
+    points = cloud.points.numpy()[:, :2]
+    rows = []
+    for kind, (x, y, yaw, _, _, length, width) in zip(cloud.kinds, cloud.table.tolist(), strict=True):
+        if kind not in CLASSES or not _in_view(x - length / 2, y) or x >= AHEAD_M:
+            continue
+        away = (points - (x, y)) @ np.array([[math.cos(yaw), -math.sin(yaw)], [math.sin(yaw), math.cos(yaw)]])
+        inside = (np.abs(away[:, 0]) < length / 2 + 0.1) & (np.abs(away[:, 1]) < width / 2 + 0.1)
+        if (inside & (cloud.points.numpy()[:, 2] > 0.1)).any():  # the ground beneath it is none of it
+            rows.append((x, y, length, width, yaw, CLASSES.index(kind)))
+    return np.array(rows).reshape(-1, 6)
+
+
+def _in_view(ahead: float, left: float) -> bool:
+    """Whether a camera sees it; what is found beside its view is neither right nor wrong."""
+    return ahead > 1.0 and abs(left) < ahead * math.tan(math.radians(HORIZONTAL_FOV_DEG) / 2)
 
 
 def _messages(scene: RoadScene, cloud: LabelledCloud, number: int) -> dict[str, Received]:

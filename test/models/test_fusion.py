@@ -28,14 +28,17 @@ def seen(ahead, left, score=0.6, kind=CAR, width=1.9):
 
 
 def test_given_an_object_that_both_see_when_fused_then_it_stands_where_the_lidar_has_it_and_is_surer():
-    (found,) = fused([seen(21.0, 2.2, 0.5, PEDESTRIAN)], [cube(20.0, 2.0, 0.6)])
-    assert found == cube(20.0, 2.0)._replace(class_index=PEDESTRIAN, score=pytest.approx(0.8))
+    (found,) = fused([seen(21.0, 2.2, 0.5)], [cube(20.0, 2.0, 0.6)])
+    assert found == cube(20.0, 2.0)._replace(score=pytest.approx(0.8))
+    for score, kind in ((0.5, CAR), (0.7, PEDESTRIAN)):  # the surer one says what it is
+        (found,) = fused([seen(21.0, 2.2, score, PEDESTRIAN)], [cube(20.0, 2.0, 0.6)])
+        assert found == cube(20.0, 2.0)._replace(class_index=kind, score=max(score, 0.6))
 
 
-@pytest.mark.parametrize("other", [seen(20.0, -4.0), seen(60.0, 6.0), seen(8.0, 0.8)])
+@pytest.mark.parametrize("other", [seen(20.0, -4.0), seen(60.0, 6.0), seen(6.0, 0.6)])
 def test_given_two_objects_in_other_directions_or_at_other_distances_when_fused_then_both_are_there(other):
     found = fused([other], [cube(20.0, 2.0)])
-    assert [one.score for one in found] == [0.6, 0.6]
+    assert [one.score for one in found] == [0.6, 0.3], "what the lidar has not seen is doubted"
     assert found[0] == cube(20.0, 2.0)
     assert found[1].centre[:2] == (other[1][0] + 2.25, other[1][1])
 

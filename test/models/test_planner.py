@@ -87,7 +87,9 @@ def test_given_a_car_that_comes_into_view_ahead_when_planned_then_it_brakes_and_
             outputs = adapter.build(tier)(*adapter.preprocess(messages))
         return outputs[0, -1, 3].item()
 
+    assert end_speed(None) > 14.0
     assert end_speed(66.75) < end_speed(None) - 2.0  # 60 m at last
+    assert end_speed(25.0) < 7.0
 
 
 def test_given_the_weights_that_ship_when_their_file_is_looked_at_then_it_is_small():

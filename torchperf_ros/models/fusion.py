@@ -18,8 +18,9 @@ from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.models.options import OptionReader
 from torchperf_ros.models.pillars import OUTSIDE, SPARE_POINTS
 
-_BEARING: Final = 0.03  # rad between the two sensors' views of an object, beside its own half width
-_NEARER, _FARTHER = 0.6, 1.6  # how far off a camera's distance may be
+_BEARING: Final = 0.04  # rad between the two sensors' views of an object, beside its own half width
+_NEARER, _FARTHER = 0.5, 2.0  # how far off a camera's distance may be
+_DOUBTED: Final = 0.5  # of the score of what the camera alone has seen while the lidar was there
 _LEAST_SCORE: Final = 0.25  # of a box that the other sensor may confirm
 
 
@@ -41,8 +42,8 @@ class FusionAdapter(Adapter):
 
     Odometry is the trigger, so that each sensor may be lost: synchronise the others with it, for example
     `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. A box that both
-    see scores 1 - (1 - a)(1 - b), stands where the lidar has it, and is what the camera says; others come as they are,
-    those of the camera at the distance where they stand on the road, see `GroundCamera`.
+    see stands where the lidar has it, and is surer, see `fused`; others come as they are, those of the camera at the
+    distance where they stand on the road, see `GroundCamera`.
 
     The camera looks ahead from above the origin of the cloud, from `camera_ahead_m` before it.
 
@@ -109,7 +110,7 @@ class FusionAdapter(Adapter):
         if "image" in messages:
             found, frame = self._camera.detections(outputs[0], messages)
             seen = [(one, place) for one in found if (place := self._place(one, frame)) is not None]
-        cubes = self._lidar.cubes(outputs[1]) if "cloud" in messages else []
+        cubes = self._lidar.cubes(outputs[1]) if "cloud" in messages else None
         best = sorted(fused(seen, cubes), key=lambda cube: -cube.score)[: self._max_detections]
         frame_id = messages["cloud"].message.header.frame_id if "cloud" in messages else "base_link"
         published = [cube for cube in best if cube.score >= self._score_threshold]
@@ -122,31 +123,37 @@ class FusionAdapter(Adapter):
         return ahead + self._ahead_m, left, width
 
 
-def fused(seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: Sequence[Cube]) -> list[Cube]:
+def fused(seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: Sequence[Cube] | None) -> list[Cube]:
     """Objects of a camera, with how far ahead their near sides are, how far left, and their widths; and of a lidar.
 
-    Each of the camera's, the strongest first, goes to the lidar's nearest in bearing that is about as far away.
+    Each of the camera's, the strongest first, goes to the lidar's nearest in bearing that is about as far away. If both
+    say the same class that is surer; else the surer one of them says what it is. A lidar that is there (not None) and
+    has not seen it leaves a doubt.
     """
-    merged, left = list(cubes), set(range(len(cubes)))
+    merged = list(cubes or ())
+    left, alone = set(range(len(merged))), 1.0 if cubes is None else _DOUBTED
     for one, (ahead, beside, width) in sorted(seen, key=lambda each: -each[0].score):
         kind = KINDS[CLASSES[one.class_index]]
         bearing, away = math.atan2(beside, ahead), math.hypot(ahead, beside)
         best, least = None, math.inf
         for place in left:
-            x, y, _ = cubes[place].centre
+            x, y, _ = merged[place].centre
             far = math.hypot(x, y)
             apart = abs(math.atan2(y, x) - bearing)
-            spread = _BEARING + 0.5 * max(cubes[place].size[1], width) / max(far, 1.0)
-            near_m = far - 0.5 * cubes[place].size[0]
+            spread = _BEARING + 0.5 * max(merged[place].size[1], width) / max(far, 1.0)
+            near_m = far - 0.5 * merged[place].size[0]
             if apart < min(spread, least) and _NEARER * away < max(near_m, 0.1) < _FARTHER * away:
                 best, least = place, apart
         if best is None:
             centre = ahead + kind.length_m / 2.0, beside, 0.5 * kind.height_m
-            merged.append(Cube(one.class_index, one.score, centre, (kind.length_m, width, kind.height_m)))
+            merged.append(Cube(one.class_index, alone * one.score, centre, (kind.length_m, width, kind.height_m)))
             continue
         left.remove(best)
-        score = 1.0 - (1.0 - cubes[best].score) * (1.0 - one.score)
-        merged[best] = cubes[best]._replace(class_index=one.class_index, score=score)
+        found = merged[best]
+        if found.class_index == one.class_index:
+            merged[best] = found._replace(score=1.0 - (1.0 - found.score) * (1.0 - one.score))
+        elif one.score > found.score:
+            merged[best] = found._replace(class_index=one.class_index, score=one.score)
     return merged
 
 
