@@ -16,7 +16,7 @@ ARGUMENTS = {
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
-    "training": ["--steps", "1", "--seeds", "1", "--judged", "2", "--ways", "distilled"],
+    "training": ["--steps", "1", "--seeds", "1", "--judged", "1", "--ways", "shipped"],
 }
 
 
@@ -61,5 +61,5 @@ def test_guard_and_ramps_have_figures(report):
 
 def test_training_has_every_way_that_was_asked_for(report):
     runs = report("training")["runs"]
-    assert runs.keys() == {"shipped", "distilled"}
-    assert min(one["p50_ms"] for (one,) in runs.values()) > 0
+    assert runs.keys() == {"shipped"}
+    assert runs["shipped"][0]["p50_ms"] > 0

@@ -33,7 +33,10 @@ TARGETS = [
     for target in panel.get("targets", [])
 ]
 SCRAPES = 5
-ONLY_ELSEWHERE = {"torchperf_cuda_memory_bytes", "torchperf_guard_verdicts_total"}  # on CUDA, with a guard
+ONLY_ELSEWHERE = {  # on CUDA, with a guard, with synchronised inputs
+    "torchperf_cuda_memory_bytes", "torchperf_guard_verdicts_total", "torchperf_input_frames_total",
+    "torchperf_input_waits_total", "torchperf_input_wait_seconds_total", "torchperf_input_skew_seconds",
+}  # fmt: skip
 
 
 class Server:

@@ -191,5 +191,5 @@ def own_answers(net, batch):
     cells = net.cells(batch[0])
     score = torch.sigmoid(cells[:, 0])
     weight = (score > 0.1) * score
-    chosen = torch.softmax(cells[:, BOX_FIELDS:], dim=1)
-    return (weight * -(chosen * chosen.log()).sum(1)).sum() / weight.sum().clamp(min=1.0)
+    chosen = torch.log_softmax(cells[:, BOX_FIELDS:], dim=1)
+    return (weight * -(chosen.exp() * chosen).sum(1)).sum() / ((score > 0.1) * score).sum().clamp(min=1.0)

@@ -92,10 +92,8 @@ def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_th
 
 
 def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(workers):
-    found = drive(Drive(short("ccrs", 2, 6.0), "camera"), workers=workers)
-    blind = drive(Drive(short("ccrs", 2, 6.0), "full"), workers=workers)
-    assert not found.score.collision
-    assert found.score.end_speed == pytest.approx(blind.score.end_speed, abs=2.0)
+    found = drive(Drive(short("ccrb", 7, 7.5), "camera"), workers=workers)
+    assert not found.score.collision, "a blind planner hits it, see above"
     assert found.counts["on_time"] == found.counts["plans"]
     with pytest.raises(ConfigError, match="faults unseen: they are the oracle's"):
         drive(Drive(short("ccrs", 2, 6.0), "camera", 1, "unseen"), workers=workers)
