@@ -141,9 +141,9 @@ class CameraAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`DetectorTask`, on the drawn road or on a log's labelled images."""
-        from torchperf_ros.train.detector_task import detector_task
+        from torchperf_ros.train.detector_task import DetectorTask
 
-        return detector_task(log)
+        return DetectorTask(log)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.

@@ -39,13 +39,20 @@ _PRIOR: Final = 0.01  # of a cell to hold a box: what an untrained head says
 _IMAGES_JUDGED_AT_ONCE: Final = 25
 _EXAMPLES, _EXAMPLES_OF = 8, 32
 _TAUGHT_FROM: Final = 0.1  # score of the teacher's cells whose boxes and classes are imitated
-_CARD: Final = """\
-# The reference detector
-
+_DRAWN: Final = """\
 Finds objects ({classes}) in images of the drawn road (`torchperf_ros/world/road_scene.py`), {width}x{height}.
 It has never seen a photograph: on a real road its boxes mean nothing.
 
-Judged on {judged} images of a seed that it was not trained with. `map` is the mean average precision at an overlap of
+Judged on {judged} images of a seed that it was not trained with."""
+_LOGGED: Final = """\
+Finds objects ({classes}) in images as in `{log}`, topic `{topic}`, at {width}x{height}.
+It has learned from {lines} labelled ones (`{labels}`), but for the last fifth of them.
+
+Judged on that last fifth."""
+_CARD: Final = """\
+# The detector
+
+{what} `map` is the mean average precision at an overlap of
 0.5 (PASCAL VOC), `ap_...` that of a class, of boxes at least {least:g} pixels high of which a third is seen.
 `false_boxes` are those above a score of {threshold:g}, for each image that holds nothing.
 """
@@ -70,9 +77,9 @@ class DetectorTask(Task):
     gradient = 5.0
     teacher: Any = None
 
-    def __init__(self, source: Callable[[int | str], Labelled] = LabelledScenes) -> None:
-        """Learn from a source of images, made for each seed."""
-        self._source, self._sources = source, dict[int | str, Labelled]()
+    def __init__(self, log: LabelledLog | None = None) -> None:
+        """Learn from a log's labelled images, or from drawn ones where there is none."""
+        self._log, self._sources = log, dict[int | str, Labelled]()
 
     def network(self, tier: str) -> DetectorNet:
         """A network that finds nothing yet (Lin et al., "Focal Loss for Dense Object Detection", 2017)."""
@@ -101,7 +108,7 @@ class DetectorTask(Task):
     def batch(self, seed: int | str, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images and labels, see `Labelled.batch`."""
         if seed not in self._sources:
-            self._sources[seed] = self._source(seed)
+            self._sources[seed] = LabelledScenes(seed) if self._log is None else LoggedImages(self._log, seed)
         return self._sources[seed].batch(number, count)
 
     def loss(self, network: Any, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401 - as `Task` has them
@@ -137,10 +144,11 @@ class DetectorTask(Task):
 
     def card(self, judged: int) -> str:
         """What it finds, and how it was judged."""
-        return _CARD.format(
-            classes=", ".join(CLASSES), width=IMAGE_WIDTH, height=IMAGE_HEIGHT, judged=judged, least=LEAST_HEIGHT_PX,
-            threshold=THRESHOLD,
-        )  # fmt: skip
+        size, log = {"classes": ", ".join(CLASSES), "width": IMAGE_WIDTH, "height": IMAGE_HEIGHT}, self._log
+        what = _DRAWN.format(judged=judged, **size)
+        if log is not None:
+            what = _LOGGED.format(log=log.log, topic=log.topic, lines=len(log.labels), labels=log.path, **size)
+        return _CARD.format(what=what, least=LEAST_HEIGHT_PX, threshold=THRESHOLD)
 
 
 class _Cells(nn.Module):
@@ -223,10 +231,3 @@ def _png(images: Sequence[np.ndarray]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.concatenate(images)).save(file, "PNG", optimize=True)
     return file.getvalue()
-
-
-def detector_task(log: LabelledLog | None) -> DetectorTask:
-    """The task on the drawn road, or on a log's labelled images."""
-    if log is None:
-        return DetectorTask()
-    return DetectorTask(lambda seed: LoggedImages(log, seed))

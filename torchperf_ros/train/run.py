@@ -187,7 +187,8 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
                 plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)} for plan, one in own.items()
             },
         }  # fmt: skip
-        path.with_suffix(".json").write_text(json.dumps(figures[name], indent=1) + "\n", encoding="utf-8")
+        plain = json.loads(json.dumps(figures[name]), parse_constant=lambda _: None)  # NaN is null in JSON
+        path.with_suffix(".json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         task = task_of(next(iter(own)).adapter, options.data)
         if write_examples := getattr(task, "write_examples", None):  # a task need not derive from `Task`
             write_examples(path)
