@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 
 import pytest
@@ -200,3 +202,13 @@ def test_given_a_gpu_when_detecting_there_then_the_answers_agree_with_the_cpu():
     image = images()["blobs"]
     here, there = detector()(image), detector().cuda()(image.cuda()).cpu()
     torch.testing.assert_close(there[..., 1:], here[..., 1:], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["detector", "planner", "lidar"])
+def test_given_the_weights_that_ship_when_hashed_then_figures_and_card_are_theirs(name):
+    path = networks.DETECTOR_WEIGHTS.with_name(f"{name}.safetensors")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"] == found
+    assert found in path.with_suffix(".md").read_text(encoding="utf-8")
+    assert networks.width_in(path, "fast", 0) > 0
+    assert networks.width_in(path, "huge", 7) == 7

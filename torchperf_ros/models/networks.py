@@ -1,5 +1,6 @@
 """The reference networks: a detector and a planner, and how their weights get into them."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
@@ -98,8 +99,8 @@ def width_in(weights: Path, tier: str, usual: int) -> int:
     """Width of a tier's layers as the file says, where they were pruned; as usual where it says nothing."""
     try:
         with safe_open(weights, framework="pt") as file:
-            return int((file.metadata() or {}).get(f"{tier}.width", usual))
-    except (OSError, SafetensorError, ValueError):
+            return int(json.loads((file.metadata() or {}).get("widths", "{}")).get(tier, usual))
+    except (OSError, SafetensorError, ValueError, AttributeError, TypeError):
         return usual  # `load_weights` says what is wrong
 
 

@@ -179,7 +179,8 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
             for key, value in _parameters(plan).items()
         }
         path = options.folder / f"{name}.safetensors"
-        save_file(weights, path, {f"{plan.tier}.width": str(result.width) for plan, result in own.items()})
+        widths = json.dumps({plan.tier: result.width for plan, result in own.items()})
+        save_file(weights, path, {"widths": widths})  # one entry: of several the order varies, and the hash
         figures[name] = {
             "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "bytes": path.stat().st_size, "machine": machine_now(next(iter(own)).device),
