@@ -24,6 +24,7 @@ _JUDGED_EVERY, _JUDGED_BRIEFLY = 250, 60  # steps; examples
 _REPORTED_EVERY: Final = 10
 _WEIGHT_DECAY: Final = 1e-4
 _WARM_SHARE: Final = 0.1
+_FINE_TUNED: Final = 0.2  # of the usual rate, which would undo what trained weights know; pruned ones learn anew
 _KEPT_WEIGHTS: Final = 0.995  # of the running mean, each step (Polyak and Juditsky, 1992)
 
 
@@ -114,7 +115,8 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     net = net.to(device)
     average: Any = torch.optim.swa_utils.get_ema_multi_avg_fn  # untyped in torch
     mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average(_KEPT_WEIGHTS))
-    rate = task.rate[plan.tier]
+    known = plan.start is not None and not plan.prune
+    rate = task.rate[plan.tier] * (_FINE_TUNED if known else 1.0)
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE)
     parts: dict[str, Any] = {"net": net, "mean": mean, "optimizer": optimizer, "schedule": schedule}
