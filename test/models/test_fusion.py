@@ -86,6 +86,7 @@ def test_given_neither_sensor_or_a_bad_option_then_the_error_says_so():
         ({"camera": {"horizon": math.inf}}, "'horizon' is inf"),
         ({"lidar": {"hight": 1}}, "'hight' .value 1. is unknown"),
         ({"hight": 1}, "FusionAdapter: option 'hight'"),
+        ({"lidar": {"score_threshold": 0.4}}, "'score_threshold' of 'lidar' has no effect"),
     ):
         with pytest.raises(ConfigError, match=says):
             FusionAdapter(options, CPU)

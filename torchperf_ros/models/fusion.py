@@ -161,4 +161,6 @@ def _nested(options: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = options.get(name, {})
     if not isinstance(found, dict):
         raise ConfigError(f"FusionAdapter: option {name!r} is {found!r}; it has to be an object with options")
+    if taken := [option for option in ("score_threshold", "output") if option in found]:
+        raise ConfigError(f"FusionAdapter: option {taken[0]!r} of {name!r} has no effect; it is the fusion's own")
     return found
