@@ -82,6 +82,9 @@ def pytest_xdist_make_scheduler(config, log):
             return next((node for node in self.nodes if not node.shutting_down), None)
 
         def remove_node(self, node):
+            # Of a process that crashed, what it had done would be queued again as well, and nobody ends that.
+            units = self.assigned_work[node]
+            self.assigned_work[node] = {scope: unit for scope, unit in units.items() if not all(unit.values())}
             crashed = super().remove_node(node)
             for other in self.nodes:
                 self._reschedule(other)

@@ -1,6 +1,7 @@
 """`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -333,3 +334,31 @@ def test_machine_with_systemd_or_another_user_is_only_told(run, debian, tmp_path
     debian.install_optional_packages()
     assert "sudo apt-get install prometheus chromium" in capsys.readouterr().err
     assert asked(tmp_path) == []
+
+
+def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
+    """The process has done whole files by then, and the files that run alone are still to come."""
+    shutil.copy(ROOT / "test" / "conftest.py", tmp_path)
+    ends_once = """
+        marker = pathlib.Path(__file__).with_suffix(".ended")
+        if number == 1 and not marker.exists():
+            marker.touch()
+            time.sleep(0.5)
+            os._exit(9)
+    """
+    files = {f"test_{number:02}.py": "" for number in range(20)}
+    files |= {"test_ends.py": ends_once, "test/node/test_emergency.py": ""}
+    for name, body in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "import os, pathlib, pytest, time\n@pytest.mark.parametrize('number', range(4))\ndef test_one(number):\n"
+            + (body or "    pass\n")
+        )
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
+    )  # fmt: skip
+    assert "crashed while running 'test_ends.py::test_one[1]'" in done.stdout
+    assert "1 failed, 88 passed" in done.stdout
