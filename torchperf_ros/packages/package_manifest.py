@@ -76,6 +76,7 @@ class Manifest:
         variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights folded and
             packed), `frozen channels_last`, `plain`.
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
+        parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
     """
 
     identity: Identity
@@ -91,6 +92,7 @@ class Manifest:
     built: str
     variants_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     outputs: str = ""
+    parts: str = ""
 
     def to_json(self) -> str:
         """As text, for people, too."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
-from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, PRECISIONS
+from torchperf_ros.config.build_options import AUTO, BLOCKS, COMPILE_MODES, ENGINES, OF_PARTS, PRECISIONS
 from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
@@ -67,7 +67,7 @@ class TuneSpace:
         yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
         for name, vary in (
             ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
-            ("threads", self._near_threads), ("graphs", self._graphs),
+            ("threads", self._near_threads), ("graphs", self._graphs), ("parts", self._parts),
         ):  # fmt: skip
             yield from self._part(name, vary(start))
         for batch in batches:
@@ -90,6 +90,7 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
+        yield from self._part("parts", self._parts(best))
         yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
@@ -151,6 +152,15 @@ class TuneSpace:
                 if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
                     yield _with(best, engine="compile", mode=mode)
 
+    def _parts(self, best: Candidate) -> Iterator[Candidate]:
+        """Blocks beside the whole; where the whole cannot be compiled, what of it can."""
+        if OF_PARTS in self._engines:
+            if BLOCKS not in self._facts.left_out:
+                yield _with(best, engine=OF_PARTS, parts=BLOCKS)
+            whole = _with(best, engine=OF_PARTS)
+            if any(one.candidate == whole and one.outcome == Result.REFUSED for one in self.trials):
+                yield _with(best, engine=OF_PARTS, parts=AUTO)
+
     def _graphs(self, best: Candidate) -> Iterator[Candidate]:
         """Engine compile has its own, as a mode; sizes have to stay."""
         if self._facts.cuda and not self._facts.ranges:
@@ -183,4 +193,5 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
 
 def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
+    options = options.with_engine(options.engine)
     return replace(candidate, options=options if options.engine == "compile" else replace(options, mode="default"))
