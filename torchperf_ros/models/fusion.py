@@ -66,9 +66,11 @@ class FusionAdapter(Adapter):
         reader.finish()
         camera, lidar = (_nested(options, name) for name in ("camera", "lidar"))
         self._view = GroundCamera(camera)
-        rest = {name: value for name, value in camera.items() if name not in {"camera_height_m", "horizon"}}
         least = {"score_threshold": min(_LEAST_SCORE, self._score_threshold)}
-        self._camera, self._lidar = CameraAdapter({**rest, **least}, device), LidarAdapter({**lidar, **least}, device)
+        self._camera, self._lidar = (
+            CameraAdapter({**GroundCamera.rest_of(camera), **least}, device),
+            LidarAdapter({**lidar, **least}, device),
+        )
         self.inputs = {"odom": ODOMETRY, **self._camera.inputs, "cloud": self._lidar.inputs["cloud"]}
         self._device, self._markers = device, CubeMarkers()
 
