@@ -45,10 +45,8 @@ def any_share():
 
 @pytest.fixture(scope="module")
 def in_parts(adapters, tmp_path_factory, any_share):
-    """Packages of `blocks`, dynamic, and of what exports of `split`; each compiled in one way only."""
+    """Packages of `blocks` and of what exports of `split`, both dynamic."""
     folder = tmp_path_factory.mktemp("parts") / "cache"
-    where = "torchperf_ros.engines.parts_package.ways_to_compile"
-    any_share.setattr(where, lambda model, *_: {"frozen": (model, True)})
     said = {tier: build(job_of(folder, parts, [tier], options=DYNAMIC))[0]
             for tier, parts in (("blocks", "blocks"), ("split", "auto"))}  # fmt: skip
     return folder, {tier: result_of(messages) for tier, messages in said.items()}
@@ -71,7 +69,7 @@ def test_given_blocks_that_are_alike_when_built_then_the_manifest_says_what_is_c
     assert re.fullmatch(
         r"blocks.0 to blocks.4 \(5 alike\): \d+% of eager's time; the rest runs in eager", manifest.parts
     )
-    assert (manifest.identity.options["parts"], list(manifest.variants_ms)) == ("blocks", ["frozen"])
+    assert manifest.identity.options["parts"] == "blocks"
     assert manifest.parity["relative_l2"] < 1e-3
     assert list(manifest.timings) == [f"float32 {n}x4, int64 {n}x3" for n in (4, 8, 1)]
 
@@ -171,7 +169,7 @@ def test_given_parts_that_cannot_be_when_built_then_it_fails_with_the_reason(in_
 
 @pytest.mark.parametrize(
     ("parts", "why"),
-    [("blocks", "it has no 4 blocks that are alike"), ("auto", "the model exports as a whole")],
+    [("blocks", "it has no 4 blocks that are alike"), ("auto", "it exports as a whole")],
 )
 def test_given_a_request_that_cannot_be_met_when_built_then_the_whole_is_and_says_why(
     built, monkeypatch, tmp_path, parts, why
@@ -187,11 +185,11 @@ def test_given_a_request_that_cannot_be_met_when_built_then_the_whole_is_and_say
 
 
 def test_given_parts_whose_results_are_others_when_built_then_the_whole_is_and_says_why(
-    in_parts, built, adapters, monkeypatch, tmp_path
+    adapters, monkeypatch, tmp_path
 ):
     wrong = tier_of(adapters, "blocks", seed=1).model
     monkeypatch.setattr("torchperf_ros.engines.parts_package.open_parts", lambda *_: (wrong, []))
-    monkeypatch.setattr("torchperf_ros.engines.parts_package._kinds", lambda *_, **__: [])
+    monkeypatch.setattr("torchperf_ros.engines.parts_package._kinds", lambda *_: [])
     tier = tier_of(adapters, "blocks")
     found = ENGINES["aoti"]
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *_: Built("whole"))

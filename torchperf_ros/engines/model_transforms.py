@@ -61,19 +61,6 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
     return changed.to(device)
 
 
-def ways_to_compile(model: nn.Module, example: Inputs, device: torch.device) -> dict[str, tuple[nn.Module, bool]]:
-    """The ways to compile a model with weights, out of which the fastest is kept: name -> model, frozen.
-
-    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as the
-    machine's kernels want them. With convolutions that pays, so that it is the memory format that is open; without,
-    packed weights may be slower for the few rows that a vehicle has, and `plain` is the other one.
-    """
-    images = transform(model, BuildOptions(channels_last=True), device, example)
-    if images is model:
-        return {"frozen": (model, True), "plain": (model, False)}
-    return {"frozen": (model, True), "frozen channels_last": (images, True)}
-
-
 def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> str:
     """The first reason why the options change nothing here, or nothing for the better; empty: they apply."""
     reasons = [_why_not_precision(model, options.precision, device)]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.model_transforms import ways_to_compile
+from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.model.stopwatch import time_interleaved
@@ -87,10 +87,19 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
 def _variants(
     model: torch.nn.Module, program: torch.export.ExportedProgram, example: Inputs, device: torch.device
 ) -> dict[str, tuple[torch.nn.Module, bool]]:
-    """See `ways_to_compile`; without weights there is nothing to freeze, and a buffer that changes must not be."""
+    """The ways to compile a model out of which the fastest is kept: name -> model, frozen.
+
+    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as the
+    machine's kernels want them. With convolutions that pays, so that it is the memory format that is open; without,
+    packed weights may be slower for the few rows that a vehicle has, and `plain` is the other one. A model without
+    weights has nothing to freeze; of one that writes to its buffers, Inductor would freeze what changes.
+    """
     if not program.state_dict or writes_to_buffers(program):
         return {"plain": (model, False)}
-    return ways_to_compile(model, example, device)
+    images = transform(model, BuildOptions(channels_last=True), device, example)
+    if images is model:
+        return {"frozen": (model, True), "plain": (model, False)}
+    return {"frozen": (model, True), "frozen channels_last": (images, True)}
 
 
 def check_toolkit() -> None:

@@ -19,7 +19,7 @@ import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
 from torchperf_ros.engines.model_transforms import quiet_log
-from torchperf_ros.engines.parts import Exported, exported_parts
+from torchperf_ros.engines.parts import exported_parts
 from torchperf_ros.optimize.inspect import graph_breaks
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
@@ -76,7 +76,7 @@ class Inspection(logging.Handler):
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, dearest first.
-        parts: what of the model can be exported, where the whole cannot; None elsewhere, and of what is no module.
+        parts: why the whole cannot be exported, and what of it can, see `exported_parts`; None of what is no module.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
@@ -89,7 +89,7 @@ class Inspection(logging.Handler):
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
         self.timings: list[Timing] = []
-        self.parts: Exported | None = None
+        self.parts: tuple[str, dict[str, float]] | None = None
         self.failure = ""
         try:
             self._backend = torch._dynamo.lookup_backend(backend)

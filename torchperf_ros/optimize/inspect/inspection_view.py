@@ -18,7 +18,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.engines.parts import Exported
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
 from torchperf_ros.optimize.inspect.inspection import Inspection
 from torchperf_ros.optimize.inspect.recompilations import Recompilation
@@ -91,7 +90,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             for item in inspection.breaks
         ],
         "recompilations": [{**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations],
-        "parts": asdict(inspection.parts) if inspection.parts else None,
+        "parts": inspection.parts and dict(zip(("why", "shares"), inspection.parts, strict=True)),
         "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
         "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
     }  # fmt: skip
@@ -134,7 +133,7 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     if inspection.recompilations:
         yield _recompilations(inspection)
     if inspection.parts:
-        yield _parts_that_export(inspection.parts)
+        yield _parts_that_export(*inspection.parts)
 
 
 def _break(item: GraphBreak, input_sets: int) -> Table:
@@ -161,16 +160,14 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
     return grid
 
 
-def _parts_that_export(found: Exported) -> RenderableType:
-    told = Text.assemble(("parts  ", "bold red"), f"the whole cannot be exported: {found.why}")
-    if not found.shares:
+def _parts_that_export(why: str, shares: dict[str, float]) -> RenderableType:
+    told = Text.assemble(("parts  ", "bold red"), f"the whole cannot be exported: {why}")
+    if not shares:
         return told.append("\n  no module that takes 2 % of its time can be")
     table = _table("what can be exported", "module", "of eager's time")
-    for path, share in found.shares.items():
+    for path, share in shares.items():
         table.add_row(Text(path), f"{share:.0%}")
-    option = (
-        f"{sum(found.shares.values()):.0%} together: --parts {','.join(found.shares)}, or parts: auto, with engine aoti"
-    )
+    option = f"{sum(shares.values()):.0%} together: --parts {','.join(shares)}, or parts: auto, with engine aoti"
     return Group(told, table, Text(option, style="green"))
 
 
