@@ -8,6 +8,7 @@ timed in turns. Parity is the relative L2 distance to eager, on random inputs.
 """
 
 import argparse
+import math
 import os
 import resource
 import sys
@@ -28,6 +29,7 @@ from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.stopwatch import time_interleaved
 
 _CPU = torch.device("cpu")
+_WAYS = {"whole": "", "blocks": BLOCKS}
 _MOST_COMPILE, _MOST_P50, _MOST_L2 = 0.5, 1.03, 1e-3
 _EPILOG = f"""\
 targets: compile seconds at most {_MOST_COMPILE} of the whole's, p50 at most {_MOST_P50} of the whole's, parity in the
@@ -71,25 +73,29 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="torchperf_parts_") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        say("what all packages share")
-        _built(nn.Linear(4, 4), torch.zeros(1, 4), "")
+        if arguments.ways == ",".join(_WAYS):
+            say("what all packages share")
+            _built(nn.Linear(4, 4), torch.zeros(1, 4), "")
         figures = {name: _measure(name, arguments) for name in arguments.models.split(",")}
     columns = ("network", "compile s", "CPU s", "p50 ms", "p50 / whole", "p50 / eager", "relative L2", "compiled")
     rows = []
     for name, found in figures.items():
-        for way in ("whole", "blocks"):
+        for way in arguments.ways.split(","):
             one, p50_ms = found[way], found[way]["p50_ms"]
-            ratios = [p50_ms / found["whole"]["p50_ms"], p50_ms / found["eager_p50_ms"]]
+            whole_ms = found["whole"]["p50_ms"] if "whole" in found else math.nan
+            ratios = [p50_ms / whole_ms, p50_ms / found["eager_p50_ms"]]
             what = [f"{one['relative_l2']:.1e}", one["parts"] or "all"]
             rows.append([f"{name}, {way}", one["compile_s"], one["cpu_s"], p50_ms, *ratios, *what])
     report.table("Parts and the whole", columns, rows)
-    report.finish(figures, [target for name, found in figures.items() for target in _targets(name, found)])
+    both = {name: found for name, found in figures.items() if found.keys() >= _WAYS.keys()}
+    report.finish(figures, [target for name, found in both.items() for target in _targets(name, found)])
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)} (default all)")
+    parser.add_argument("--ways", default=",".join(_WAYS), help=f"some of {', '.join(_WAYS)} (default both)")
     parser.add_argument("--blocks", type=int, default=12, help="of each network (default 12)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of timing, for each way (default 10)")
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 1) - 1),
@@ -113,9 +119,9 @@ def _measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             module.running_var.uniform_(0.5, 2.0)
     found: dict[str, Any] = {}
     calls = {"eager": lambda: model(example)}
-    for way, parts in (("whole", ""), ("blocks", BLOCKS)):
+    for way in arguments.ways.split(","):
         say(f"{name}: compiling, {way}")
-        runner, compile_s, cpu_s = _built(model, example, parts)
+        runner, compile_s, cpu_s = _built(model, example, _WAYS[way])
         calls[way] = lambda runner=runner: runner.call(example)
         with torch.inference_mode():
             parity = check_engine(model, runner.call, (example,), {}, "fp32")
@@ -125,8 +131,8 @@ def _measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     say(f"{name}: timing")
     with torch.inference_mode():
         timings = time_interleaved(calls, _CPU, seconds=arguments.seconds, rounds=(5, 1000))
-    for way in ("whole", "blocks"):
-        found[way]["p50_ms"] = timings[way].median_ms
+    for way, figures in found.items():
+        figures["p50_ms"] = timings[way].median_ms
     return found | {"eager_p50_ms": timings["eager"].median_ms}
 
 

@@ -67,7 +67,7 @@ class TuneSpace:
         yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
         for name, vary in (
             ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
-            ("threads", self._near_threads), ("graphs", self._graphs), ("parts", self._parts),
+            ("threads", self._near_threads), ("graphs", self._graphs),
         ):  # fmt: skip
             yield from self._part(name, vary(start))
         for batch in batches:
@@ -90,13 +90,14 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
-        yield from self._part("parts", self._parts(best))
+        if self._is_refused(_with(best, engine=OF_PARTS)):  # the whole; what of it can be compiled is not
+            yield from self._part("parts", [_with(best, engine=OF_PARTS, parts=AUTO)])
         yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
-            ("precision", self._compiled_precisions), ("mode", self._modes), ("graphs", self._graphs),
-            ("layout", self._layouts), ("buckets", self._buckets),
+            ("parts", self._blocks), ("precision", self._compiled_precisions), ("mode", self._modes),
+            ("graphs", self._graphs), ("layout", self._layouts), ("buckets", self._buckets),
         ):  # fmt: skip
             ranking = self.ranking
             compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
@@ -152,14 +153,12 @@ class TuneSpace:
                 if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
                     yield _with(best, engine="compile", mode=mode)
 
-    def _parts(self, best: Candidate) -> Iterator[Candidate]:
-        """Blocks beside the whole; where the whole cannot be compiled, what of it can."""
-        if OF_PARTS in self._engines:
-            if BLOCKS not in self._facts.left_out:
-                yield _with(best, engine=OF_PARTS, parts=BLOCKS)
-            whole = _with(best, engine=OF_PARTS)
-            if any(one.candidate == whole and one.outcome == Result.REFUSED for one in self.trials):
-                yield _with(best, engine=OF_PARTS, parts=AUTO)
+    def _is_refused(self, candidate: Candidate) -> bool:
+        return any(one.candidate == candidate and one.outcome == Result.REFUSED for one in self.trials)
+
+    def _blocks(self, best: Candidate) -> Iterator[Candidate]:
+        if best.options.engine == OF_PARTS and not best.options.parts and BLOCKS not in self._facts.left_out:
+            yield _with(best, parts=BLOCKS)
 
     def _graphs(self, best: Candidate) -> Iterator[Candidate]:
         """Engine compile has its own, as a mode; sizes have to stay."""
