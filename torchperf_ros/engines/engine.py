@@ -201,11 +201,11 @@ def compare(
 
 def load_ready_package(
     path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims,
-    build: Callable[[], torch.nn.Module],
+    build: Callable[[], torch.nn.Module] | None = None,
 ) -> Runner:  # fmt: skip
     """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
 
-    One of parts needs the model that the adapter builds, and that has to be the one that it was built from.
+    One of parts needs the model that the adapter builds (`build`), which has to be the one that it was built from.
 
     Raises:
         PackageError: it is not there or not to be loaded from there, it is an exported program, its hash, machine or
@@ -242,8 +242,10 @@ def load_ready_package(
     return replace(runner, package=file_sha256(path)[:32], model=hashes, static=static, engine=engine.name)
 
 
-def _model_of_parts(path: Path, identity: Identity | None, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    model = build()
+def _model_of_parts(
+    path: Path, identity: Identity | None, build: Callable[[], torch.nn.Module] | None
+) -> torch.nn.Module:
+    model = build() if build else torch.nn.Module()
     if identity is None or (weights_hash(model), code_hash(model)) != (identity.weights, identity.code):
         raise PackageError(f"package {path} has parts of another model than the adapter builds; the rest would not fit")
     return model
