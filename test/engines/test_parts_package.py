@@ -11,7 +11,7 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import parts as parts_module
 from torchperf_ros.engines.built_tier import BuiltTier
-from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable
 from torchperf_ros.engines.parity import ParityError, measure, random_inputs
 from torchperf_ros.engines.parts_package import open_parts
@@ -198,6 +198,19 @@ def test_given_parts_whose_results_are_others_when_built_then_the_whole_is_and_s
     )
     with pytest.raises(ParityError):
         found.build(tier, BuildOptions("aoti", parts="blocks.0"), tmp_path / "x.pt2")
+
+
+def test_given_a_part_with_convolutions_when_built_then_images_have_channels_last_in_it_and_not_in_the_outputs():
+    torch.manual_seed(0)
+    part = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    tier = BuiltTier(torch.nn.Sequential(part, torch.nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),), {}, CPU)
+    runner = make_runner(tier, BuildOptions("aoti", parts="0"))
+    with torch.inference_mode():
+        found = runner.call(*tier.example)
+        assert measure(tier.model(*tier.example), found).relative_l2 < 1e-5
+    assert found.is_contiguous()
+    (call,) = runner.part_calls
+    assert (call.misses, call.part.example[0].is_contiguous(memory_format=torch.channels_last)) == (0, True)
 
 
 def test_given_a_users_package_of_parts_when_loaded_then_it_runs_and_another_model_is_refused(

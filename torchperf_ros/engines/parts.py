@@ -17,7 +17,7 @@ from torchperf_ros.frame.errors import TorchperfError, one_line
 _FEWEST_BLOCKS: Final = 4
 _LEAST_COVERED: Final = 0.8  # of eager's time: what is left runs in eager, and a whole package would compile it
 _LEAST_SHARE: Final = 0.02  # of eager's time that a part has to take to be worth a call of its own
-_RUNS: Final = 7  # of which the quickest counts
+_RUNS: Final = 7  # in which the time of each module is added up
 _JSON: Final = (bool, int, float, str, type(None))  # what arguments that are no tensors may be
 
 Calls = dict[str, list[tuple[list[Any], pytree.TreeSpec]]]
@@ -158,29 +158,28 @@ class Anatomy:
 
     def shares(self) -> dict[str, float]:
         """The share of eager's time that each module takes, modules within included, on the usual inputs."""
-        spent: list[dict[str, float]] = []
+        spent: dict[str, float] = defaultdict(float)
         begun: dict[str, float] = {}
 
         def now() -> float:
-            if self._runs[-1][0].is_cuda:
-                torch.cuda.synchronize(self._runs[-1][0].device)
+            if not self._runs[-1][0].is_cuda:
+                return time.process_time()  # which other processes, that may have most of the processor, do not change
+            torch.cuda.synchronize(self._runs[-1][0].device)
             return time.perf_counter()
 
         def begin(path: str) -> Callable[..., None]:
             return lambda *_: begun.__setitem__(path, now())
 
         def end(path: str) -> Callable[..., None]:
-            return lambda *_: spent[-1].__setitem__(path, spent[-1][path] + now() - begun[path])
+            return lambda *_: spent.__setitem__(path, spent[path] + now() - begun[path])
 
         for _ in range(_RUNS):
-            spent.append(defaultdict(float))
             hooks = [module.register_forward_pre_hook(begin(path)) for path, module in self.modules.items()]
             hooks += [module.register_forward_hook(end(path)) for path, module in self.modules.items()]
             begin("")()
             self._run(self._runs[-1], hooks)
             end("")()
-        least = {path: min(one[path] for one in spent) for path in ["", *self.modules]}
-        return {path: least[path] / least[""] for path in self.modules}
+        return {path: spent[path] / spent[""] for path in self.modules}
 
     def covered(self, paths: Iterable[str]) -> float:
         """The share of eager's time that modules take which do not lie within one another."""

@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.build_options import AUTO, BLOCKS, BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_package
 from torchperf_ros.engines.package_engine import Built, export, nested
@@ -31,6 +32,7 @@ _INSIDE: Final = "data/aotinductor/model"  # of what torch packages
 _WEIGHTS: Final = "weights."
 _ALIGNED: Final = 64  # bytes, of each constant in the file of them (torch, AOTI_CONST_ALIGNMENT)
 _MOST_PLANS: Final = 256
+_IMAGE_RANK: Final = 4
 
 
 class PartCall:
@@ -87,17 +89,19 @@ def holds_parts(path: Path) -> bool:
         return _ABOUT in archive.namelist()
 
 
-def open_parts(path: Path, tier: BuiltTier, options: BuildOptions) -> tuple[nn.Module, list[PartCall]]:
+def open_parts(path: Path, tier: BuiltTier, options: BuildOptions) -> tuple[Call, list[PartCall]]:
     """The tier's model as the options want it with its compiled parts in their places; it shares what is not changed.
 
-    The code of each kind is mapped once; every module of the kind has its own weights in memory.
+    The code of each kind is mapped once; every module of the kind has its own weights in memory. Outputs of a model
+    whose parts have channels last are contiguous, as adapters may `view` them.
     """
     calls: dict[int, PartCall] = {}
     with tempfile.TemporaryDirectory(prefix="torchperf_") as name, zipfile.ZipFile(path) as archive:
         archive.extractall(name)
-        about = json.loads(archive.read(_ABOUT))
-        model = _prepared(tier, options, channels_last=about["channels_last"])
-        for kind in about["kinds"]:
+        way = BuildOptions(precision=options.precision, channels_last=options.channels_last)
+        with torch.inference_mode(mode=False):
+            model = transform(tier.model, way, tier.device, tier.example)
+        for kind in json.loads(archive.read(_ABOUT)):
             part, outputs = _part_of(kind), kind["outputs"]
             tree, constants = pytree.treespec_loads(outputs["tree"]), outputs["constants"].items()
             for place, module_path in enumerate(part.paths):
@@ -111,13 +115,11 @@ def open_parts(path: Path, tier: BuiltTier, options: BuildOptions) -> tuple[nn.M
                 run = nested(load_package(inside.parents[2], tier.device), tree, [(int(i), v) for i, v in constants])
                 module = model.get_submodule(module_path)
                 calls[id(module)] = PartCall(module_path, module, part, run)
-    return _with_calls(model, calls, {}), list(calls.values())
-
-
-def _prepared(tier: BuiltTier, options: BuildOptions, *, channels_last: bool) -> nn.Module:
-    way = BuildOptions(precision=options.precision, channels_last=options.channels_last or channels_last)
-    with torch.inference_mode(mode=False):
-        return transform(tier.model, way, tier.device, tier.example)
+    changed = _with_calls(model, calls, {})
+    if all(memory_format(tensor) is torch.contiguous_format for one in calls.values() for tensor in one.part.example):
+        return changed, list(calls.values())
+    contiguous = partial(pytree.tree_map_only, torch.Tensor, torch.Tensor.contiguous)
+    return lambda *inputs: contiguous(changed(*inputs)), list(calls.values())
 
 
 def _with_calls(module: nn.Module, calls: Mapping[int, PartCall], made: dict[int, nn.Module]) -> nn.Module:
@@ -134,9 +136,10 @@ def _with_calls(module: nn.Module, calls: Mapping[int, PartCall], made: dict[int
 
 
 def build_parts(tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-    """Compile the parts that the options name to the file `path`; images with channels last where there are any.
+    """Compile the parts that the options name to the file `path`.
 
-    Of the ways that there are to compile a whole only the one is taken that usually is the fastest.
+    Of the ways that there are to compile a whole only the one is taken that usually is the fastest: frozen, and around
+    convolutions images with channels last, from the first part to the last.
 
     Raises:
         PartsError: there are no such parts, one cannot be compiled, or one is not what runs.
@@ -146,13 +149,11 @@ def build_parts(tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
     anatomy = Anatomy(tier.model, runs)
     wanted = [part.paths for part in _wanted(anatomy, tier, options.parts)]
     every = [one for paths in wanted for one in paths]
-    images = any(isinstance(module, nn.Conv2d) for one in every for module in anatomy.modules[one].modules())
-    model = _prepared(tier, BuildOptions(), channels_last=images)  # in its precision it is already
-    covered, laid_out = anatomy.covered(every), anatomy if model is tier.model else Anatomy(model, runs)
+    covered = anatomy.covered(every)
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-        kinds = [kind for paths in wanted for kind in _kinds(laid_out, paths, Path(folder))]
-        _write(path, kinds, channels_last=images)
-    call, calls = open_parts(path, tier, BuildOptions())
+        kinds = [kind for paths in wanted for kind in _kinds(anatomy, paths, Path(folder))]
+        _write(path, kinds)
+    call, calls = open_parts(path, tier, BuildOptions())  # the model is in its precision already
     with torch.inference_mode():
         for inputs in runs:
             call(*inputs)
@@ -198,7 +199,7 @@ def _kinds(anatomy: Anatomy, paths: Sequence[str], folder: Path) -> list[_Kind]:
     while left:
         if len(left) < len(paths) < 2 * (len(kinds) + 1):  # hardly one of them is like another
             raise PartsError(f"{named(paths)} differ in more than the values of their weights")
-        part, package = anatomy.part(left), folder / f"{left[0]}.pt2"
+        part, package = _laid_out(anatomy.part(left), anatomy.modules[left[0]]), folder / f"{left[0]}.pt2"
         graph, constants, outputs = _compile(anatomy.modules[left[0]], part, package)
         check_linked(package)
         with zipfile.ZipFile(package) as archive:
@@ -213,6 +214,15 @@ def _kinds(anatomy: Anatomy, paths: Sequence[str], folder: Path) -> list[_Kind]:
         kinds.append(_Kind(replace(part, paths=tuple(alike)), package, weights, graph, outputs))
         left = others
     return kinds
+
+
+def _laid_out(part: Part, module: nn.Module) -> Part:
+    """The part with images as the compiler's convolutions want them."""
+    if not any(isinstance(each, nn.Conv2d) for each in module.modules()):
+        return part
+    last = torch.channels_last
+    images = tuple(t.contiguous(memory_format=last) if t.dim() == _IMAGE_RANK else t for t in part.example)
+    return replace(part, example=images)
 
 
 def _compile(module: nn.Module, part: Part, path: Path | None) -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
@@ -263,7 +273,7 @@ def _bytes_of(constants: Mapping[str, torch.Tensor]) -> bytes:
     return bytes(found)
 
 
-def _write(path: Path, kinds: Sequence[_Kind], *, channels_last: bool) -> None:
+def _write(path: Path, kinds: Sequence[_Kind]) -> None:
     about = []
     with zipfile.ZipFile(path, "w") as archive:
         for kind in kinds:
@@ -282,7 +292,7 @@ def _write(path: Path, kinds: Sequence[_Kind], *, channels_last: bool) -> None:
                 "paths": part.paths, "weights": blob, "tensors": tensors, "dims": part.dims,
                 "tree": pytree.treespec_dumps(part.tree), "constants": part.constants, "outputs": kind.outputs,
             })  # fmt: skip
-        archive.writestr(_ABOUT, json.dumps({"channels_last": channels_last, "kinds": about}))
+        archive.writestr(_ABOUT, json.dumps(about))
 
 
 def _part_of(kind: Mapping[str, Any]) -> Part:
