@@ -39,12 +39,12 @@ class FusionNet(nn.Module):
 
 
 class FusionAdapter(Adapter):
-    """Detects objects by camera and lidar: the lidar knows where, the camera knows what.
+    """Detects objects by camera and lidar: the lidar says where and what, the camera makes it surer or less sure.
 
     Odometry is the trigger, so that each sensor may be lost: synchronise the others with it, for example
-    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. A box that both
-    see stands where the lidar has it, and is surer, see `fused`; others come as they are, those of the camera at the
-    distance where they stand on the road, see `GroundCamera`.
+    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. What is
+    published where both see something, see `fused`; what the camera alone sees lies where it stands on the road, see
+    `GroundCamera`.
 
     The camera looks ahead from above the origin of the cloud, from `camera_ahead_m` before it.
 
