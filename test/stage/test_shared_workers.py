@@ -6,6 +6,8 @@ import time
 import pytest
 
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.telemetry.diagnostics import stage_status
+from torchperf_ros.telemetry.memory import sample_memory
 from torchperf_ros.workers.process_setup import is_readable
 from torchperf_ros.workers.shared_process import share_processes
 
@@ -93,6 +95,18 @@ def test_given_two_stages_when_started_then_they_answer_in_two_processes_and_run
     assert len(set(pair.first.pids)) == 2
     assert pair.first.pids == pair.second.pids[::-1]
     assert [stage.ask().outcome for stage in pair.both] == [Outcome.ON_TIME] * 2
+
+
+def test_given_shared_processes_when_memory_is_looked_at_then_each_counts_once_as_the_first_stages_and_says_so(pair):
+    pair.wait_for_all()
+    actors = [stage.actor for stage in pair.both]
+    use = sample_memory(actors)
+    assert use.rss_by_pid.keys() == set(pair.first.pids)
+    assert [[worker.is_counted for worker in actor.pool.workers] for actor in actors] == [[True] * 2, [False] * 2]
+    values = [
+        stage_status(actor, stage.health, use.rss_by_pid).values for actor, stage in zip(actors, pair.both, strict=True)
+    ]
+    assert [each["worker_0_shared_with"] for each in values] == ["second", "first"]
 
 
 @pytest.mark.parametrize(

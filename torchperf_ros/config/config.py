@@ -294,16 +294,18 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
 
 
 def _check_sharing(stages: Sequence[StageConfig]) -> None:
-    """See that nothing of a whole process is set in two ways; what else there is, such as threads, is the node's.
+    """See that no stage sets what holds for all models of a process; what else does, such as threads, is the node's.
 
     Raises:
         ConfigError: names two stages and the parameter.
     """
     for one in stages:
-        other = next((each.name for each in stages if each is not one), one.name)
-        text = f"{one.name}.engine: compile cannot be had with {one.name}.worker shared, where stage {other} runs in"
-        text += " the same process: torch.compile holds up, and bars from compiling again, all models of a process;"
-        require(one.engine != "compile", f"{text} set another engine, or {one.name}.worker to own")
+        for other in (each for each in stages if each is not one):
+            where = f"holds for a whole process, and {one.name}.worker is shared with stage {other.name}; set another"
+            text = f"one, or {one.name}.worker to own"
+            # torch.compile bars a process that serves from compiling again; tf32 is switched on and off around a run
+            require(one.engine != "compile", f"{one.name}.engine: compile {where} {text}")
+            require("tf32" not in one.precision, f"{one.name}.precision: tf32 {where} {text}")
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

@@ -121,17 +121,24 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
             leave(1)
     if shared:
         session = None
-        gc.collect()  # models and loaders refer to each other
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        return_freed_memory()
-        with contextlib.suppress(OSError):  # the node knows, where it has dismissed it
-            control.send(pack_control("left"))
-        control.close()
+        _end_session(control, ring_fd, result_fd)
     return 0
 
 
 _LOADING = threading.Lock()
+
+
+def _end_session(control: socket.socket, ring_fd: int, result_fd: int) -> None:
+    """Give back what it had in use, and say so."""
+    os.close(ring_fd)
+    os.close(result_fd)
+    gc.collect()  # models and loaders refer to each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return_freed_memory()
+    with contextlib.suppress(OSError):  # the node knows, where it has dismissed it
+        control.send(pack_control("left"))
+    control.close()
 
 
 def set_up_shared_process() -> None:

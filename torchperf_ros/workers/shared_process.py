@@ -140,6 +140,12 @@ class Seat:
         self._process: _Process | None = None
 
     @property
+    def stages(self) -> list[str]:
+        """Which stages have a session in its process, in the order of the node's."""
+        there = {seat.stage for seat in self.process.seats if seat.worker is not None}
+        return [name for name in self._processes.stages if name in there]
+
+    @property
     def process(self) -> "_Process":
         """The process, once it is there."""
         assert self._process is not None
@@ -200,9 +206,9 @@ class _Process:
         return self._folder.path
 
     @property
-    def stages(self) -> list[str]:
-        """Which stages have a session in it."""
-        return [seat.stage for seat in list(self._seats.values()) if seat.worker is not None]
+    def seats(self) -> list[Seat]:
+        """Of all who ever were in it."""
+        return list(self._seats.values())
 
     def enter(self, seat: Seat, descriptors: Sequence[int]) -> bool:
         """Have it start one more session; False: it has ended, or takes no more."""

@@ -137,6 +137,16 @@ class WorkerProcess:
         return self._own_folder.path if self.seat is None else self.seat.process.folder
 
     @property
+    def shares_with(self) -> str:
+        """The other stages whose workers run in its process; "" where it has its own, or is the only one."""
+        return "" if self.seat is None else ", ".join(name for name in self.seat.stages if name != self.seat.stage)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its process counts as its own, where several stages share it: as that of the first of them."""
+        return self.seat is None or self.seat.stages[:1] in ([self.seat.stage], [])
+
+    @property
     def idle(self) -> bool:
         """Whether it can take a frame now."""
         return self.available and self.seq is None
