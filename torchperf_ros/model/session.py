@@ -47,6 +47,7 @@ from torchperf_ros.workers.process_setup import (
     kept_bytes,
     return_freed_memory,
     set_nice,
+    use_one_heap,
 )
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
@@ -143,6 +144,7 @@ def _end_session(control: socket.socket, ring_fd: int, result_fd: int) -> None:
 
 def set_up_shared_process() -> None:
     """What is done once for all sessions of a process; how it ends is noted, as its stderr is only one stage's."""
+    use_one_heap()
     faulthandler.enable(_open_file(NOTES_FILE))
     _answer_stack_signal()
 

@@ -125,7 +125,7 @@ class SharedServer:
         """End it, with all processes, if it is of no use, or nobody else uses it."""
         with self._processes.lock:
             self._processes.users.discard(self)
-            if not self._processes.users or not self._server.ready:
+            if not self._processes.users or self._server.ended or not self._server.ready:
                 self._server.close()
 
 
