@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.errors import AdapterError, ConfigError
-from torchperf_ros.model.history_buffer import HistoryBuffer, StampVerdict, history_bytes, skip_in_histories
+from torchperf_ros.model.history_buffer import (
+    HistoryBuffer,
+    StampVerdict,
+    history_bytes,
+    keep_own_histories,
+    skip_in_histories,
+)
 
 MS = 1_000_000
 START = 1_700_000_000_000 * MS
@@ -147,6 +153,7 @@ def test_given_sessions_on_threads_of_one_process_when_one_leaves_a_gap_then_the
     found = {}
 
     def run(name, skipped):
+        keep_own_histories()
         own = buffer(capacity=4)
         own.append(torch.ones(2), START)
         skip_in_histories(skipped)

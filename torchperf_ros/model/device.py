@@ -101,7 +101,7 @@ class Device:
             stream_priority: on CUDA, lower goes first, as far as the card knows so many.
         """
         self.device = device
-        threads = threads or max(1, _usual_threads() - 1)
+        threads = threads or max(1, (torch.get_num_threads() if alone else _usual_threads()) - 1)
         torch.set_num_threads(threads)
         self._cpus = sorted(os.sched_getaffinity(0))
         self._helpers = _openmp_threads() if alone and threads == len(self._cpus) > 1 else ()

@@ -10,28 +10,32 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError
 
 
 class _Live(threading.local):
-    """The histories that the calling thread has made: those of its session, where a process has several."""
+    """Every history of this process, or where a process has several sessions, of the calling thread's."""
 
-    def __init__(self) -> None:
-        self.buffers: weakref.WeakSet[HistoryBuffer] = weakref.WeakSet()
+    buffers: "weakref.WeakSet[HistoryBuffer]" = weakref.WeakSet()
 
 
 _LIVE = _Live()
 
 
+def keep_own_histories() -> None:
+    """Have the calling thread, one of several sessions, see only those histories that it makes from now on."""
+    _LIVE.buffers = weakref.WeakSet()
+
+
 def history_bytes() -> int:
-    """Bytes of every history of this thread's session."""
+    """Bytes of every history of this session."""
     return sum(buffer.nbytes for buffer in _LIVE.buffers)
 
 
 def skip_in_histories(samples: int) -> None:
-    """Leave a gap of so many samples in every history of this thread's session."""
+    """Leave a gap of so many samples in every history of this session."""
     for buffer in _LIVE.buffers:
         buffer.skip(samples)
 
 
 def clear_histories() -> None:
-    """Empty every history of this thread's session."""
+    """Empty every history of this session."""
     for buffer in _LIVE.buffers:
         buffer.clear()
 

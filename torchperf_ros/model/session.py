@@ -35,7 +35,7 @@ from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
-from torchperf_ros.model.history_buffer import history_bytes
+from torchperf_ros.model.history_buffer import history_bytes, keep_own_histories
 from torchperf_ros.model.output_message import PostprocessError, output_message, place_of
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
@@ -84,6 +84,7 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
     shared = "session" in setup
     if shared:
+        keep_own_histories()
         _note(f"session {setup['session']} thread {threading.get_ident():x} task {threading.get_native_id()}")
     else:
         faulthandler.enable()  # a worker that dies by a signal leaves its stacks on stderr
