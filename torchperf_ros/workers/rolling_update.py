@@ -275,7 +275,8 @@ class RollingUpdate:
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
                 self.renewal.took_a_place()
-                pool.dismiss(outdated, f"replaced by pid {candidate.pid}")
+                new = "another session" if candidate.pid == outdated.pid else f"pid {candidate.pid}"
+                pool.dismiss(outdated, f"replaced by {new}")
 
     def _is_misplaced(self, candidate: WorkerProcess, workers: Workers) -> bool:
         """Whether it sits in another process than the one that is to be replaced: both places would share a fault."""
