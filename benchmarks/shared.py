@@ -111,7 +111,7 @@ def _drive(
     """What each stage answered, and what the workers had in use at the end."""
     prefer_this_process(config)
     perception, planning = stages = [BareStage(config, stage.name, stage.options) for stage in config.stages]
-    share_processes([stage.actor for stage in stages])
+    share_processes([stage.actor.pool for stage in stages])
     follower = StageInput(planning.actor, 0, "detections", _MARKERS, stamped=False)
     perception.hand_on = follower.hand_over
     odometry = bytes(encode(empty_message(_ODOMETRY), _ODOMETRY))

@@ -1,6 +1,7 @@
 """Two stages whose workers share processes: they answer, fall and come back together, and pay for their own faults."""
 
 import os
+import signal
 import time
 
 import pytest
@@ -24,7 +25,7 @@ class Pair:
             for name in ("first", "second")
         )
         self.both = (self.first, self.second)
-        share_processes([stage.actor for stage in self.both])
+        share_processes([stage.actor.pool for stage in self.both])
         for stage in self.both[: 1 + start_second]:
             stage.start(wait=False)
         for stage in self.both[: 1 + start_second]:
@@ -198,6 +199,17 @@ def test_given_a_stage_that_stops_then_the_other_one_serves_on_and_the_last_one_
     for pidfd in pidfds:
         assert is_readable(pidfd, PATIENCE_S)
         os.close(pidfd)
+
+
+def test_given_a_fork_server_that_is_killed_then_both_stages_get_another_one_that_they_share_again(start_pair):
+    pair = start_pair(backup="none")
+    before = pair.first.pids
+    assert pair.second.pids == before  # one place, one process
+    os.kill(pair.first.actor.pool._server._server._pid, signal.SIGKILL)
+    wait_until(lambda: not {*pair.first.pids, *pair.second.pids} & set(before), lambda: "the workers are gone")
+    pair.wait_for_all()
+    assert pair.first.pids == pair.second.pids
+    assert [stage.ask().outcome for stage in pair.both] == [Outcome.ON_TIME] * 2
 
 
 def test_given_an_error_or_bad_input_in_one_stage_then_no_worker_ends(pair):

@@ -114,7 +114,7 @@ class PerfNode(LifecycleNode):
         self._lane = EmergencyLane(config) if config.emergency.sensors else None
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
-        share_processes(self._stages)
+        share_processes([stage.pool for stage in self._stages])
         self._followers = [[] for _ in self._stages]
         self._outputs = [None for _ in self._stages]
         for stage in self._stages:

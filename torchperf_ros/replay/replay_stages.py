@@ -47,7 +47,7 @@ class ReplayStages:
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
         set_right_of_way(self.actors, config, None if pace.threaded else 0)  # at `virtual` on any machine alike
         if pace.shares_processes:
-            share_processes(self.actors)
+            share_processes([actor.pool for actor in self.actors])
         self.outputs = frozenset(record.topics)
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0

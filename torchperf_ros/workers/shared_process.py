@@ -24,7 +24,7 @@ from torchperf_ros.workers.protocol import NOTES_FILE, pack_control
 from torchperf_ros.workers.worker_setup import WorkerFolder
 
 if TYPE_CHECKING:
-    from torchperf_ros.stage.stage_actor import StageActor
+    from torchperf_ros.workers.worker_pool import WorkerPool
     from torchperf_ros.workers.worker_process import WorkerProcess
 
 _LOCK_WITHIN_S: Final = 0.05  # a fork by another stage's thread takes milliseconds, and at worst seconds
@@ -285,10 +285,10 @@ def _waits_for_lock(pid: int, task: str) -> bool:
         return False
 
 
-def share_processes(stages: "Sequence[StageActor]") -> None:
-    """Have those stages' workers share processes whose parameters say so; before they start."""
-    sharing = [stage for stage in stages if stage.config.worker == "shared"]
+def share_processes(pools: "Sequence[WorkerPool]") -> None:
+    """Have the workers of those stages share processes whose parameters say so; before they start."""
+    sharing = [pool for pool in pools if pool.config.worker == "shared"]
     if sharing:
-        processes = SharedProcesses([stage.config for stage in sharing])
-        for stage in sharing:
-            stage.pool.processes = processes
+        processes = SharedProcesses([pool.config for pool in sharing])
+        for pool in sharing:
+            pool.processes = processes
