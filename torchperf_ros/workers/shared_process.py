@@ -7,6 +7,7 @@ session of a new process or as one more of a process that lives. The process's s
 When such a process ends, one session is the cause, and the others must not pay for it twice: `Seat.culprit`.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOCK_WITHIN_S: Final = 0.05  # a fork by another stage's thread takes milliseconds, and at worst seconds
 _NOTES_BYTES: Final = 4_000
+_LOOKS, _LOOK_S = 20, 0.0003  # at what a thread waits for
 _SESSION: Final = re.compile(r"^session (\d+) thread ([0-9a-f]+) task (\d+)$", re.MULTILINE)
 _CULPRIT: Final = re.compile(r"^culprit (\d+)$", re.MULTILINE)
 _FATAL: Final = re.compile(r"^Fatal Python error:.*", re.MULTILINE | re.DOTALL)
@@ -234,19 +236,20 @@ class _Process:
 
     def blame(self, seat: Seat, reason: str, *, hung: bool) -> None:
         """It is about to be killed; where a session hangs, for the one that keeps the interpreter from the others."""
+        found = self._holder(seat) if hung else seat  # which takes milliseconds
         with self._lock:
             if self._undecided:
-                self._undecided, self.kill_reason = False, reason
-                self._culprit = self._holder(seat) if hung else seat
+                self._undecided, self.kill_reason, self._culprit = False, reason, found
 
     def _holder(self, seat: Seat) -> Seat:
-        """Of those that have been stuck for long, the only one that does not wait for a lock; else the given one."""
+        """Of those that are stuck and do not wait for a lock, or else of all that are, the one that is for longest."""
         now_ns = time.monotonic_ns()
         long_ms = seat.stuck_ms(now_ns) / 2
         tasks = {int(number): task for number, _, task in _SESSION.findall(self._notes())}
-        stuck = [each for number, each in self._seats.items() if number in tasks and each.stuck_ms(now_ns) >= long_ms]
+        seats = [each for each in self.seats if each.number in tasks]
+        stuck = [each for each in seats if each.stuck_ms(now_ns) >= long_ms]
         at_work = [each for each in stuck if not _waits_for_lock(self.pid, tasks[each.number])]
-        return at_work[0] if len(at_work) == 1 else seat
+        return max(at_work or stuck, key=lambda each: each.stuck_ms(now_ns), default=seat)
 
     def culprit(self) -> Seat | None:
         """See `Seat.culprit`: what was found first holds, so that every stage names the same one."""
@@ -278,11 +281,17 @@ class _Process:
 
 
 def _waits_for_lock(pid: int, task: str) -> bool:
-    """Whether a thread sleeps on a lock in the kernel, as one does that waits for the interpreter."""
-    try:
-        return "futex" in Path(f"/proc/{pid}/task/{task}/wchan").read_text(encoding="ascii")
-    except OSError:
-        return False
+    """Whether a thread is seen to sleep on a lock in the kernel, as one that waits for the interpreter.
+
+    That one wakes up every 0.1 ms for a moment (`sys.setswitchinterval`), which takes longer on a busy machine.
+    """
+    file = Path(f"/proc/{pid}/task/{task}/wchan")
+    for _ in range(_LOOKS):
+        with contextlib.suppress(OSError):
+            if "futex" in file.read_text(encoding="ascii"):
+                return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def share_processes(pools: "Sequence[WorkerPool]") -> None:
