@@ -239,3 +239,68 @@ def test_given_an_input_of_any_type_when_drawn_then_it_is_like_it_and_follows_th
     elif first.dtype in {torch.int64, torch.int8}:
         assert first.min() >= 5
         assert first.max() <= 9
+
+
+def scoring(losses, score=None):
+    """Of a task whose candidate loses so much in each round."""
+    values = iter(losses)
+    return Scoring(
+        lambda outputs, reference: score, lambda: [(torch.ones(1, 3),)],
+        lambda call, number: ("map", 0.9 if call is eager else 0.9 - next(values)), judges=True,
+    )  # fmt: skip
+
+
+def eager(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("losses", "most", "asked"),
+    [
+        ([0.002] * 4, 0.002, 4),
+        ([-0.001, 0.003, -0.001, 0.003], 0.0034, 4),
+        ([0.02, -0.01] * 5, None, 10),  # 0.005 in the mean, and nobody knows
+        ([0.010, 0.011, 0.012, 0.011], None, 4),
+    ],
+)
+def test_given_a_task_when_it_judges_then_it_asks_until_the_loss_is_known_to_be_small(losses, most, asked):
+    own = scoring(losses)
+    if most is None:
+        with pytest.raises(ParityError, match=r"accuracy: map is 0\.01?\d+ less than eager's, give or take"):
+            own.loss(eager, lambda x: x)
+    else:
+        assert own.loss(eager, lambda x: x) == pytest.approx(most, abs=1e-4)
+    assert len(own._of_reference) == asked
+
+
+def test_given_numbers_within_the_limits_when_the_task_loses_then_only_fp32_is_not_asked():
+    near = check_with(scoring([0.001] * 4), "bf16")
+    assert near.loss == pytest.approx(0.001)
+    with pytest.raises(ParityError, match="map is 0.0500 less than eager's"):
+        check_with(scoring([0.05] * 4), "bf16")
+    assert check_with(scoring([]), "fp32").loss is None
+
+
+def check_with(own, precision, candidate=lambda x: x.clone(), known=None):
+    return check_engine(eager, candidate, (torch.randn(1, 64),), {}, precision, scoring=own, known=known)
+
+
+def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_of_frames_decide():
+    def clipped(x):
+        return x.clamp(-0.1, 1.0)
+
+    def scored(score):
+        return Scoring(lambda outputs, _: score if outputs.equal(frame) else 0.0, lambda: [(frame,)], judges=True)
+
+    frame = torch.ones(1, 64)
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_dynamic", clipped)
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_static", clipped)  # the example itself is what frames are like
+    found = check_with(scored(0.999), "int8_static", clipped)
+    assert (found.relative_l2 > 0.1, found.score) == (True, 0.999)
+    check_with(None, "int8_static", clipped, known=found)  # as a worker compares it
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_static", lambda x: -x, known=found)
+    with pytest.raises(ParityError, match=r"the answers' score is 0\.980, at least 0\.995 is needed"):
+        check_with(scored(0.98), "int8_static", clipped)
