@@ -54,6 +54,7 @@ class Sees(Adapter):
 
     inputs = {"image": "std_msgs/msg/String"}
     output = "std_msgs/msg/String"
+    judged = 5
 
     def __init__(self, options, device):
         self.options = options

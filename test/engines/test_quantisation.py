@@ -1,5 +1,7 @@
 """What runs in int8 when it is asked for, by the graph that is really compiled; and what is refused, and why."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -34,39 +36,32 @@ def tier(model=None, example=None):
     return BuiltTier(model.eval(), example, {}, CPU)
 
 
-@pytest.fixture(scope="module", params=["aoti", "onnxruntime"])
-def packaged(request, adapters, tmp_path_factory):
-    """The cache with a package of `Sees` in int8_static, as a compile process builds it."""
-    needs(request.param)
-    folder, threads = tmp_path_factory.mktemp("cache") / request.param, torch.get_num_threads()
-    options = BuildOptions(request.param, precision="int8_static")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-        values = job(folder, adapter="compiled_adapters:Sees", options={"loss": 0.004}, build=[options.as_dict()])
-        said, good = build(values)
-    torch.set_num_threads(threads)
-    assert good, said
-    return folder, options
+def package_of(folder, options, loss):
+    """What a compile process builds of `Sees` whose task says that all but eager lose so much."""
+    values = job(folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()])
+    said, good = build(values)
+    return next(one for one in said if one["kind"] in {"built", "failed"}), good
 
 
 def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_int8_and_a_worker_takes_it(
-    packaged, adapters
+    adapters, monkeypatch, tmp_path
 ):
-    folder, options = packaged
-    (package,) = (path for path in folder.iterdir() if path.suffix in {".pt2", ".onnx"})
+    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
+    said, good = package_of(tmp_path / "cache", STATIC, 0.004)
+    assert good, said
+    package = Path(said["package"])
     manifest = read_manifest(package)
     assert manifest.int8 == {
         "convolutions": {"there": 3, "quantised": 2, "int8": 2},
         # its input is not contiguous: Inductor multiplies in fp32
-        "linear layers": {"there": 1, "quantised": 1, "int8": 0 if options.engine == "aoti" else 1},
+        "linear layers": {"there": 1, "quantised": 1, "int8": 0},
     }
-    if options.engine == "aoti":
-        assert int8_in_package(package) == {"convolutions": 2}
+    assert int8_in_package(package) == {"convolutions": 2}
     assert manifest.parity["loss"] == pytest.approx(0.004)
     assert manifest.identity.quantised.startswith("torchao ")
     adapter = adapters.Sees({"loss": 0.004}, CPU)
-    loaded = Loaded(adapter, folder, options)
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == (options.engine, "", [])
+    loaded = Loaded(adapter, package.parent, STATIC)
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("aoti", "", [])
     with torch.inference_mode():
         (image,) = inputs = adapter.score_inputs("full")[0]
         expected = adapter.build("full")(image)
@@ -75,11 +70,9 @@ def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_in
 
 def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_the_figure(adapters, tmp_path):
     needs("onnxruntime")
-    options = BuildOptions("onnxruntime", precision="int8_static")
-    values = job(tmp_path, adapter="compiled_adapters:Sees", options={"loss": 0.006}, build=[options.as_dict()])
-    said, good = build(values)
+    said, good = package_of(tmp_path, BuildOptions("onnxruntime", precision="int8_dynamic"), 0.006)
     assert not good
-    assert "map is 0.0060 less than eager's" in next(one["text"] for one in said if one["kind"] == "failed")
+    assert "map on held-out examples is 0.8940, eager's 0.9000; at most 0.005 less is allowed" in said["text"]
     assert not list(tmp_path.glob("*.onnx"))
 
 
@@ -88,7 +81,7 @@ def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_th
     [
         ("aoti", "int8_static", nn.ReLU(), "int8_static: the model has no convolution and no linear layer"),
         ("aoti", "int8_dynamic", nn.Conv2d(3, 3, 1), "no nn.Linear layer; int8_static takes convolutions, too"),
-        ("onnxruntime", "int8_static", nn.ConvTranspose2d(3, 3, 1), "0 of 1 convolutions are quantised, none runs in"),
+        ("onnxruntime", "int8_dynamic", nn.ReLU(), "int8_dynamic: the model has no nn.Linear layer"),
         ("aoti", "int8_weight", nn.Linear(16, 8), "1 of 1 linear layers are quantised, none runs in int8 as aoti has"),
     ],
 )
@@ -103,7 +96,7 @@ def test_given_a_graph_that_would_run_in_fp32_when_built_then_it_is_refused_and_
 
 
 def test_given_static_int8_when_torch_compile_is_asked_for_it_then_it_says_who_has_it():
-    with pytest.raises(EngineUnavailable, match="compile has no precision int8_static; aoti and onnxruntime have"):
+    with pytest.raises(EngineUnavailable, match="compile has no precision int8_static; aoti has"):
         make_runner(tier(), BuildOptions("compile", precision="int8_static"))
 
 

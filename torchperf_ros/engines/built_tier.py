@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 
@@ -12,8 +11,7 @@ from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs, usual_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
-
-_JUDGED: Final = 50  # examples of a round; at the earliest four rounds decide
+from torchperf_ros.train.task import HELD_OUT
 
 __all__ = ["BuiltTier", "Call", "Inputs", "build_model", "scoring_of", "varying_dims"]
 
@@ -56,11 +54,11 @@ def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
     """The adapter's own judgement of a tier's answers."""
     task_of = functools.cache(lambda: adapter.training_task(None))
 
-    def accuracy(call: Call, number: int) -> tuple[str, float] | None:
+    def accuracy(call: Call) -> tuple[str, float] | None:
         task = task_of()
         if task is None or not getattr(task, "higher_is_better", True):  # a task need not derive from `Task`
             return None
-        name, value = next(iter(task.judge(call, f"built {number}", _JUDGED, device).items()))
+        name, value = next(iter(task.judge(call, HELD_OUT, task.judged, device).items()))
         return (name, value) if math.isfinite(value) else None
 
     return Scoring(

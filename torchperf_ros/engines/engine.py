@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINES, BuildOptions
+from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
@@ -83,7 +83,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     if options.engine in PACKAGE_SUFFIXES:
         return _package(tier, options)
     if options.engine == "compile" and options.precision == INT8_STATIC:
-        raise EngineUnavailable(f"engine compile has no precision {INT8_STATIC}; {' and '.join(STATIC_ENGINES)} have")
+        raise EngineUnavailable(f"engine compile has no precision {INT8_STATIC}; {STATIC_ENGINE} has")
     with torch.inference_mode(mode=False):
         prepared = replace(tier, model=transform(tier.model, options, tier.device, tier.example))
     with matrix_precision(options.precision, tier.device):

@@ -6,7 +6,6 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,18 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.config.build_options import DISTRIBUTIONS, INT8_STATIC, BuildOptions
+from torchperf_ros.config.build_options import DISTRIBUTIONS, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.package import load_package
 from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
-from torchperf_ros.engines.parity import DynamicDims, Inputs
+from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
 _CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 _ERRORS_ONLY = 3  # of ONNX Runtime's log: a warning of its own about each optimised file says what the cache's key does
-_INT8 = ("int8_dynamic", INT8_STATIC)
+_INT8 = "int8_dynamic"
 _TYPES: dict[str, tuple[torch.dtype, type]] = {
     "tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16),
     "tensor(double)": (torch.float64, np.float64), "tensor(bool)": (torch.bool, np.bool_),
@@ -39,13 +38,13 @@ _TYPES: dict[str, tuple[torch.dtype, type]] = {
 class OnnxRuntime(PackageEngine):
     """ONNX Runtime on the CPU, and on CUDA where its build has that provider, with TensorRT below where that is there.
 
-    On the CPU int8 is its own quantisation: dynamic of matrix products, static of convolutions, too. It has no kernels
-    for half precision there. Denormals are computed as they are, as torch does.
+    On the CPU int8_dynamic is its own dynamic quantisation of matrix products; it has no kernels for half precision
+    there. Denormals are computed as they are, as torch does.
     """
 
     name = "onnxruntime"
     distributions = DISTRIBUTIONS["onnxruntime"]
-    precisions = {"cpu": ("fp32", *_INT8), "cuda": _CUDA_PRECISIONS}
+    precisions = {"cpu": ("fp32", "int8_dynamic"), "cuda": _CUDA_PRECISIONS}
     build_distributions = ("onnx", "onnxscript")
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
@@ -57,7 +56,7 @@ class OnnxRuntime(PackageEngine):
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """Half precision; it quantises, lays out and folds by itself."""
-        return BuildOptions(precision="fp32" if options.precision in _INT8 else options.precision)
+        return BuildOptions(precision="fp32" if options.precision == _INT8 else options.precision)
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export to ONNX, optimise, and save the optimised graph, so that loading it costs no optimisation."""
@@ -69,9 +68,9 @@ class OnnxRuntime(PackageEngine):
                 graph = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
             assert graph is not None
             graph.save(str(plain), external_data=False)  # one file: what the manifest's hash covers is all there is
-            if options.precision in _INT8:
-                plain = _quantised(plain, tier.calibration() if options.precision == INT8_STATIC else ())
-                built = replace(built, left=built.left - sum(int8_in_onnx(plain), Counter()))
+            if options.precision == _INT8:
+                plain = _quantised(plain)
+                built = replace(built, left=built.left - int8_in_onnx(plain))
             settings = _onnx_settings()
             if "TensorrtExecutionProvider" in _providers(options, tier.device):
                 settings.add_session_config_entry("ep.context_enable", "1")  # the built engine inside of the file
@@ -85,7 +84,7 @@ class OnnxRuntime(PackageEngine):
 
     def in_int8(self, path: Path) -> Counter[str]:
         """By the nodes of the optimised graph."""
-        return int8_in_onnx(path)[0]
+        return int8_in_onnx(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
         """Load the optimised graph."""
@@ -177,28 +176,13 @@ def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[st
     return providers
 
 
-def _quantised(plain: Path, calibration: Sequence[Inputs]) -> Path:
-    """Dynamically, or statically where there are inputs to calibrate with: the ranges that they reach."""
+def _quantised(plain: Path) -> Path:
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model, path = onnx.load(str(plain)), plain.with_name("quantised.onnx")
-    names, left = [each.name for each in model.graph.input], list(calibration)
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the library has no types
-        def get_next(self) -> dict[str, Any] | None:
-            return {name: t.numpy() for name, t in zip(names, left.pop(0), strict=True)} if left else None
-
     del model.graph.value_info[:]  # shapes of weights, some of which it transposes and then compares with these
-    with quiet_log("root"):  # it recommends what the exporter has done
-        if calibration:
-            quantize_static(
-                model, str(path), Reader(), op_types_to_quantize=["Conv", "MatMul", "Gemm"], per_channel=True,
-                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-                extra_options={"MatMulConstBOnly": True},
-            )  # fmt: skip
-        else:
-            quantize_dynamic(model, str(path), weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
+    quantize_dynamic(model, str(path), weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
     return path
 
 
@@ -211,7 +195,7 @@ class OpenVino(PackageEngine):
 
     name = "openvino"
     distributions = DISTRIBUTIONS["openvino"]
-    precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own, and calibration data
+    precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """Nothing: it converts, lays out and folds by itself."""

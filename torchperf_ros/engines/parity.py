@@ -1,10 +1,9 @@
 """Whether two ways to run a model give the same answer: by relative L2, cosine and largest error, or by the task."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,9 +13,6 @@ from torchperf_ros.frame.errors import TorchperfError
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
-
-_ROUNDS: Final = (4, 10)
-"""Fewest and most in which a task judges; each is of other examples."""
 
 
 class ParityError(TorchperfError):
@@ -81,43 +77,32 @@ class Scoring:
     Attributes:
         score: `Adapter.score`.
         inputs: gives those of `Adapter.score_inputs`, on the device.
-        accuracy: name and value of a call's accuracy on the held-out examples of a round, by the adapter's training
-            task; None where it has none, or one whose smaller figures are better.
+        accuracy: name and value of a call's accuracy on held-out examples, by the adapter's training task; None where
+            there is none, or one whose smaller figures are better.
         judges: whether that is asked for; it takes seconds.
     """
 
     score: Callable[[Any, Any], float | None]
     inputs: Callable[[], Sequence[Inputs]]
-    accuracy: Callable[[Call, int], tuple[str, float] | None] = lambda *_: None
+    accuracy: Callable[[Call], tuple[str, float] | None] = lambda _: None
     judges: bool = False
-    _of_reference: dict[int, float] = field(default_factory=dict)
+    _best: list[Any] = field(default_factory=list)  # the reference's, which is asked once for all engines
 
     def loss(self, reference: Call, candidate: Call) -> float | None:
-        """How much of the task's accuracy the candidate loses at most, None where nothing judges it.
-
-        That is the mean over rounds and two standard errors. It ends once that is known to be little, or too much.
+        """How much of the task's accuracy the candidate loses, None where nothing judges it.
 
         Raises:
             ParityError: it is more than `MOST_LOSS`.
         """
-        losses: list[float] = []
-        name, most = "", math.inf
-        for number in range(_ROUNDS[1]):
-            if (found := self.accuracy(candidate, number)) is None:
-                return None
-            if number not in self._of_reference:
-                self._of_reference[number] = (self.accuracy(reference, number) or found)[1]
-            name, value = found
-            losses.append(self._of_reference[number] - value)
-            if len(losses) >= _ROUNDS[0]:
-                mean, error = statistics.mean(losses), 2.0 * statistics.stdev(losses) / math.sqrt(len(losses))
-                most = mean + error
-                if not mean - error <= MOST_LOSS < most:
-                    break
-        if not most <= MOST_LOSS:
-            text = f"{name} is {mean:.4f} less than eager's, give or take {error:.4f}, on held-out examples"
-            raise ParityError(f"accuracy: {text}; at most {MOST_LOSS:g} is allowed")
-        return most
+        if (found := self.accuracy(candidate)) is None:
+            return None
+        (name, value), best = found, self._best or self.accuracy(reference) or found
+        self._best[:] = best
+        loss = float(best[1]) - value
+        if not loss <= MOST_LOSS:
+            text = f"{name} on held-out examples is {value:.4f}, eager's {best[1]:.4f}"
+            raise ParityError(f"accuracy: {text}; at most {MOST_LOSS:g} less is allowed")
+        return loss
 
     def of(self, reference: Call, candidate: Call, other: Any) -> float | None:  # noqa: ANN401
         """The candidate's mean score, 0 where it gives NaN or Inf that the reference does not.

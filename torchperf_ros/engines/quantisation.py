@@ -39,7 +39,6 @@ _NODES: Final = {
     ),
 }
 """Operators of ONNX and of ONNX Runtime's own that compute in int8."""
-_FLOATING: Final = {"Conv": CONVOLUTION, "MatMul": LINEAR, "Gemm": LINEAR}
 
 
 def why_no_int8() -> str:
@@ -107,16 +106,12 @@ def int8_in_package(path: Path) -> Counter[str]:
     return found
 
 
-def int8_in_onnx(path: Path) -> tuple[Counter[str], Counter[str]]:
-    """How many layers of each kind an ONNX file has in int8, and how many whose weights it dequantises before."""
+def int8_in_onnx(path: Path) -> Counter[str]:
+    """How many layers of each kind an ONNX file computes in int8."""
     import onnx
 
-    graph = onnx.load(str(path), load_external_data=False).graph
-    dequantised = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
-    floating = [
-        _FLOATING[node.op_type] for node in graph.node if node.op_type in _FLOATING and node.input[1] in dequantised
-    ]
-    return Counter(_NODES[node.op_type] for node in graph.node if node.op_type in _NODES), Counter(floating)
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return Counter(_NODES[node.op_type] for node in nodes if node.op_type in _NODES)
 
 
 def why_not_int8(precision: str, there: Counter[str]) -> str:

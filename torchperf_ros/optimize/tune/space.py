@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
-from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, INT8_STATIC, PRECISIONS, STATIC_ENGINES
+from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, INT8_STATIC, PRECISIONS, STATIC_ENGINE
 from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
@@ -139,9 +139,9 @@ class TuneSpace:
                 yield _with(best, precision=precision)
 
     def _static_int8(self, best: Candidate) -> Iterator[Candidate]:
-        """By each engine that has it; eager has not."""
-        if INT8_STATIC not in self._facts.left_out:
-            yield from (_with(best, engine=e, precision=INT8_STATIC) for e in self._engines if e in STATIC_ENGINES)
+        """By the engine that has it; eager has not."""
+        if INT8_STATIC not in self._facts.left_out and STATIC_ENGINE in self._engines:
+            yield _with(best, engine=STATIC_ENGINE, precision=INT8_STATIC)
 
     def _compiled_precisions(self, best: Candidate) -> Iterator[Candidate]:
         """Those that eager could run right, the quickest there first."""
