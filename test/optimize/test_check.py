@@ -89,6 +89,10 @@ Disparity = "stereo_msgs/msg/DisparityImage"
 Within = like_good("Within", output=Disparity, postprocess=lambda self, outputs, messages: empty_message(
     Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
 ))  # fmt: skip
+Markers = "visualization_msgs/msg/MarkerArray"
+Marking = like_good("Marking", output=Markers, postprocess=lambda self, outputs, messages: empty_message(
+    Markers, markers=[empty_message("visualization_msgs/msg/Marker")]
+))  # fmt: skip
 Refusing = like_good("Refusing", preprocess=lambda self, messages: raise_(BadInput("too dark")))
 
 
@@ -99,8 +103,9 @@ def check(kind, monkeypatch, tiers=()):
     return not checked.failed, found, checked
 
 
-def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch):
-    good, found, _ = check(Good, monkeypatch, tiers=("full", "fast"))
+@pytest.mark.parametrize("kind", [Good, Marking])  # a marker without a texture has none that could be wrong
+def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch, kind):
+    good, found, _ = check(kind, monkeypatch, tiers=("full", "fast"))
     assert good
     assert {finding.ok for finding in found} == {True}
     assert {"load", "tier full: build again", "tier fast: frame"} <= {finding.step for finding in found}

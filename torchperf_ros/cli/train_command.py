@@ -63,8 +63,9 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     data = None if log is None or labels is None else (log, topic, labels)
     named = shell.words(models or ("detector" if log else ""))
     options = TrainOptions(
-        named, shell.words(tiers), steps, seed, device, together, judged, output, start, teacher, prune, bf16,
-        accumulate, checkpointing, loaders, data, adapter,
+        named, shell.words(tiers), steps, seed, device, together, judged, output, start=start, teacher=teacher,
+        prune=prune, bf16=bf16, accumulate=accumulate, checkpointing=checkpointing, loaders=loaders, data=data,
+        adapter=adapter,
     )  # fmt: skip
     shown, plans = shell.console(), options.plans()
     for plan in plans:

@@ -27,14 +27,21 @@ class GroundCamera:
     `camera_height_m * focal_px` by pixels below the horizon; ideal pinhole camera, square pixels, the horizon level.
     """
 
+    OPTIONS: Final = ("camera_height_m", "horizon")
+
     def __init__(self, options: dict[str, Any]) -> None:
-        """Take `camera_height_m`, `horizon` and `horizontal_fov_deg` out of options; raises `ConfigError`."""
-        names = ("camera_height_m", "horizon", "horizontal_fov_deg")
+        """Take those of `OPTIONS`, and `horizontal_fov_deg`, out of options; raises `ConfigError`."""
+        names = (*self.OPTIONS, "horizontal_fov_deg")
         reader = OptionReader(type(self).__name__, {name: options[name] for name in names if name in options})
         self._height_m = reader.number("camera_height_m", default=1.4, low=0.1, high=10.0)
         self._horizon = reader.number("horizon", default=0.5, low=0.0, high=1.0)
         fov = math.radians(reader.number("horizontal_fov_deg", default=70.0, low=10.0, high=170.0))
         self._focal_per_width = 0.5 / math.tan(fov / 2.0)
+
+    @classmethod
+    def rest_of(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Options without those that a camera itself does not know."""
+        return {name: value for name, value in options.items() if name not in cls.OPTIONS}
 
     def place(self, one: Detection, frame: ImageFrame) -> tuple[float, float, float] | None:
         """How far ahead of the camera the near side of a box is, how far left its middle, its width in m.
@@ -66,8 +73,7 @@ class CameraDrivingAdapter(CameraAdapter):
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
         """Read the options; raises `ConfigError` where one is unknown or its value not allowed."""
-        own = {name: value for name, value in options.items() if name in {"camera_height_m", "horizon"}}
-        super().__init__({name: value for name, value in options.items() if name not in own}, device)
+        super().__init__(GroundCamera.rest_of(options), device)
         self._camera = GroundCamera(options)
         self.inputs = {**self.inputs, "odom": ODOMETRY}
         self.output = MARKER_ARRAY

@@ -21,6 +21,7 @@ from torchperf_ros.models.pillars import OUTSIDE, SPARE_POINTS
 _BEARING: Final = 0.04  # rad between the two sensors' views of an object, beside its own half width
 _NEARER, _FARTHER = 0.5, 2.0  # how far off a camera's distance may be
 _DOUBTED: Final = 0.5  # of the score of what the camera alone has seen while the lidar was there
+_HEARD: Final = 0.6  # of the camera's score, for or against what the lidar says; best on scenes of a seed of their own
 _LEAST_SCORE: Final = 0.25  # of a box that the other sensor may confirm
 
 
@@ -38,12 +39,12 @@ class FusionNet(nn.Module):
 
 
 class FusionAdapter(Adapter):
-    """Detects objects by camera and lidar: the lidar knows where, the camera knows what.
+    """Detects objects by camera and lidar: the lidar says where and what, the camera makes it surer or less sure.
 
     Odometry is the trigger, so that each sensor may be lost: synchronise the others with it, for example
-    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. A box that both
-    see stands where the lidar has it, and is surer, see `fused`; others come as they are, those of the camera at the
-    distance where they stand on the road, see `GroundCamera`.
+    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. What is
+    published where both see something, see `fused`; what the camera alone sees lies where it stands on the road, see
+    `GroundCamera`.
 
     The camera looks ahead from above the origin of the cloud, from `camera_ahead_m` before it.
 
@@ -66,9 +67,11 @@ class FusionAdapter(Adapter):
         reader.finish()
         camera, lidar = (_nested(options, name) for name in ("camera", "lidar"))
         self._view = GroundCamera(camera)
-        rest = {name: value for name, value in camera.items() if name not in {"camera_height_m", "horizon"}}
         least = {"score_threshold": min(_LEAST_SCORE, self._score_threshold)}
-        self._camera, self._lidar = CameraAdapter({**rest, **least}, device), LidarAdapter({**lidar, **least}, device)
+        self._camera, self._lidar = (
+            CameraAdapter({**GroundCamera.rest_of(camera), **least}, device),
+            LidarAdapter({**lidar, **least}, device),
+        )
         self.inputs = {"odom": ODOMETRY, **self._camera.inputs, "cloud": self._lidar.inputs["cloud"]}
         self._device, self._markers = device, CubeMarkers()
 
@@ -126,35 +129,38 @@ class FusionAdapter(Adapter):
 def fused(seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: Sequence[Cube] | None) -> list[Cube]:
     """Objects of a camera, with how far ahead their near sides are, how far left, and their widths; and of a lidar.
 
-    Each of the camera's, the strongest first, goes to the lidar's nearest in bearing that is about as far away. If both
-    say the same class that is surer; else the surer one of them says what it is. A lidar that is there (not None) and
-    has not seen it leaves a doubt.
+    Each of the camera's, the strongest first, goes to one of the lidar's in that direction and about as far away: to
+    one of its own class if there is any, else to the nearest in bearing. The same class makes that surer, another one
+    less sure. A lidar that is there (not None) and has not seen it leaves a doubt.
     """
     merged = list(cubes or ())
     left, alone = set(range(len(merged))), 1.0 if cubes is None else _DOUBTED
     for one, (ahead, beside, width) in sorted(seen, key=lambda each: -each[0].score):
-        kind = KINDS[CLASSES[one.class_index]]
         bearing, away = math.atan2(beside, ahead), math.hypot(ahead, beside)
-        best, least = None, math.inf
-        for place in left:
-            x, y, _ = merged[place].centre
-            far = math.hypot(x, y)
-            apart = abs(math.atan2(y, x) - bearing)
-            spread = _BEARING + 0.5 * max(merged[place].size[1], width) / max(far, 1.0)
-            near_m = far - 0.5 * merged[place].size[0]
-            if apart < min(spread, least) and _NEARER * away < max(near_m, 0.1) < _FARTHER * away:
-                best, least = place, apart
-        if best is None:
+        apart = {
+            place: abs(math.atan2(cube.centre[1], cube.centre[0]) - bearing)
+            for place in left if _may_be(cube := merged[place], bearing, away, width)
+        }  # fmt: skip
+        if not apart:
+            kind = KINDS[CLASSES[one.class_index]]
             centre = ahead + kind.length_m / 2.0, beside, 0.5 * kind.height_m
             merged.append(Cube(one.class_index, alone * one.score, centre, (kind.length_m, width, kind.height_m)))
             continue
+        best = min(apart, key=lambda place: (merged[place].class_index != one.class_index, apart[place]))
         left.remove(best)
-        found = merged[best]
-        if found.class_index == one.class_index:
-            merged[best] = found._replace(score=1.0 - (1.0 - found.score) * (1.0 - one.score))
-        elif one.score > found.score:
-            merged[best] = found._replace(class_index=one.class_index, score=one.score)
+        cube, heard = merged[best], _HEARD * one.score
+        agrees = cube.class_index == one.class_index
+        merged[best] = cube._replace(score=cube.score + heard * (1.0 - cube.score if agrees else -cube.score))
     return merged
+
+
+def _may_be(cube: Cube, bearing: float, away: float, width: float) -> bool:
+    """Whether a lidar's object may be what a camera sees in that direction, so far away and so wide."""
+    x, y, _ = cube.centre
+    far = math.hypot(x, y)
+    spread = _BEARING + 0.5 * max(cube.size[1], width) / max(far, 1.0)
+    near_m = max(far - 0.5 * cube.size[0], 0.1)
+    return abs(math.atan2(y, x) - bearing) < spread and _NEARER * away < near_m < _FARTHER * away
 
 
 def _nested(options: Mapping[str, Any], name: str) -> dict[str, Any]:

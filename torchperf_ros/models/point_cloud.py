@@ -86,29 +86,29 @@ def read_cloud(
     if message.data.size < needed:
         raise BadInput(f"cloud data has {message.data.size} bytes; {height} x {width} points of {step} take {needed}")
     found = np.ndarray((height, width), record, message.data, strides=(row_step, step))
-    points = np.empty((height, width, 4), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold is Inf, and left out
-        for column, axis in enumerate("xyz"):
-            points[..., column] = found[axis]
+        x, y, z = (found[axis].astype(np.float32).reshape(-1) for axis in "xyz")
         if intensity:
-            np.multiply(found[intensity], 1.0 / intensity_max, out=points[..., 3], casting="unsafe")
-            np.minimum(np.fmax(points[..., 3], 0.0, out=points[..., 3]), 1.0, out=points[..., 3])  # NaN becomes 0
+            strength = found[intensity].astype(np.float32).reshape(-1)
+            strength *= np.float32(1.0 / intensity_max)
+            np.minimum(np.fmax(strength, 0.0, out=strength), 1.0, out=strength)  # NaN becomes 0
         else:
-            points[..., 3] = 0.0
-    points = points.reshape(-1, 4)
-    x, y, z = points[:, 0], points[:, 1], points[:, 2]
+            strength = np.zeros(len(x), np.float32)
     returned = np.isfinite(x) & np.isfinite(y) & np.isfinite(z) & ((x != 0) | (y != 0) | (z != 0))
     least_x, most_x, least_y, most_y = bounds
     inside = returned
     if bounds != EVERYWHERE:
         inside = returned & (x >= least_x) & (x <= most_x) & (y >= least_y) & (y <= most_y)
     chosen, some = np.flatnonzero(inside), int(np.count_nonzero(returned))
-    empty, beyond, clipped = len(points) - some, some - len(chosen), max(0, len(chosen) - most)
+    empty, beyond, clipped = len(x) - some, some - len(chosen), max(0, len(chosen) - most)
     if clipped:
         chosen = chosen[np.arange(most) * len(chosen) // most]
-    times = found[time].reshape(-1) if time else None
-    if len(chosen) < len(points):
-        points, times = points.take(chosen, axis=0), None if times is None else times.take(chosen)
+    times, every = found[time].reshape(-1) if time else None, len(chosen) == len(x)
+    points = np.empty((len(chosen), 4), np.float32)
+    for column, values in enumerate((x, y, z, strength)):
+        points[:, column] = values if every else values[chosen]
+    if times is not None and not every:
+        times = times[chosen]
     times_s = None if times is None else _from_stamp(times, message.header)
     farthest_s = 0.0 if times_s is None else float(np.abs(times_s).max(initial=0.0))
     if farthest_s > _LONGEST_S:

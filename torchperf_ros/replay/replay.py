@@ -24,9 +24,9 @@ from torchperf_ros.replay.replay_options import (
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
-from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStages, held_interrupt
+from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStages
 from torchperf_ros.workers.fork_server import start_base
-from torchperf_ros.workers.process_setup import step_back
+from torchperf_ros.workers.process_setup import held_interrupt, step_back
 
 Progress = Callable[[int, int], None]
 """Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""

@@ -15,6 +15,7 @@ from rclpy.signals import SignalHandlerOptions
 from torchperf_ros.node.endpoints import ros_message_class
 from torchperf_ros.runs.run_log import RunLog, RunLogBuilder, RunLogError
 from torchperf_ros.telemetry.node_state import NodeState, by_label
+from torchperf_ros.workers.process_setup import held_interrupt
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
 _TYPES: Final = {
@@ -50,10 +51,11 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
             self._node.create_subscription(kind, name, callback, QoSProfile(depth=_DEPTH))
 
     def listen(self, seconds: float) -> None:
-        """Fold in what comes in this time."""
+        """Fold in what comes in this time; Ctrl-C waits for its end."""
         end_s = time.monotonic() + seconds
-        while (left_s := end_s - time.monotonic()) > 0:
-            self._executor.spin_once(timeout_sec=left_s)
+        with held_interrupt():
+            while (left_s := end_s - time.monotonic()) > 0:
+                self._executor.spin_once(timeout_sec=left_s)
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown()

@@ -27,9 +27,8 @@ THRESHOLD: Final = 0.5
 class DetectionScore:
     """Collects images, then judges.
 
-    Average precision is the area under the precision of the best detections over the recall, made monotone, as PASCAL
-    VOC computes it since 2010 (Everingham et al., 2015); a box is found if a detection of its class overlaps by an
-    intersection over union of 0.5. What `Label.counts` leaves open is neither found nor a false detection.
+    A box is found if a detection of its class overlaps by an intersection over union of 0.5. What `Label.counts` leaves
+    open is neither found nor a false detection.
     """
 
     def __post_init__(self) -> None:
@@ -64,13 +63,8 @@ class DetectionScore:
 
     def average_precision(self, index: int) -> float:
         """Of one class, 0 to 1; NaN where no box of it was to be found."""
-        wanted, found = self._wanted[index], sorted(self._found[index], reverse=True)
-        if not wanted:
-            return float("nan")
-        right = np.cumsum([each for _, each in found])
-        precision = right / np.arange(1, len(found) + 1)
-        best = np.maximum.accumulate(precision[::-1])[::-1]
-        return float(np.sum(np.diff(right / wanted, prepend=0.0) * best)) if found else 0.0
+        ranked = sorted(self._found[index], reverse=True)
+        return area_under_precision([right for _, right in ranked], self._wanted[index])
 
     @property
     def mean_average_precision(self) -> float:
@@ -86,3 +80,20 @@ class DetectionScore:
         """All of it, by name."""
         each = {f"ap_{name}": self.average_precision(index) for index, name in enumerate(CLASSES)}
         return {"map": self.mean_average_precision, "false_boxes": self.false_boxes, **each}
+
+
+def area_under_precision(right: Sequence[bool], wanted: int) -> float:
+    """Average precision: the area under the precision over the recall, made monotone.
+
+    As PASCAL VOC computes it since 2010 (Everingham et al., 2015).
+
+    Args:
+        right: whether each detection is, the surest first.
+        wanted: how many were to be found; NaN is returned where it is 0.
+    """
+    if not wanted:
+        return float("nan")
+    hits = np.cumsum(right)
+    precision = hits / np.arange(1, len(right) + 1)
+    best = np.maximum.accumulate(precision[::-1])[::-1]  # the best at this recall or more
+    return float(best[np.array(right, dtype=bool)].sum() / wanted)

@@ -23,6 +23,7 @@ from torchperf_ros.models.pillars import (
     spare,
     strongest,
 )
+from torchperf_ros.train.detection_score import area_under_precision
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, LabelledCloud, draw_cloud
 
 _SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box; in cells
@@ -184,7 +185,7 @@ def focal(logits: Tensor, heat: Tensor) -> Tensor:
 
 
 def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float) -> float:
-    """The area under precision over recall of one class, as PASCAL VOC has it from 2010 on; NaN where nobody is of it.
+    """See `area_under_precision`, of one class; NaN where nobody is of it.
 
     As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that nobody with a higher score
     has taken, if their centres are so near to each other.
@@ -196,9 +197,6 @@ def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], 
         near_m: the most between two centres.
     """
     own = [boxes[boxes[:, 5] == kind] for boxes in truth]
-    total = sum(map(len, own))
-    if not total:
-        return math.nan
     ranked = sorted(
         ((box.score, number, box.x, box.y) for number, boxes in enumerate(found) for box in boxes
          if box.class_index == kind), key=lambda one: -one[0],
@@ -212,7 +210,4 @@ def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], 
         if is_right:
             taken[number][nearest] = True
         right.append(is_right)
-    hits = np.cumsum(right)
-    precision = hits / np.arange(1, len(right) + 1)
-    best = np.maximum.accumulate(precision[::-1])[::-1]  # the best at this recall or more
-    return float(best[np.array(right, dtype=bool)].sum() / total)
+    return area_under_precision(right, sum(map(len, own)))

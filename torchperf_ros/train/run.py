@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from torchperf_ros.model.device import choose_device
 from torchperf_ros.runs.machine_fingerprint import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
-from torchperf_ros.train.tier_training import TierPlan, TierResult, TrainingFailed, train, trained_weights
+from torchperf_ros.train.tier_training import Techniques, TierPlan, TierResult, TrainingFailed, train, trained_weights
 from torchperf_ros.workers.process_setup import die_with_parent
 
 ADAPTERS: Final = {
@@ -38,7 +38,7 @@ Progress = Callable[[TierPlan, int, float], None]
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(Techniques):
     """What to train, as a command line has it.
 
     Attributes:
@@ -50,7 +50,6 @@ class TrainOptions:
         together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
-        start, teacher, prune, bf16, accumulate, checkpointing, loaders, data, adapter: see `TierPlan`.
     """
 
     models: Sequence[str]
@@ -61,15 +60,6 @@ class TrainOptions:
     together: int | None
     judged: int | None
     folder: Path
-    start: Path | None = None
-    teacher: Path | None = None
-    prune: float = 0.0
-    bf16: bool = True
-    accumulate: int = 1
-    checkpointing: bool = False
-    loaders: int = 0
-    data: tuple[Path, str, Path] | None = None
-    adapter: str = ""
 
     def plans(self) -> list[TierPlan]:
         """Of each tier of each model.
@@ -79,6 +69,7 @@ class TrainOptions:
         """
         _of(self.models, ADAPTERS, "model")
         found = str(choose_device(self.device))
+        means = {field.name: getattr(self, field.name) for field in fields(Techniques)}
         plans = []
         for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in self.models or ADAPTERS]:
             task = task_of(adapter, self.data)
@@ -89,9 +80,8 @@ class TrainOptions:
             plans += [
                 TierPlan(
                     task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
-                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint", self.start,
-                    self.teacher, self.prune, self.bf16, self.accumulate, self.checkpointing, self.loaders,
-                    data=self.data, adapter=adapter,
+                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint",
+                    **{**means, "adapter": adapter},
                 )
                 for tier in task.tiers if not self.tiers or tier in self.tiers
             ]  # fmt: skip

@@ -32,8 +32,35 @@ class TrainingFailed(TorchperfError):
     """A tier could not be trained; the message says why."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Techniques:
+    """What is learned from, and by which means; the defaults are those that the shipped weights were trained with.
+
+    Attributes:
+        start: weights to start from (fine-tuning), by name; None: from the beginning.
+        teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
+        prune: share of the channels of `start` that are taken away before it is trained on.
+        bf16: whether layers compute in bfloat16, where torch's autocast says that they can.
+        accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
+        checkpointing: activations are computed again on the way back instead of being kept.
+        loaders: processes that make batches ready ahead; 0: each is made when it is needed.
+        data: log, topic and labels to train on; None: what the task draws.
+        adapter: whose task it is, `module:Class`.
+    """
+
+    start: Path | None = None
+    teacher: Path | None = None
+    prune: float = 0.0
+    bf16: bool = True
+    accumulate: int = 1
+    checkpointing: bool = False
+    loaders: int = 0
+    data: tuple[Path, str, Path] | None = None
+    adapter: str = ""
+
+
 @dataclass(frozen=True)
-class TierPlan:
+class TierPlan(Techniques):
     """What is to be trained.
 
     Attributes:
@@ -44,16 +71,6 @@ class TierPlan:
         device: where.
         judged: examples that the final score is of.
         checkpoint: file to go on from, written as it goes.
-        start: weights to start from (fine-tuning), by name; None: from the beginning.
-        teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
-        prune: share of the channels of `start` that are taken away before it is trained on.
-        bf16: whether layers compute in bfloat16, where torch's autocast says that they can.
-        accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
-        checkpointing: activations are computed again on the way back instead of being kept.
-        loaders: processes that make batches ready ahead; 0: each is made when it is needed.
-        threads: of the CPU.
-        data: log, topic and labels to train on; None: what the task draws.
-        adapter: whose task it is, `module:Class`.
     """
 
     model: str
@@ -63,16 +80,6 @@ class TierPlan:
     device: str
     judged: int
     checkpoint: Path
-    start: Path | None = None
-    teacher: Path | None = None
-    prune: float = 0.0
-    bf16: bool = True
-    accumulate: int = 1
-    checkpointing: bool = False
-    loaders: int = 0
-    threads: int = 1
-    data: tuple[Path, str, Path] | None = None
-    adapter: str = ""
 
     def identity(self) -> list[Any]:
         """What has to be the same for a checkpoint to be gone on from."""
@@ -109,7 +116,7 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         TrainingFailed: the loss is no number, or the checkpoint cannot be read.
         ConfigError: the weights to start from are another network's.
     """
-    torch.set_num_threads(plan.threads)
+    torch.set_num_threads(1)
     device = torch.device(plan.device)
     net, width = _network(task, plan)
     net = net.to(device)

@@ -1,11 +1,11 @@
-"""Ctrl-C while a frame is half given."""
+"""Ctrl-C while something is half done."""
 
 import signal
 import threading
 
 import pytest
 
-from torchperf_ros.replay.replay_stages import held_interrupt
+from torchperf_ros.workers.process_setup import held_interrupt
 
 
 @pytest.mark.parametrize(("times", "reached"), [(1, ["block"]), (2, [])])  # a second one does not wait
