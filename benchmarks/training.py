@@ -80,6 +80,8 @@ def main() -> int:
     parser.add_argument("--ways", default=ways, help=f"with commas between (default {ways})")
     parser.add_argument("--models", default=",".join(_ADAPTERS), help="whose packages are built (default both)")
     parser.add_argument("--tiers", default=",".join(DETECTOR_WIDTHS), help="of the packages (default all)")
+    engines = ",".join(name for name in ENGINES if name in installed_engines())
+    parser.add_argument("--engines", default=engines, help=f"of the packages (default {engines})")
     parser.add_argument("--rounds", type=int, default=60, help="calls of each package that are timed (default 60)")
     arguments = parser.parse_args()
     asked = words(arguments.ways)
@@ -125,13 +127,13 @@ def _trainings(
 
 def _packages(arguments: argparse.Namespace, report: Report) -> dict[str, dict[str, dict[str, Any]]]:
     """By model and tier, and in that by engine and precision, what was measured."""
-    found, engines = {}, [name for name in ENGINES if name in installed_engines()]
+    found = {}
     torch.set_num_threads(1)
     for model in words(arguments.models):
         for tier in words(arguments.tiers):
             with tempfile.TemporaryDirectory(prefix="torchperf_training_") as folder:
                 rows, calls = dict[str, dict[str, Any]](), dict[str, Callable[..., Any]]()
-                for options in (BuildOptions(e, precision=p) for e in engines for p in _PRECISIONS):
+                for options in (BuildOptions(e, precision=p) for e in words(arguments.engines) for p in _PRECISIONS):
                     if options.precision not in ENGINES[options.engine].precisions["cpu"]:
                         continue
                     say(f"{model} {tier}: {options.label}")

@@ -187,7 +187,7 @@ def _row(result: dict[str, Any]) -> list[str]:
 def _parity(parity: dict[str, float | None]) -> str:
     score, loss = parity.get("score"), parity.get("loss")  # earlier versions wrote none
     by = "" if score is None else f"by score {score:.3f}; "
-    return (by if loss is None else f"loses {max(loss, 0.0):.4f} at most; ") + f"L2 {parity['relative_l2']:.1e}"
+    return (by if loss is None else f"loses {loss:.4f}; ") + f"L2 {parity['relative_l2']:.1e}"
 
 
 def cache(

@@ -28,7 +28,7 @@ class Parity:
         cosine: of the angle between the two, 1 where they agree.
         max_error: largest absolute difference over the largest absolute expected value of that tensor.
         score: of the answers, by the adapter, where they are why these figures are good enough; None elsewhere.
-        loss: of the task's accuracy against eager's, at most, where its examples were judged.
+        loss: of the task's accuracy against eager's, where its examples were judged.
     """
 
     relative_l2: float
