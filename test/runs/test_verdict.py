@@ -3,11 +3,10 @@
 import math
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-pytest.importorskip("statsmodels", reason="statsmodels is not installed")
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.runs.compare.verdict import (
@@ -24,6 +23,7 @@ from torchperf_ros.runs.compare.verdict import (
     Interval,
     Rules,
     Verdict,
+    holm,
     judge,
     read_limits,
     read_margins,
@@ -116,11 +116,18 @@ def test_given_a_wide_interval_when_judged_then_four_times_the_frames_would_do_f
     assert judge([Finding("perception", P99, math.nan, math.nan, enough=500.0)], RULES)[0].needed == 500
 
 
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_given_p_values_when_corrected_then_they_are_those_of_statsmodels(p_values):
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    with mock.patch("gc.collect"):  # which it calls each time
+        expected = multitest.multipletests(p_values, 0.05, "holm")[1]
+    assert holm(np.array(p_values)).tolist() == pytest.approx(expected.tolist())
+
+
 @given(st.floats(-5, 5), st.floats(0.01, 10), st.floats(0, 1))
 @example(1.0, 1.0, 0.9999999999999999)
 def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_worse_or_better(moved, reach, p):
-    with mock.patch("gc.collect"):  # statsmodels calls it for every correction
-        found = judge([p99(20.0 + moved, moved - reach, moved + reach, p)], RULES)[0]
+    found = judge([p99(20.0 + moved, moved - reach, moved + reach, p)], RULES)[0]
     if found.verdict in {Verdict.WORSE, Verdict.BETTER}:
         assert abs(moved) >= 1.0 - 1e-9
         assert (found.verdict is Verdict.WORSE) == (moved > 0)
