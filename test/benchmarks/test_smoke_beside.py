@@ -17,7 +17,24 @@ ARGUMENTS = {
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
     "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
-    "training": ["--steps", "1", "--seeds", "1", "--judged", "1", "--ways", "shipped"],
+    "training": [
+        "--steps",
+        "1",
+        "--seeds",
+        "1",
+        "--judged",
+        "1",
+        "--ways",
+        "shipped,packages",
+        "--models",
+        "detector",
+        "--tiers",
+        "fast",
+        "--engines",
+        "onnxruntime",
+        "--rounds",
+        "2",
+    ],
 }
 
 
@@ -61,9 +78,12 @@ def test_guard_and_ramps_have_figures(report):
 
 
 def test_training_has_every_way_that_was_asked_for(report):
-    runs = report("training")["runs"]
+    figures = report("training")
+    runs, packages = figures["runs"], figures["packages"]["detector fast"]
     assert runs.keys() == {"shipped"}
     assert runs["shipped"][0]["p50_ms"] > 0
+    assert packages.keys() == {"onnxruntime"}
+    assert packages["onnxruntime"]["p50_ms"] > 0
 
 
 def test_shared_has_memory_and_times_of_each_arm(report):

@@ -140,6 +140,10 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
         ({"engine": "warp"}, r"mine\.engine: 'warp' .*eager"),
         *(({"tiers": tiers}, r"mine\.tiers: ") for tiers in ([], [""], ["full", ""], ["full", "full"])),
         ({"budget_ms": 100.0, "hang_ms": 99.0}, r"mine\.hang_ms: 99.0 .*mine\.budget_ms 100.0"),
+        (
+            {"engine": "eager", "precision": ["int8_static"]},
+            r"mine\.precision: int8_static runs by engine aoti only",
+        ),
         ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
         *(({"options": x}, r"mine\.options: ") for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)),
     ],

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.action_options import ActionRule, parse_actions
-from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.build_options import (
+    AUTO,
+    COMPILE_MODES,
+    DYNAMIC,
+    ENGINE_CHOICES,
+    INT8_STATIC,
+    PRECISIONS,
+    STATIC_ENGINE,
+    BuildOptions,
+)
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
@@ -225,6 +234,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     names = [scene.name for scene in checked["scenes"]]
     checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
     checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
+    able = checked["engine"] in {AUTO, STATIC_ENGINE} or INT8_STATIC not in checked["precision"]
+    require(able, f"{name}.precision: {INT8_STATIC} runs by engine {STATIC_ENGINE} only, or {AUTO}")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready")
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.package import Aoti
-from torchperf_ros.engines.package_engine import PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.package_engine import EngineUnavailable, PackageEngine, from_front
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
@@ -51,6 +51,7 @@ class Runner:
         model: hashes of weights and code that a user's package was built from, where that is known.
         static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
         engine: of a user's package; "" where the options name it.
+        known: what the build has found of the package's parity, where that is known.
     """
 
     call: Call
@@ -62,6 +63,7 @@ class Runner:
     model: tuple[str, str] | None = None
     static: bool = False
     engine: str = ""
+    known: Parity | None = None
 
 
 def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -69,6 +71,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
     The tier's `dims` are the adapter's. Engine compile has to be made and called under the same mode
     (`torch.inference_mode`), with inputs made under it: it is a guard.
+
+    Eager has no int8_static: there it is the model itself.
 
     Raises:
         ConfigError: an option that cannot be used here.
@@ -78,6 +82,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     tier = replace(tier, dims=varying_dims(options, tier.dims))
     if options.engine in PACKAGE_SUFFIXES:
         return _package(tier, options)
+    if options.engine == "compile" and options.precision == INT8_STATIC:
+        raise EngineUnavailable(f"engine compile has no precision {INT8_STATIC}; {STATIC_ENGINE} has")
     with torch.inference_mode(mode=False):
         prepared = replace(tier, model=transform(tier.model, options, tier.device, tier.example))
     with matrix_precision(options.precision, tier.device):
@@ -97,12 +103,16 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
 
 
 def open_package(
-    path: Path, outputs: str, options: BuildOptions, example: Inputs, device: torch.device, *,
-    package: str = "", static: bool = False,
-) -> Runner:  # fmt: skip
+    path: Path,
+    outputs: str,
+    options: BuildOptions,
+    example: Inputs,
+    device: torch.device,
+    **of_runner: Any,  # noqa: ANN401
+) -> Runner:
     """A checked package as a worker runs it, with its manifest's `outputs`; a `PackageError` if it cannot be loaded."""
     call = ENGINES[options.engine].load(path, outputs, options, device)
-    return finished(Runner(call, graphs=1, package=package, static=static), options, example, device)
+    return finished(Runner(call, graphs=1, **of_runner), options, example, device)
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -218,7 +228,9 @@ def load_ready_package(
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
-    return Runner(call, graphs=1, package=file_sha256(path)[:32], model=model, static=static, engine=engine.name)
+    known = Parity.from_dict(manifest.parity) if manifest else None
+    package = file_sha256(path)[:32]
+    return Runner(call, graphs=1, package=package, model=model, static=static, engine=engine.name, known=known)
 
 
 def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:

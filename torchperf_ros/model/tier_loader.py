@@ -107,7 +107,9 @@ class TierLoader:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
                 if runner.model == (weights_hash(eager), code_hash(eager)):
                     tier = self._built(name, eager, example)
-                    parity = check_engine(eager, runner.call, example, {}, options.precision, 2, tier.scoring)
+                    parity = check_engine(
+                        eager, runner.call, example, {}, options.precision, 2, tier.scoring, known=runner.known
+                    )
                 else:
                     eager = None  # another model: it is no stand-in
             shapes = self._fitted(name, runner, eager, options, example, parity)
@@ -135,7 +137,9 @@ class TierLoader:
             runner = self._runner(name, tier, options, identity) or runner
             if runner.call is not model:
                 dims = varying_dims(options, self._dims)
-                parity = check_engine(model, runner.call, tier.example, dims, options.precision, 2, tier.scoring)
+                parity = check_engine(
+                    model, runner.call, tier.example, dims, options.precision, 2, tier.scoring, known=runner.known
+                )
             shapes = self._fitted(name, runner, model, options, tier.example, parity)
         except (ConfigError, CaptureFailed):
             raise
@@ -206,7 +210,7 @@ class TierLoader:
                     self._cache.used(path)
                     return open_package(
                         path, manifest.outputs, options, tier.example, self._on,
-                        package=identity.key, static=not identity.dynamic,
+                        package=identity.key, static=not identity.dynamic, known=Parity.from_dict(manifest.parity),
                     )  # fmt: skip
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
