@@ -16,6 +16,7 @@ ARGUMENTS = {
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
+    "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
     "training": [
         "--steps",
         "1",
@@ -83,3 +84,9 @@ def test_training_has_every_way_that_was_asked_for(report):
     assert runs["shipped"][0]["p50_ms"] > 0
     assert packages.keys() == {"onnxruntime"}
     assert packages["onnxruntime"]["p50_ms"] > 0
+
+
+def test_shared_has_memory_and_times_of_each_arm(report):
+    figures = report("shared")
+    assert [arm["memory_mib"]["processes"] for arm in figures.values()] == [4, 2, 2, 1]
+    assert all(stage["p50_ms"] > 0 for arm in figures.values() for stage in arm["stages"].values())
