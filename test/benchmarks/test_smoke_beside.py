@@ -34,7 +34,7 @@ ARGUMENTS = {
         "onnxruntime",
         "--rounds",
         "2",
-    ],
+    ],  # fmt: skip
 }
 
 
