@@ -68,7 +68,7 @@ setup(
         "openvino": ["openvino"],  # the same on Intel's and AMD's CPUs, and bf16 where they have it; Apache-2.0, 180 MB
         "tensorrt": ["torch-tensorrt"],  # NVIDIA's own compiler, which users of a Jetson expect first; brings TensorRT
         "benchmarks": ["torchvision"],  # networks for `./run bench engines` that nobody here has tuned for
-        "quantization": ["torchao>=0.18"],  # int8 weights of linear layers, the precisions int8_weight and int8_dynamic
+        "quantization": ["torchao>=0.18"],  # the precisions int8_static, int8_dynamic and int8_weight
         "train": ["torch-pruning"],  # `torchperf train --prune`: which channels depend on which; MIT, 0.1 MB
         "inspect": ["tlparse"],  # pages of the compiler's trace, for `torchperf inspect --ir`; BSD-3-Clause, 2.5 MB
         "analysis": [

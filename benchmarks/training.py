@@ -5,14 +5,19 @@ one after the other, on one thread. `shipped` is as `torchperf train` does it, i
 up the gradients of four parts of a batch; `loader` makes batches ready in a process beside. `distilled` learns from the
 best tier's answers, too; its gain has an interval of 95 % (Student's t) over seeds. `pruned` starts from the tier's
 trained weights with a quarter of its channels taken away; `narrow` is a network of that width, from the beginning.
+
+`packages` trains nothing: detector and lidar, tier by tier, as they ship, built by each engine in fp32, bf16 and
+int8_static, each in a process of its own; then all of a tier are timed in turns, and judged on held-out examples.
 """
 
+import argparse
 import multiprocessing
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +29,25 @@ from scipy import stats
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.cli.shell import words
+from torchperf_ros.config.build_options import MOST_LOSS, BuildOptions, installed_engines
+from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
+from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.engines.parity import check_engine
+from torchperf_ros.frame.errors import one_line
+from torchperf_ros.model.adapter import load_adapter
+from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.train.detector_task import DetectorTask
 from torchperf_ros.train.task import HELD_OUT
 from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train
 
-_BASE, _DISTILLED, _NARROW = "shipped", "distilled", "narrow"
+_BASE, _DISTILLED, _NARROW, _PACKAGES = "shipped", "distilled", "narrow", "packages"
+_CPU: Final = torch.device("cpu")
+_ADAPTERS: Final = {
+    "detector": "torchperf_ros.models.camera:CameraAdapter", "lidar": "torchperf_ros.models.lidar:LidarAdapter",
+}  # fmt: skip
+_PRECISIONS: Final = ("fp32", "bf16", "int8_static")
+_PAUSE_S: Final = 1 / 30
 _PRUNED_SHARE: Final = 0.25
 _NO_GAIN: Final = 0.02  # share of seconds or memory below which a difference is none
 _RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -43,11 +61,13 @@ _RUNS: Final[Mapping[str, Mapping[str, Any]]] = {
     _NARROW: {},
 }
 _EPILOG = """\
-targets: distilled beats training from the beginning, and the interval of its gain excludes 0
+targets: distilled beats training from the beginning, and the interval of its gain excludes 0;
+         packages lose at most 0.005 of mAP
 
 examples:
   ./run bench training
-  ./run bench training --tier medium --steps 1000 --seeds 5 --json training.json"""
+  ./run bench training --tier medium --steps 1000 --seeds 5 --json training.json
+  ./run bench training --ways packages --models detector --tiers full,fast"""
 
 
 def main() -> int:
@@ -56,19 +76,39 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600, help="of training in each way (default 600)")
     parser.add_argument("--seeds", type=int, default=3, help="of training with and without a teacher (default 3)")
     parser.add_argument("--judged", type=int, default=300, help="held-out images (default 300)")
-    parser.add_argument("--ways", default=",".join(_RUNS), help=f"with commas between (default {','.join(_RUNS)})")
+    ways = ",".join((*_RUNS, _PACKAGES))
+    parser.add_argument("--ways", default=ways, help=f"with commas between (default {ways})")
+    parser.add_argument("--models", default=",".join(_ADAPTERS), help="whose packages are built (default both)")
+    parser.add_argument("--tiers", default=",".join(DETECTOR_WIDTHS), help="of the packages (default all)")
+    engines = ",".join(name for name in ENGINES if name in installed_engines())
+    parser.add_argument("--engines", default=engines, help=f"of the packages (default {engines})")
+    parser.add_argument("--rounds", type=int, default=60, help="calls of each package that are timed (default 60)")
     arguments = parser.parse_args()
-    wanted = [_BASE, *(name for name in words(arguments.ways) if name != _BASE)]
-    if unknown := [name for name in wanted if name not in _RUNS]:
-        sys.exit(f"--ways: {unknown[0]} is not there; it has to be of: {', '.join(_RUNS)}")
-    report, rows = Report("training", arguments), dict[str, list[dict[str, Any]]]()
+    asked = words(arguments.ways)
+    if unknown := [name for name in asked if name not in _RUNS and name != _PACKAGES]:
+        sys.exit(f"--ways: {unknown[0]} is not there; it has to be of: {ways}")
+    report, result, targets = Report("training", arguments), dict[str, Any](), list[Target]()
+    if trained := [name for name in asked if name != _PACKAGES]:
+        result, targets = _trainings([_BASE, *(name for name in trained if name != _BASE)], arguments, report)
+    if _PACKAGES in asked:
+        found = result["packages"] = _packages(arguments, report)
+        losses = [one["loss"] for rows in found.values() for one in rows.values() if "loss" in one]
+        targets.append(Target("mAP that packages lose, at most", max(losses), "<=", MOST_LOSS))
+    report.finish(result, targets)
+    return 0
+
+
+def _trainings(
+    wanted: Sequence[str], arguments: argparse.Namespace, report: Report
+) -> tuple[dict[str, Any], list[Target]]:
+    rows = dict[str, list[dict[str, Any]]]()
     with tempfile.TemporaryDirectory(prefix="torchperf_training_") as folder:
         for name in wanted:
             for seed in range(1, arguments.seeds + 1) if name in {_BASE, _DISTILLED} else (1,):
                 say(f"{name}, seed {seed}")
                 checkpoint = Path(folder) / f"{len(rows)}-{seed}.checkpoint"
                 plan = TierPlan("detector", arguments.tier, arguments.steps, seed, "cpu", arguments.judged, checkpoint)
-                rows.setdefault(name, []).append(_trained(replace(plan, **_RUNS[name]), narrow=name == _NARROW))
+                rows.setdefault(name, []).append(_in_process(_train, replace(plan, **_RUNS[name]), name == _NARROW))
     base = rows[_BASE][0]
     report.table(
         f"{arguments.tier}, {arguments.steps} steps of {DetectorTask.batch_size} images, {arguments.judged} judged",
@@ -82,8 +122,80 @@ def main() -> int:
         report.text(f"distilled less shipped: mAP {gains.mean():+.3f} ({low:+.3f} to {high:+.3f}, 95 %)")
     result = {"runs": rows, "distilled": {"gains": gains.tolist(), "low": low, "high": high}}
     target = Target("distilled, gain of mAP, lower end of the interval", low, ">=", 1e-9)
-    report.finish(result, [target] if len(gains) else [])
-    return 0
+    return result, [target] if len(gains) else []
+
+
+def _packages(arguments: argparse.Namespace, report: Report) -> dict[str, dict[str, dict[str, Any]]]:
+    """By model and tier, and in that by engine and precision, what was measured."""
+    found = {}
+    torch.set_num_threads(1)
+    for model in words(arguments.models):
+        for tier in words(arguments.tiers):
+            with tempfile.TemporaryDirectory(prefix="torchperf_training_") as folder:
+                rows, calls = dict[str, dict[str, Any]](), dict[str, Callable[..., Any]]()
+                for options in (BuildOptions(e, precision=p) for e in words(arguments.engines) for p in _PRECISIONS):
+                    if options.precision not in ENGINES[options.engine].precisions["cpu"]:
+                        continue
+                    say(f"{model} {tier}: {options.label}")
+                    path = Path(folder) / options.label.replace(" ", "_")
+                    one = rows[options.label] = _in_process(_build, _ADAPTERS[model], tier, options, path)
+                    if "why" not in one:
+                        calls[options.label] = ENGINES[options.engine].load(path, one["outputs"], options, _CPU)
+                _measure(_ADAPTERS[model], tier, calls, rows, arguments)
+            found[f"{model} {tier}"] = rows
+            report.table(
+                f"{model} {tier}, p50 in turns, {arguments.judged} judged",
+                ("package", "built in s", "peak MiB", "in int8", "mAP", "lost", "p50 ms", "of the engine's fp32"),
+                [_package_row(label, one, rows) for label, one in rows.items()],
+            )
+    return found
+
+
+def _build(adapter: str, name: str, options: BuildOptions, path: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    made = load_adapter(adapter)({}, _CPU)
+    tier = BuiltTier(
+        build_model(made, name), made.example_inputs(name), made.dynamic_dims(), _CPU,
+        scoring=scoring_of(made, name, _CPU),
+    )  # fmt: skip
+    begun = time.perf_counter()
+    try:
+        built = ENGINES[options.engine].build(tier, options, path)
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        seconds = time.perf_counter() - begun
+        call, scoring = ENGINES[options.engine].load(path, built.outputs, options, _CPU), tier.scoring
+        with torch.inference_mode():
+            judging = scoring and replace(scoring, judges=True)  # as `torchperf compile` does
+            check_engine(tier.model, call, tier.example, tier.dims, options.precision, 4, judging)
+    except Exception as error:  # the libraries' boundary: the table says why a place in it is empty
+        return {"why": one_line(error)}
+    return {"seconds": seconds, "peak_mib": peak_mib, "outputs": built.outputs, "int8": built.int8}
+
+
+def _measure(
+    adapter: str, tier: str, calls: Mapping[str, Callable[..., Any]], rows: Mapping[str, dict[str, Any]],
+    arguments: argparse.Namespace,
+) -> None:  # fmt: skip
+    made = load_adapter(adapter)({}, _CPU)
+    task, example, eager = made.training_task(None), made.example_inputs(tier), build_model(made, tier)
+    with torch.inference_mode():
+        bound = {label: (lambda call=call: call(*example)) for label, call in {"eager": eager, **calls}.items()}
+        rounds = (arguments.rounds, arguments.rounds)
+        times = time_interleaved(bound, _CPU, seconds=0.0, rounds=rounds, inner=1, pause_s=_PAUSE_S)
+        best = task.judge(eager, HELD_OUT, arguments.judged, _CPU)["map"]
+        for label, call in calls.items():
+            value = task.judge(call, HELD_OUT, arguments.judged, _CPU)["map"]
+            timing = times[label]
+            rows[label].update(map=value, loss=best - value, p50_ms=timing.median_ms, p99_ms=timing.p99_ms)
+
+
+def _package_row(label: str, one: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> list[object]:
+    if "why" in one:
+        return [label, "-", "-", one["why"], "-", "-", "-", "-"]
+    int8 = ", ".join(f"{n['int8']} of {n['there']} {kind}" for kind, n in one["int8"].items())
+    share = one["p50_ms"] / rows[label.partition(" ")[0]].get("p50_ms", float("nan"))
+    gain = "-" if " " not in label else "no gain" if share > 1 - _NO_GAIN else f"{share:.2f}x"
+    return [label, one["seconds"], one["peak_mib"], int8, one["map"], f"{one['loss']:+.4f}", one["p50_ms"], gain]
 
 
 def _row(name: str, one: Mapping[str, Any], base: Mapping[str, Any]) -> list[object]:
@@ -100,19 +212,13 @@ def _interval(values: Any) -> tuple[float, float]:
     return float(values.mean() - half), float(values.mean() + half)
 
 
-def _trained(plan: TierPlan, *, narrow: bool) -> dict[str, Any]:
-    """Train in a process of its own, whose memory is then its own, too."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(plan, narrow, there))
-    process.start()
-    there.close()
-    found: dict[str, Any] = here.recv()
-    process.join()
-    return found
+def _in_process(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """Do it in a process of its own, whose memory is then its own, too."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(work, *given).result()
 
 
-def _train(plan: TierPlan, narrow: bool, pipe: Any) -> None:
+def _train(plan: TierPlan, narrow: bool) -> dict[str, Any]:
     task = _Narrow() if narrow else DetectorTask()
     result = train(task, plan, lambda *_: None)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -123,11 +229,11 @@ def _train(plan: TierPlan, narrow: bool, pipe: Any) -> None:
         net, _ = task.pruned(net, plan.prune)  # of the same shapes; the weights follow
     prefix = "module."
     net.load_state_dict({key.removeprefix(prefix): value for key, value in found["mean"].items() if prefix in key})
-    pipe.send({
+    return {
         "ms_per_step": 1e3 * result.seconds / plan.steps, "cpu_s": result.cpu_s, "peak_mib": peak_mib,
         "map": result.score["map"], "false_boxes": result.score["false_boxes"], "width": result.width,
         "p50_ms": _p50_ms(net.eval()), "held_out": HELD_OUT,
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 class _Narrow(DetectorTask):

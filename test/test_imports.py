@@ -20,7 +20,7 @@ ALLOWED = {
     "packages": RULES,
     "workers": RULES | {"packages"},
     "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
-    "engines": RULES | {"packages", "model", "workers.process_setup"},
+    "engines": RULES | {"packages", "model", "workers.process_setup", "train.task"},
     "stage": RULES | {"workers", "safety"},
     "telemetry": RULES | {"safety", "workers", "stage"},
     "watch": RULES | {"workers", "stage", "telemetry"},

@@ -12,7 +12,7 @@ import numpy as np
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import Answer, restamped
+from torchperf_ros.frame.frame import Answer, Frame, restamped
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.stage.stage_actor import StageActor, StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -58,14 +58,19 @@ class BareStage:
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
+        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: None  # to the next stage
         stage = next(each for each in config.stages if each.name == name)
         ports = StagePorts(
-            publish=lambda payload: None, hand_on=lambda payload, frame: None, answered=self._answered,
+            publish=lambda payload: None, hand_on=self._hand_on,
+            answered=self._answered,
             anomaly=lambda alert: None, log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
         )  # fmt: skip
         setup = {**worker_setup(stage, config), "options": dict(options), **setup}
         self.actor = StageActor(stage, setup, ports, time.time_ns)
         self._image = image_cdr(WIDTH, HEIGHT)
+
+    def _hand_on(self, payload: bytes | None, frame: Frame) -> None:
+        self.hand_on(payload, frame)
 
     def _answered(self, answer: Answer) -> None:
         with self.news:

@@ -17,7 +17,25 @@ ARGUMENTS = {
     "parts": ["--models", "transformer", "--ways", "blocks", "--blocks", "4", "--seconds", "0"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
-    "training": ["--steps", "1", "--seeds", "1", "--judged", "1", "--ways", "shipped"],
+    "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
+    "training": [
+        "--steps",
+        "1",
+        "--seeds",
+        "1",
+        "--judged",
+        "1",
+        "--ways",
+        "shipped,packages",
+        "--models",
+        "detector",
+        "--tiers",
+        "fast",
+        "--engines",
+        "onnxruntime",
+        "--rounds",
+        "2",
+    ],  # fmt: skip
 }
 
 
@@ -68,6 +86,15 @@ def test_guard_and_ramps_have_figures(report):
 
 
 def test_training_has_every_way_that_was_asked_for(report):
-    runs = report("training")["runs"]
+    figures = report("training")
+    runs, packages = figures["runs"], figures["packages"]["detector fast"]
     assert runs.keys() == {"shipped"}
     assert runs["shipped"][0]["p50_ms"] > 0
+    assert packages.keys() == {"onnxruntime"}
+    assert packages["onnxruntime"]["p50_ms"] > 0
+
+
+def test_shared_has_memory_and_times_of_each_arm(report):
+    figures = report("shared")
+    assert [arm["memory_mib"]["processes"] for arm in figures.values()] == [4, 2, 2, 1]
+    assert all(stage["p50_ms"] > 0 for arm in figures.values() for stage in arm["stages"].values())

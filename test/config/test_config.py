@@ -140,6 +140,10 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
         ({"engine": "warp"}, r"mine\.engine: 'warp' .*eager"),
         *(({"tiers": tiers}, r"mine\.tiers: ") for tiers in ([], [""], ["full", ""], ["full", "full"])),
         ({"budget_ms": 100.0, "hang_ms": 99.0}, r"mine\.hang_ms: 99.0 .*mine\.budget_ms 100.0"),
+        (
+            {"engine": "eager", "precision": ["int8_static"]},
+            r"mine\.precision: int8_static runs by engine aoti only",
+        ),
         ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
         *(({"options": x}, r"mine\.options: ") for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)),
     ],
@@ -147,6 +151,15 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
 def test_given_values_that_a_stage_cannot_have_when_configured_then_the_error_names_them(values, says):
     with pytest.raises(ConfigError, match=f"parameter {says}"):
         stage_config("mine", {**MINE, **values})
+
+
+@pytest.mark.parametrize(("name", "value"), [("engine", "compile"), ("precision", ["fp32", "tf32", "fp32"])])
+def test_given_what_holds_for_a_whole_process_when_stages_share_theirs_then_the_error_names_both_and_it(name, value):
+    own, other = {name: value, "worker": "shared"}, {"worker": "shared"}
+    with pytest.raises(ConfigError, match=rf"parameter planning\.{name}: .* planning\.worker .* stage perception;"):
+        node_config({}, {"perception": other, "planning": own})
+    node_config({}, {"perception": {}, "planning": own})
+    node_config({"stages": ["planning"]}, {"planning": own})
 
 
 def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept():

@@ -83,6 +83,50 @@ class Split(torch.nn.Module):
         return self.head(self.body(x), mask)
 
 
+class Seeing(torch.nn.Module):
+    """Convolutions with a shortcut, a transposed one, which nothing quantises, and a layer behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(count, 16, 3, padding=1) for count in (3, 16))
+        self.up, self.head = torch.nn.ConvTranspose2d(16, 4, 2, stride=2), torch.nn.Linear(16, 4)
+
+    def forward(self, image):
+        x = self.first(image).relu()
+        x = (x + self.second(x)).relu()
+        return self.up(x), self.head(x.permute(0, 2, 3, 1))
+
+
+class Sees(Adapter):
+    """Its frames have larger values than its example; options: `loss`, what its task says of all but eager."""
+
+    inputs = {"image": "std_msgs/msg/String"}
+    output = "std_msgs/msg/String"
+    judged = 5
+
+    def __init__(self, options, device):
+        self.options = options
+
+    def build(self, tier):
+        torch.manual_seed(0)
+        return Seeing()
+
+    def example_inputs(self, tier):
+        return (torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)),)
+
+    def score_inputs(self, tier):
+        return [(40.0 * torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(seed)),) for seed in (2, 3)]
+
+    def training_task(self, log):
+        return self if "loss" in self.options else None
+
+    def judge(self, call, seed, count, device):
+        eager = isinstance(call, torch.nn.Module)
+        return {"map": 0.9 if eager else 0.9 - self.options["loss"]}
+
+    preprocess = postprocess = None  # no frame comes
+
+
 class Compiled(Adapter):
     """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null: none."""
 

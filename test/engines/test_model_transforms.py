@@ -8,8 +8,9 @@ from torch import nn
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines import model_transforms
-from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform, why_no_int8
+from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform
 from torchperf_ros.engines.parity import check, random_inputs
+from torchperf_ros.engines.quantisation import why_no_int8
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.planner import PlannerAdapter
@@ -172,6 +173,8 @@ def test_given_everything_at_once_when_compiled_then_it_agrees():
             "the model does so itself",
         ),
         (nn.Conv2d(3, 3, 1), BuildOptions(precision="int8_weight"), "no nn.Linear layer"),
+        (nn.Conv2d(3, 3, 1), BuildOptions(precision="int8_static"), why_no_int8()),
+        (nn.ReLU(), BuildOptions(precision="int8_static"), "no nn.Linear layer and no convolution"),
         (linear(), BuildOptions(precision="tf32"), "CUDA only"),
         (nn.ReLU(), BuildOptions(precision="bf16"), "no floating-point weights"),
         (linear().to(torch.bfloat16), BuildOptions(precision="bf16"), "the model is bf16 already"),
@@ -202,7 +205,7 @@ def test_given_a_processor_when_asked_for_half_precision_then_its_instructions_d
 
 
 def test_given_no_torchao_when_int8_is_wanted_then_the_error_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(model_transforms.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     options = BuildOptions(precision="int8_weight")
     assert "pip install torchao" in applies(linear(), options, CPU)
     with pytest.raises(ConfigError, match=r"precision: 'int8_weight' cannot be used: torchao is not installed: `pip"):

@@ -239,3 +239,56 @@ def test_given_an_input_of_any_type_when_drawn_then_it_is_like_it_and_follows_th
     elif first.dtype in {torch.int64, torch.int8}:
         assert first.min() >= 5
         assert first.max() <= 9
+
+
+def scoring(loss, asked=None):
+    """Of a task by which every candidate loses so much."""
+
+    def accuracy(call):
+        (asked or []).append(call)
+        return "map", 0.9 if call is eager else 0.9 - loss
+
+    return Scoring(lambda *_: None, lambda: [(torch.ones(1, 3),)], accuracy, judges=True)
+
+
+def eager(x):
+    return x
+
+
+def test_given_engines_of_one_tier_when_its_task_judges_them_then_eager_is_asked_once():
+    asked = [None]
+    own = scoring(0.004, asked)
+    assert [own.loss(eager, x) for x in (abs, min)] == [pytest.approx(0.004)] * 2
+    assert asked == [None, abs, eager, min]
+
+
+def test_given_numbers_within_the_limits_when_the_task_loses_then_only_fp32_is_not_asked():
+    assert check_with(scoring(0.001), "bf16").loss == pytest.approx(0.001)
+    with pytest.raises(ParityError, match=r"map on held-out examples is 0\.8500, eager's 0\.9000; at most 0\.005 less"):
+        check_with(scoring(0.05), "bf16")
+    assert check_with(scoring(0.05), "fp32").loss is None
+
+
+def check_with(own, precision, candidate=lambda x: x.clone(), known=None):
+    return check_engine(eager, candidate, (torch.randn(1, 64),), {}, precision, scoring=own, known=known)
+
+
+def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_of_frames_decide():
+    def clipped(x):
+        return x.clamp(-0.1, 1.0)
+
+    def scored(score):
+        return Scoring(lambda outputs, _: score if outputs.equal(frame) else 0.0, lambda: [(frame,)], judges=True)
+
+    frame = torch.ones(1, 64)
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_dynamic", clipped)
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_static", clipped)  # the example itself is what frames are like
+    found = check_with(scored(0.999), "int8_static", clipped)
+    assert (found.relative_l2 > 0.1, found.score) == (True, 0.999)
+    check_with(None, "int8_static", clipped, known=found)  # as a worker compares it
+    with pytest.raises(ParityError, match="outputs differ"):
+        check_with(None, "int8_static", lambda x: -x, known=found)
+    with pytest.raises(ParityError, match=r"the answers' score is 0\.980, at least 0\.995 is needed"):
+        check_with(scored(0.98), "int8_static", clipped)

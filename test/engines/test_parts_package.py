@@ -230,6 +230,8 @@ def test_given_a_users_package_of_parts_when_loaded_then_it_runs_and_another_mod
 def test_given_parts_when_an_engine_takes_only_wholes_then_it_says_so_and_engine_auto_has_it_whole():
     with pytest.raises(EngineUnavailable, match="engine openvino takes whole models only; parts has to be empty"):
         ENGINES["openvino"].check(BuildOptions("openvino", parts="blocks"), {}, CPU)
+    with pytest.raises(EngineUnavailable, match="precision int8_static takes whole models only"):
+        ENGINES["aoti"].check(BuildOptions("aoti", precision="int8_static", parts="auto"), {}, CPU)
     assert ENGINES["openvino"].why_not(BuildOptions("auto", parts="blocks"), {}, CPU) == ""
     assert BuildOptions("auto", parts="blocks").with_engine("openvino") == BuildOptions("openvino")
     assert BuildOptions("auto", parts="blocks").with_engine("aoti") == IN_BLOCKS

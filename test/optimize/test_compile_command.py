@@ -110,6 +110,18 @@ def test_given_parts_when_compiled_then_what_is_and_why_the_whole_is_are_told(pr
     assert f"adapter fast: compiled: {whole}" in shown
 
 
+def test_given_a_quantised_package_when_compiled_then_it_says_what_runs_in_int8_and_what_that_loses(process):
+    int8 = {"convolutions": {"there": 3, "quantised": 2, "int8": 1}}
+    process.says = [
+        tier("full"),
+        built("full", int8=int8, parity={"relative_l2": 0.1, "loss": 0.0015}),
+        {"kind": "done"},
+    ]
+    result = compiled("--tier", "full")
+    assert "adapter full: in int8 1 of 3 convolutions (2 quantised)" in result.stdout
+    assert "loses 0.0015;" in " ".join(result.stdout.split())
+
+
 def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no_other_is_missed(process):
     process.says = [{"kind": "tiers", "tiers": ["full", "fast"]}, built("full"), built("fast"), {"kind": "done"}]
     assert compiled().exit_code == 0

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.optimize.tune.ranking import Limits
 from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width, planned
@@ -82,7 +82,7 @@ def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walk
     facts = replace(CPU, left_out={"channels_last": "none", "bf16": "slow", "tf32": "no"})
     candidates = tried(walk(facts, by_engine)[1])
     assert not any(one.options.channels_last for one in candidates)
-    assert {one.options.precision for one in candidates} == {"fp32", "fp16", "int8_weight", "int8_dynamic"}
+    assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
     for engines in (("eager", "aoti"), ("eager",)):
         assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=engines[-1:])[1])} == set(engines)
 
@@ -184,9 +184,10 @@ def test_given_tables_when_walked_then_each_option_is_tried_by_itself_and_each_e
     space = TuneSpace(replace(CPU, left_out={"tf32": "no", "fp16": "no"}), LIMITS, ("eager", "aoti"), now)
     steps = planned(space, space.each_alone([2, 4]))
     alone = [step.candidate for step in steps if step.part not in {"reference", "now", "batch", "layout"}]
-    assert all(one.changes + (one.threads != CPU.threads) == 1 for one in alone)
+    static = Candidate(BuildOptions("aoti", precision=INT8_STATIC), threads=3)
+    assert [one for one in alone if one.changes + (one.threads != CPU.threads) != 1] == [static]  # no eager has it
     assert [step.candidate for step in steps[:2]] == [Candidate(threads=3), now]
-    assert {one.options.precision for one in alone} == {"fp32", "bf16", "int8_weight", "int8_dynamic"}
+    assert {one.options.precision for one in alone} == {"fp32", "bf16", *INT8_PRECISIONS}
     assert {one.threads for one in alone} == {1, 2, 3, 4}
     batches = [(step.candidate.batch, step.candidate.options.engine) for step in steps if step.part == "batch"]
     assert batches == [(2, "eager"), (2, "aoti"), (4, "eager"), (4, "aoti")]

@@ -52,6 +52,7 @@ class StageUnderTest:
         folder,
         *,
         adapter="Controlled",
+        name="tested",
         options=None,
         forgiving=True,
         start_timeout_s=PATIENCE_S,
@@ -67,7 +68,7 @@ class StageUnderTest:
             "max_frame_bytes": 65_536, "engine": "eager", **parameters,
         }  # fmt: skip
         self.options = {"folder": str(folder), **(options or {})}
-        config = stage_config("tested", values)
+        config = stage_config(name, values)
         node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
         setup = {**worker_setup(config, node), "options": self.options, "start_timeout_s": start_timeout_s}
         ports = StagePorts(
@@ -95,7 +96,7 @@ class StageUnderTest:
         return self
 
     def reconfigure(self, **parameters):
-        self.actor.reconfigure(stage_config("tested", {**self.values, **parameters}))
+        self.actor.reconfigure(stage_config(self.actor.config.name, {**self.values, **parameters}))
 
     @property
     def counters(self):

@@ -67,7 +67,7 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
         "answered": "4", "on_time": "3", "late": "1", "hung": "0", "fallback_hold_last": "1", "fallback_stop": "0",
         "superseded": "5", "stale": "2", "restarts": "3", "worker_0_pid": "77", "worker_0_state": "idle",
         "worker_0_rss_mib": "3.000", "worker_1_pid": "", "worker_1_state": "waits for its restart",
-        "worker_1_rss_mib": "",
+        "worker_1_rss_mib": "", "worker_0_shared_with": "", "worker_1_shared_with": "",
     }  # fmt: skip
     assert {key: status.values.get(key) for key in wanted} == wanted
     assert {outcome.word for outcome in Outcome} <= set(status.values)

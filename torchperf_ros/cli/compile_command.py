@@ -164,9 +164,11 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
         else:
             table.add_row(*_row(result))
             notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
-            told = (result["manifest"] or {}).get("parts")
-            notes += [f"{name}: compiled: {told}"] if told else []
-            variants = result["manifest"]["variants_ms"] if result["manifest"] else {}
+            manifest = result["manifest"] or {}
+            variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
+            notes += [f"{name}: compiled: {manifest['parts']}"] if manifest.get("parts") else []
+            layers = [f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)" for kind, n in int8.items()]
+            notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
             kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
             notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
     if table.row_count:
@@ -193,8 +195,9 @@ def _row(result: dict[str, Any]) -> list[str]:
 
 
 def _parity(parity: dict[str, float | None]) -> str:
-    score = parity.get("score")  # earlier versions wrote none
-    return ("" if score is None else f"by score {score:.3f}; ") + f"L2 {parity['relative_l2']:.1e}"
+    score, loss = parity.get("score"), parity.get("loss")  # earlier versions wrote none
+    by = "" if score is None else f"by score {score:.3f}; "
+    return (by if loss is None else f"loses {loss:.4f}; ") + f"L2 {parity['relative_l2']:.1e}"
 
 
 def cache(

@@ -25,7 +25,11 @@ BLOCKS = "blocks"
 OF_PARTS = "aoti"
 """The engine that takes parts of a model."""
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "int8_weight", "int8_dynamic")
+INT8_STATIC = "int8_static"
+INT8_PRECISIONS = ("int8_weight", "int8_dynamic", INT8_STATIC)
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", *INT8_PRECISIONS)
+STATIC_ENGINE = "aoti"
+"""The one that runs int8_static; eager would only compute as if, and no faster."""
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC = ("auto", "always", "never")
 MOST_LOSS: Final = 0.005
@@ -65,7 +69,8 @@ class BuildOptions:
         mode: torch.compile's mode, for engine compile.
         dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic dimensions.
         precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight, int8_dynamic
-            (torchao: linear layers' weights, or weights and activations).
+            (torchao: linear layers' weights, or weights and activations); int8_static (convolutions and linear layers,
+            activations by ranges that the adapter's own inputs show; CPU, `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
         parts: what of the model is compiled, by engine aoti: blocks, auto (what exports, if the whole does not), or

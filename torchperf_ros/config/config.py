@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.action_options import ActionRule, parse_actions
-from torchperf_ros.config.build_options import AUTO, COMPILE_MODES, DYNAMIC, ENGINE_CHOICES, PRECISIONS, BuildOptions
+from torchperf_ros.config.build_options import (
+    AUTO,
+    COMPILE_MODES,
+    DYNAMIC,
+    ENGINE_CHOICES,
+    INT8_STATIC,
+    PRECISIONS,
+    STATIC_ENGINE,
+    BuildOptions,
+)
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
@@ -66,6 +75,10 @@ class StageConfig:
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
     hold_last_ms: float = param(300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True)
+    worker: str = param(
+        "own", "Where its workers run: own processes, or shared with the other stages that say so.",
+        choices=("own", "shared"),
+    )  # fmt: skip
     priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
     stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
@@ -165,6 +178,11 @@ class NodeConfig:
     start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
     emergency: EmergencyOptions = nested(EmergencyOptions)
 
+    def together_with(self, stage: StageConfig) -> tuple[StageConfig, ...]:
+        """The stages whose workers run in the same processes as those of this one, which comes first."""
+        others = (each for each in self.stages if each is not stage and "shared" == each.worker == stage.worker)
+        return stage, *others
+
 
 NODE_PARAMETERS = declared(NodeConfig)
 STAGE_PARAMETERS = declared(StageConfig)
@@ -217,6 +235,8 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     names = [scene.name for scene in checked["scenes"]]
     checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
     checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
+    able = checked["engine"] in {AUTO, STATIC_ENGINE} or INT8_STATIC not in checked["precision"]
+    require(able, f"{name}.precision: {INT8_STATIC} runs by engine {STATIC_ENGINE} only, or {AUTO}")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready")
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
@@ -285,6 +305,21 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
                 raise ConfigError(f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}")
 
 
+def _check_sharing(stages: Sequence[StageConfig]) -> None:
+    """See that no stage sets what holds for all models of a process; what else does, such as threads, is the node's.
+
+    Raises:
+        ConfigError: names two stages and the parameter.
+    """
+    for one in stages:
+        for other in (each for each in stages if each is not one):
+            where = f"holds for a whole process, and {one.name}.worker is shared with stage {other.name}; set another"
+            text = f"one, or {one.name}.worker to own"
+            # torch.compile bars a process that serves from compiling again; tf32 is switched on and off around a run
+            require(one.engine != "compile", f"{one.name}.engine: compile {where} {text}")
+            require("tf32" not in one.precision, f"{one.name}.precision: tf32 {where} {text}")
+
+
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
     """Check the node's own values and those of each stage; missing ones take their default.
 
@@ -310,4 +345,5 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
     require(len(set(outputs)) == len(outputs), text)
+    _check_sharing([config for config in configs if config.worker == "shared"])
     return NodeConfig(stages=configs, **checked)

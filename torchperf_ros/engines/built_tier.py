@@ -1,13 +1,17 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
+import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs
+from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs, usual_inputs
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.train.task import HELD_OUT
 
 __all__ = ["BuiltTier", "Call", "Inputs", "build_model", "scoring_of", "varying_dims"]
 
@@ -29,6 +33,10 @@ class BuiltTier:
     device: torch.device
     scoring: Scoring | None = field(default=None, kw_only=True)
 
+    def calibration(self) -> Sequence[Inputs]:
+        """What ranges of activations are taken from, see `usual_inputs`."""
+        return usual_inputs(self.example, self.scoring)
+
     def inputs_by_size(self) -> list[Inputs]:
         """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
         found = []
@@ -44,8 +52,17 @@ class BuiltTier:
 
 def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
     """The adapter's own judgement of a tier's answers."""
+    task_of = functools.cache(lambda: adapter.training_task(None))
+
+    def accuracy(call: Call) -> tuple[str, float] | None:
+        task = task_of()
+        if task is None or not getattr(task, "higher_is_better", True):  # a task need not derive from `Task`
+            return None
+        name, value = next(iter(task.judge(call, HELD_OUT, task.judged, device).items()))
+        return (name, value) if math.isfinite(value) else None
+
     return Scoring(
-        adapter.score, lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)]
+        adapter.score, lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)], accuracy
     )
 
 

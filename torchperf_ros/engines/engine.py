@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import code_hash, declared_dims, identify, machine_facts, weights_hash
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
-from torchperf_ros.engines.package_engine import Built, PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
 from torchperf_ros.engines.parts_package import AotiOfParts, PartCall, holds_parts, open_parts
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
@@ -54,6 +54,7 @@ class Runner:
         static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
         engine: of a user's package; "" where the options name it.
         parts: what of the model is compiled, in words, where parts were asked for; `part_calls` count what they do.
+        known: what the build has found of the package's parity, where that is known.
     """
 
     call: Call
@@ -67,6 +68,7 @@ class Runner:
     engine: str = ""
     parts: str = ""
     part_calls: Sequence[PartCall] = ()
+    known: Parity | None = None
 
 
 def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -74,6 +76,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
     The tier's `dims` are the adapter's. Engine compile has to be made and called under the same mode
     (`torch.inference_mode`), with inputs made under it: it is a guard.
+
+    Eager has no int8_static: there it is the model itself.
 
     Raises:
         ConfigError: an option that cannot be used here.
@@ -83,6 +87,8 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     tier = replace(tier, dims=varying_dims(options, tier.dims))
     if options.engine in PACKAGE_SUFFIXES:
         return _package(tier, options)
+    if options.engine == "compile" and options.precision == INT8_STATIC:
+        raise EngineUnavailable(f"engine compile has no precision {INT8_STATIC}; {STATIC_ENGINE} has")
     with torch.inference_mode(mode=False):
         prepared = replace(tier, model=transform(tier.model, options, tier.device, tier.example))
     with matrix_precision(options.precision, tier.device):
@@ -102,11 +108,14 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
 
 
 def open_package(
-    path: Path, built: Built | Manifest, options: BuildOptions, tier: BuiltTier, *, package: str = "",
-    static: bool = False,
-) -> Runner:  # fmt: skip
+    path: Path,
+    built: Built | Manifest,
+    options: BuildOptions,
+    tier: BuiltTier,
+    **of_runner: Any,  # noqa: ANN401
+) -> Runner:
     """A checked package as a worker runs it, of this tier; a `PackageError` if it cannot be loaded."""
-    runner = replace(_loaded(path, built, options, tier), package=package, static=static)
+    runner = replace(_loaded(path, built, options, tier), **of_runner)
     return finished(runner, options, tier.example, tier.device)
 
 
@@ -239,7 +248,9 @@ def load_ready_package(
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
-    return replace(runner, package=file_sha256(path)[:32], model=hashes, static=static, engine=engine.name)
+    known = Parity.from_dict(manifest.parity) if manifest else None
+    package = file_sha256(path)[:32]
+    return replace(runner, package=package, model=hashes, static=static, engine=engine.name, known=known)
 
 
 def _model_of_parts(

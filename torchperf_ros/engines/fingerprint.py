@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions, installed
 from torchperf_ros.config.config import STAGE_PARAMETERS
 from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
@@ -52,7 +52,18 @@ def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Ident
         code=code_hash(tier.model),
         threads=torch.get_num_threads() if tier.device.type == "cpu" else 0,
         library=library,
+        quantised=_quantised(tier, options.precision),
     )
+
+
+def _quantised(tier: BuiltTier, precision: str) -> str:
+    if precision not in INT8_PRECISIONS:
+        return ""
+    digest = hashlib.sha256()
+    for tensor in (each for inputs in tier.calibration() for each in inputs) if precision == INT8_STATIC else ():
+        digest.update(signature_of(tensor).encode())
+        digest.update(_bytes_of(tensor))
+    return f"{installed(['torchao'])} {digest.hexdigest()[:16]}"
 
 
 def declared_dims(dynamic_dims: DynamicDims) -> list[list[int]]:

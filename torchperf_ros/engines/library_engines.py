@@ -5,6 +5,8 @@ import io
 import sys
 import tempfile
 import warnings
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,10 +16,10 @@ import torch
 
 from torchperf_ros.config.build_options import DISTRIBUTIONS, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
-from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.engines.package import load_package
 from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
 from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
@@ -68,6 +70,7 @@ class OnnxRuntime(PackageEngine):
             graph.save(str(plain), external_data=False)  # one file: what the manifest's hash covers is all there is
             if options.precision == _INT8:
                 plain = _quantised(plain)
+                built = replace(built, left=built.left - int8_in_onnx(plain))
             settings = _onnx_settings()
             if "TensorrtExecutionProvider" in _providers(options, tier.device):
                 settings.add_session_config_entry("ep.context_enable", "1")  # the built engine inside of the file
@@ -78,6 +81,10 @@ class OnnxRuntime(PackageEngine):
             session = _onnx_session(plain, settings, options, tier.device)
             check_count(len(session.get_outputs()), built)
         return built
+
+    def in_int8(self, path: Path) -> Counter[str]:
+        """By the nodes of the optimised graph."""
+        return int8_in_onnx(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
         """Load the optimised graph."""
@@ -188,7 +195,7 @@ class OpenVino(PackageEngine):
 
     name = "openvino"
     distributions = DISTRIBUTIONS["openvino"]
-    precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own, and calibration data
+    precisions = {"cpu": tuple(_HINTS)}  # int8 would need a library of its own
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """Nothing: it converts, lays out and folds by itself."""

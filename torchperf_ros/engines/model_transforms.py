@@ -4,8 +4,6 @@ Whether the result is still good is measured, see `parity`.
 """
 
 import copy
-import importlib.util
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
+from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
 from torchperf_ros.engines.parity import Inputs
+from torchperf_ros.engines.quantisation import quantise_linear, why_no_int8
 from torchperf_ros.frame.errors import ConfigError
 
-INT8_PRECISIONS = ("int8_weight", "int8_dynamic")
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_INSTRUCTIONS: Final = {
@@ -39,7 +37,8 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
     The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is, the very same
     object comes back. The result has the model's own signature (inputs are cast and laid out by a hook before
     `forward`, outputs cast back by one after it), so it is exported and compiled like the model. Of the options
-    precision and channels_last are read; tf32 is a matter of the process, see `matrix_precision`.
+    precision and channels_last are read; tf32 is a matter of the process, see `matrix_precision`, and int8_static of
+    the engines that have it.
 
     Raises:
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
@@ -47,7 +46,7 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
     if options.precision not in PRECISIONS:
         msg = f"parameter precision: {options.precision!r} is not allowed; it has to be {', '.join(PRECISIONS)}"
         raise ConfigError(msg)
-    int8 = options.precision in INT8_PRECISIONS and _has_linear(model)
+    int8 = options.precision in {*INT8_PRECISIONS} - {INT8_STATIC} and _has(model, nn.Linear)
     half = _HALF.get(options.precision)
     half = half if half not in _float_types(model) and _float_types(model) else None
     images = options.channels_last and not _why_not_channels_last(model)
@@ -55,7 +54,7 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
         return model.to(device)
     changed = copy.deepcopy(model)
     if int8:
-        _quantize(changed, options.precision)
+        quantise_linear(changed, options.precision)
     if half or images:
         _convert(changed, half, _output_types(model, example) if half else {}, images=images)
     return changed.to(device)
@@ -138,8 +137,8 @@ def _float_types(model: nn.Module) -> dict[torch.dtype, None]:
     return {parameter.dtype: None for parameter in model.parameters() if parameter.is_floating_point()}
 
 
-def _has_linear(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.Linear) for module in model.modules())
+def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _why_not_channels_last(model: nn.Module) -> str:
@@ -157,7 +156,10 @@ def _why_not_precision(model: nn.Module, precision: str, device: torch.device) -
         has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
         return "" if has else "this GPU has no tf32" if device.type == "cuda" else "CUDA only"
     if precision in INT8_PRECISIONS:
-        return why_no_int8() if _has_linear(model) else "no nn.Linear layer"
+        static = precision == INT8_STATIC
+        kinds, what = ((nn.Conv1d, nn.Conv2d), " and no convolution") if static else ((), "")
+        layers = why_no_int8() if _has(model, nn.Linear, *kinds) else f"no nn.Linear layer{what}"
+        return "CPU only" if static and device.type != "cpu" else layers
     if precision not in _HALF or _HALF[precision] in _float_types(model):
         return f"the model is {precision} already" if precision in _HALF else ""
     if not _float_types(model):
@@ -178,37 +180,3 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
     return frozenset(next(found, "").split())
-
-
-def why_no_int8() -> str:
-    """Why int8 cannot be used here, and what to do; empty where torchao is installed."""
-    if importlib.util.find_spec("torchao") is None:
-        return "torchao is not installed: `pip install torchao`, or `pip install 'torchperf_ros[quantization]'`"
-    return ""
-
-
-def _quantize(model: nn.Module, precision: str) -> None:
-    """Make the weights of its `nn.Linear` layers int8, one scale per output, in place.
-
-    int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per row.
-    """
-    if reason := why_no_int8():
-        raise ConfigError(f"parameter precision: {precision!r} cannot be used: {reason}")
-    with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-    config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[precision]
-    quantize_(model, config(set_inductor_config=False))  # it would change the compiler for every other model, too
-
-
-@contextmanager
-def quiet_log(*names: str) -> Iterator[None]:
-    """Keep loggers to errors."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
 from torchperf_ros.engines.parity import DynamicDims
+from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.packages.package_manifest import PackageError
 
@@ -36,16 +38,28 @@ class Aoti(PackageEngine):
     name = "aoti"
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export and compile."""
-        return build_package(tier.model, tier.example, tier.dims, path)
+        """Export, quantise where that is asked for, and compile."""
+        if options.precision != INT8_STATIC:
+            return build_package(tier.model, tier.example, tier.dims, path)
+        graph = export(tier.model, tier.example, tier.dims).module(check_guards=False)
+        quantised = quantise_static(graph, tier.calibration())
+        return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)
+
+    def in_int8(self, path: Path) -> Counter[str]:
+        """By the kernels that its code calls."""
+        return int8_in_package(path)
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
         """Load it; the file knows how outputs are nested."""
         return load_package(path, device)
 
 
-def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path) -> Built:
+def build_package(
+    model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path, *, frozen_only: bool = False
+) -> Built:
     """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
+
+    `frozen_only`: of int8_static Inductor makes int8 kernels where it packs weights, and nowhere else.
 
     Raises:
         PackageError: what compiles for CUDA is not installed.
@@ -60,7 +74,8 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
     program = export(model, example, dynamic_dims)
     graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
     try:
-        for name, (variant, frozen) in _variants(model, program, example, device).items():
+        variants = {"frozen": (model, True)} if frozen_only else _variants(model, program, example, device)
+        for name, (variant, frozen) in variants.items():
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
@@ -81,7 +96,7 @@ def build_package(model: torch.nn.Module, example: Inputs, dynamic_dims: Dynamic
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return Built(graph, variants_ms={name: times_ms[name] for name in ranked})
+    return Built(graph, variants_ms={name: times_ms[name] for name in ranked}, left=layers_of(program.graph))
 
 
 def _variants(

@@ -175,7 +175,7 @@ class _PackageBuild:
         self._work.step(f"{self._prefix}checking")
         with torch.inference_mode():
             call = self.load(part, built, graphs=False)  # it runs in the precision that it is checked in
-            precision, scoring = self._work.options.precision, tier.scoring
+            precision, scoring = self._work.options.precision, tier.scoring and replace(tier.scoring, judges=True)
             parity = check_engine(tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring)
             briefly = self._work.job.get("background") and tier.device.type == "cuda"
             self._work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
@@ -188,7 +188,7 @@ class _PackageBuild:
             package_sha256=file_sha256(part), package_bytes=part.stat().st_size, graph=built.graph,
             parity=asdict(parity), timings=timings, peak_memory_bytes=peak_memory_bytes(tier.device),
             compile_s=compile_s, built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            variants_ms=built.variants_ms, outputs=built.outputs, parts=built.parts,
+            variants_ms=built.variants_ms, outputs=built.outputs, parts=built.parts, int8=built.int8,
         )  # fmt: skip
 
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import PRECISIONS, BuildOptions, installed
+from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions, installed
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.packages.package_manifest import PackageError
 
@@ -36,12 +38,16 @@ class Built:
         outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
         parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there is one way.
+        left: layers that are not quantised, by kind.
+        int8: what a manifest says of that, see `int8_share`; empty for other precisions.
     """
 
     graph: str
     outputs: str = ""
     parts: str = ""
     variants_ms: dict[str, float] = field(default_factory=dict)
+    left: Counter[str] = field(default_factory=Counter)
+    int8: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class PackageEngine(ABC):
@@ -57,7 +63,9 @@ class PackageEngine(ABC):
     name: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]] = ()
     build_distributions: ClassVar[tuple[str, ...]] = ()
-    precisions: ClassVar[Mapping[str, Sequence[str]]] = {"cpu": PRECISIONS, "cuda": PRECISIONS}
+    precisions: ClassVar[Mapping[str, Sequence[str]]] = {
+        "cpu": PRECISIONS, "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
+    }  # fmt: skip
     dynamic: ClassVar[bool] = True
     parts: ClassVar[bool] = False
 
@@ -94,16 +102,29 @@ class PackageEngine(ABC):
         """Export a model, which stays as it is, and build the file `path`; call it outside of inference mode.
 
         Raises:
-            EngineUnavailable: it cannot run this here.
+            EngineUnavailable: it cannot run this here, or what it has built for int8 would run in fp32.
             Exception: whatever torch or the library raises where it cannot export or compile the model.
         """
         self.check(options, tier.dims, tier.device)
         for distribution in self.build_distributions:
             if not installed([distribution]):
                 raise EngineUnavailable(self._needs(distribution))
+        there = Counter[str]()
+        if options.precision in INT8_PRECISIONS:
+            there = layers_of(export(tier.model, tier.example, tier.dims).graph)
+            if why := why_not_int8(options.precision, there):
+                raise EngineUnavailable(f"precision {options.precision}: {why}")
         prepared = transform(tier.model, self.for_model(options), tier.device, tier.example)
         with matrix_precision(options.precision, tier.device):
-            return self.convert(replace(tier, model=prepared), options, path)
+            built = self.convert(replace(tier, model=prepared), options, path)
+        if not there:
+            return built
+        share = int8_share(there, built.left, self.in_int8(path))
+        if not any(count["int8"] for count in share.values()):
+            layers = ", ".join(f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items())
+            why = f"{layers} are quantised, none runs in int8 as {self.name} has compiled it, all in floating point"
+            raise EngineUnavailable(f"precision {options.precision}: {why}")
+        return replace(built, int8=share)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
         """Load a checked package, maybe native code, with its build's `outputs`; a `PackageError` if that fails."""
@@ -121,6 +142,10 @@ class PackageEngine(ABC):
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """What of the options is done to the model before the library has it; the rest is the library's to do."""
         return options
+
+    def in_int8(self, path: Path) -> Counter[str]:
+        """How many layers of each kind the file runs in int8."""
+        raise NotImplementedError
 
     @abstractmethod
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
@@ -186,7 +211,9 @@ def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
             raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
     assert spec is not None
     outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "constants": constants})
-    return program, Built(hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs)
+    return program, Built(
+        hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs, left=layers_of(program.graph)
+    )
 
 
 def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int, Any]] = ()) -> Call:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import MOST_LOSS
+from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 from torchperf_ros.frame.errors import TorchperfError
 
 Call = Callable[..., Any]
@@ -28,12 +28,19 @@ class Parity:
         cosine: of the angle between the two, 1 where they agree.
         max_error: largest absolute difference over the largest absolute expected value of that tensor.
         score: of the answers, by the adapter, where they are why these figures are good enough; None elsewhere.
+        loss: of the task's accuracy against eager's, where its examples were judged.
     """
 
     relative_l2: float
     cosine: float
     max_error: float
     score: float | None = None
+    loss: float | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Parity":
+        """What a manifest holds."""
+        return cls(**values)
 
     def within(self, limit: "Parity") -> bool:
         """Whether no figure is beyond the limit's."""
@@ -58,6 +65,7 @@ LIMITS = {
     "bf16": Parity(5e-2, 0.995, 2e-1),
     "int8_weight": Parity(5e-2, 0.995, 2e-1),
     "int8_dynamic": Parity(1e-1, 0.99, 3e-1),
+    INT8_STATIC: Parity(1e-1, 0.99, 3e-1),
 }
 """By precision: the most that relative L2 and max error, and the least that cosine, may be."""
 
@@ -69,10 +77,32 @@ class Scoring:
     Attributes:
         score: `Adapter.score`.
         inputs: gives those of `Adapter.score_inputs`, on the device.
+        accuracy: name and value of a call's accuracy on held-out examples, by the adapter's training task; None where
+            there is none, or one whose smaller figures are better.
+        judges: whether that is asked for; it takes seconds.
     """
 
     score: Callable[[Any, Any], float | None]
     inputs: Callable[[], Sequence[Inputs]]
+    accuracy: Callable[[Call], tuple[str, float] | None] = lambda _: None
+    judges: bool = False
+    _best: list[Any] = field(default_factory=list)  # the reference's, which is asked once for all engines
+
+    def loss(self, reference: Call, candidate: Call) -> float | None:
+        """How much of the task's accuracy the candidate loses, None where nothing judges it.
+
+        Raises:
+            ParityError: it is more than `MOST_LOSS`.
+        """
+        if (found := self.accuracy(candidate)) is None:
+            return None
+        (name, value), best = found, self._best or self.accuracy(reference) or found
+        self._best[:] = best
+        loss = float(best[1]) - value
+        if not loss <= MOST_LOSS:
+            text = f"{name} on held-out examples is {value:.4f}, eager's {best[1]:.4f}"
+            raise ParityError(f"accuracy: {text}; at most {MOST_LOSS:g} less is allowed")
+        return loss
 
     def of(self, reference: Call, candidate: Call, other: Any) -> float | None:  # noqa: ANN401
         """The candidate's mean score, 0 where it gives NaN or Inf that the reference does not.
@@ -129,14 +159,19 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
 def check(expected: Any, found: Any, precision: str, known: Parity | None = None) -> Parity:  # noqa: ANN401
     """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond.
 
-    Of an engine that is `known` to be good by its score, figures may be twice as far off as they were there.
+    Of an engine that is `known` to be good by its answers, figures may be twice as far off as they were there.
     """
-    parity, limit = measure(expected, found), LIMITS[precision]
-    if known is not None and known.score is not None:
-        limit = limit.worse(Parity(2 * known.relative_l2, 2 * known.cosine - 1, 2 * known.max_error))
+    parity, limit = measure(expected, found), _limit(precision, known)
     if not parity.within(limit):
         raise ParityError(_differ(parity, precision, limit))
     return parity
+
+
+def _limit(precision: str, known: Parity | None) -> Parity:
+    limit = LIMITS[precision]
+    if known is None or (known.score is None and known.loss is None and precision != INT8_STATIC):
+        return limit
+    return limit.worse(Parity(2 * known.relative_l2, 2 * known.cosine - 1, 2 * known.max_error))
 
 
 def _differ(parity: Parity, precision: str, limit: Parity) -> str:
@@ -145,13 +180,16 @@ def _differ(parity: Parity, precision: str, limit: Parity) -> str:
 
 def check_engine(
     reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3,
-    scoring: Scoring | None = None,
+    scoring: Scoring | None = None, known: Parity | None = None,
 ) -> Parity:  # fmt: skip
     """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
     There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does. Figures
     beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random inputs, which hold
-    nothing of what the task is about, numbers may differ much where answers do not.
+    nothing of what the task is about, numbers may differ much where answers do not. int8_static was made for inputs as
+    frames have them: by the numbers of those it is as good as others are by all. Where the scoring `judges`, answers
+    count in every precision but fp32 by `Scoring.loss`; where the task judges nothing, int8's by their score. Of a
+    package that is `known`, figures have to be as they were.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
@@ -165,19 +203,30 @@ def check_engine(
             raise ParityError(msg)
         worst = worst.worse(measure(*pair))
         found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
-    if not worst.within(LIMITS[precision]):
-        text, score = _differ(worst, precision, LIMITS[precision]), None
-        if scoring is not None and math.isfinite(worst.relative_l2):
-            score = scoring.of(reference, candidate, pair[0])
-        if score is None:
-            raise ParityError(text)
-        if not score >= 1.0 - MOST_LOSS:
-            raise ParityError(f"{text}; the answers' score is {score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
-        worst = replace(worst, score=score)
+    limit, nearest = _limit(precision, known), worst
+    if precision == INT8_STATIC and known is None:
+        nearest = Parity(0.0, 1.0, 0.0)
+        for inputs in usual_inputs(example, scoring):
+            nearest = nearest.worse(measure(reference(*(t.clone() for t in inputs)), candidate(*inputs)))
+    near, text = nearest.within(limit), _differ(nearest, precision, limit)
+    if scoring is not None and math.isfinite(worst.relative_l2) and known is None:
+        if scoring.judges and (precision != "fp32" or not near):
+            worst = replace(worst, loss=scoring.loss(reference, candidate))
+        if worst.loss is None and (not near or (scoring.judges and precision in INT8_PRECISIONS)):
+            worst = replace(worst, score=scoring.of(reference, candidate, pair[0]))
+    if worst.score is not None and not worst.score >= 1.0 - MOST_LOSS:
+        raise ParityError(f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
+    if not near and worst.score is None and worst.loss is None:
+        raise ParityError(text)
     (first, first_found), (second, second_found) = found[:2]
     if same(first_found, second_found) and not same(first, second):
         raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst
+
+
+def usual_inputs(example: Inputs, scoring: Scoring | None) -> Sequence[Inputs]:
+    """Inputs as frames have them: those that the adapter scores by, else its example; none is drawn at random."""
+    return (scoring.inputs() if scoring else ()) or [example]
 
 
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:

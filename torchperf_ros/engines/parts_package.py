@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import AUTO, BLOCKS, BuildOptions
+from torchperf_ros.config.build_options import AUTO, BLOCKS, INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_package
 from torchperf_ros.engines.package_engine import Built, export, nested
-from torchperf_ros.engines.parity import check_engine, memory_format
+from torchperf_ros.engines.parity import DynamicDims, check_engine, memory_format
 from torchperf_ros.engines.parts import Anatomy, Part, PartsError, export_part, flatten, named, split, tensors_of
 from torchperf_ros.frame.errors import one_line
 
@@ -310,6 +310,12 @@ class AotiOfParts(Aoti):
     """The same, of a model's parts where the options name some."""
 
     parts = True
+
+    def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
+        """Likewise; what is quantised by the adapter's inputs is a whole."""
+        static = options.parts and options.precision == INT8_STATIC
+        why = super().why_not(options, dynamic_dims, device)
+        return why or (f"precision {INT8_STATIC} takes whole models only; parts has to be empty" if static else "")
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Compile the parts; the whole where `blocks` or `auto` cannot be done, and say why."""

@@ -108,7 +108,9 @@ class TierLoader:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
                 if runner.model == (weights_hash(eager), code_hash(eager)):
                     tier = self._built(name, eager, example)
-                    parity = check_engine(eager, runner.call, example, {}, options.precision, 2, tier.scoring)
+                    parity = check_engine(
+                        eager, runner.call, example, {}, options.precision, 2, tier.scoring, known=runner.known
+                    )
                 else:
                     eager = None  # another model: it is no stand-in
             shapes = self._fitted(name, runner, eager, options, example, parity)
@@ -136,7 +138,9 @@ class TierLoader:
             runner = self._runner(name, tier, options, identity) or runner
             if runner.call is not model:
                 dims = varying_dims(options, self._dims)
-                parity = check_engine(model, runner.call, tier.example, dims, options.precision, 2, tier.scoring)
+                parity = check_engine(
+                    model, runner.call, tier.example, dims, options.precision, 2, tier.scoring, known=runner.known
+                )
             shapes = self._fitted(name, runner, model, options, tier.example, parity)
         except (ConfigError, CaptureFailed):
             raise
@@ -206,8 +210,9 @@ class TierLoader:
                     manifest = check_package(path, identity)
                     self._cache.used(path)
                     return open_package(
-                        path, manifest, options, tier, package=identity.key, static=not identity.dynamic
-                    )
+                        path, manifest, options, tier, package=identity.key, static=not identity.dynamic,
+                        known=Parity.from_dict(manifest.parity),
+                    )  # fmt: skip
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)

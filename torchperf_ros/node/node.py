@@ -39,6 +39,7 @@ from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.telemetry.metrics import MetricsExporter
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
+from torchperf_ros.workers.shared_process import share_processes
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _DESCRIBE_POLL_S = 0.02
@@ -113,6 +114,7 @@ class PerfNode(LifecycleNode):
         self._lane = EmergencyLane(config) if config.emergency.sensors else None
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
+        share_processes([stage.pool for stage in self._stages])
         self._followers = [[] for _ in self._stages]
         self._outputs = [None for _ in self._stages]
         for stage in self._stages:

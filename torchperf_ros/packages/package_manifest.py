@@ -29,6 +29,7 @@ class Identity:
         weights, code: hashes, see `fingerprint`.
         threads: CPU threads, which compiled loops are split for; 0 on CUDA.
         library: what built it and runs it besides torch, with its version; "" where torch does.
+        quantised: what int8 depends on besides: torchao's version, and a hash of the inputs that ranges come from.
         format: version of the manifest.
     """
 
@@ -42,6 +43,7 @@ class Identity:
     code: str
     threads: int = 0
     library: str = ""
+    quantised: str = ""
     format: int = FORMAT
 
     @property
@@ -68,7 +70,7 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        parity: relative_l2, cosine, max_error against eager, and the answers' score where that decided, see `Parity`.
+        parity: relative_l2, cosine, max_error against eager, and score or loss where that decided, see `Parity`.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.
         compile_s: seconds from export to package.
@@ -77,6 +79,7 @@ class Manifest:
             packed), `frozen channels_last`, `plain`.
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
         parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
+        int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
     """
 
     identity: Identity
@@ -93,6 +96,7 @@ class Manifest:
     variants_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     outputs: str = ""
     parts: str = ""
+    int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text, for people, too."""

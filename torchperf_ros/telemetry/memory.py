@@ -100,7 +100,7 @@ class MemoryUse:
 
 
 def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
-    """Read the memory of this process and of every worker that lives.
+    """Read the memory of this process and of every worker that lives; a process that stages share counts once.
 
     Args:
         stages: whose workers.
@@ -108,9 +108,14 @@ def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory
     """
     workers = [worker for stage in stages for worker in stage.pool.everyone]
     told: dict[str, int] = {}
+    counted: set[tuple[int, str]] = set()
     for worker in workers:
         for key, value in worker.memory_bytes.items():
-            told[key] = min(told.get(key, value), value) if key in {"free", "total"} else told.get(key, 0) + value
+            if key in {"free", "total"}:
+                told[key] = min(told.get(key, value), value)
+            elif key == "history" or (worker.pid, key) not in counted:  # the others are the whole process's
+                told[key] = told.get(key, 0) + value
+                counted.add((worker.pid, key))
     rss = {worker.pid: rss for worker in workers if (rss := _own_rss_bytes(worker.pid)) is not None}
     pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
     shared = sum(stage.pool.ring.used_bytes for stage in stages)

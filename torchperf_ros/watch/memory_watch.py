@@ -222,12 +222,14 @@ def _samples(
         for worker in stage.pool.everyone:
             if worker.ready_at_ns is None:
                 continue
-            if (rss := use.rss_by_pid.get(worker.pid)) is not None:
-                yield stage.config.name, f"resident memory of pid {worker.pid}", rss / _MIB, rss_room
+            process = f"of pid {worker.pid}" + (f", shared with {worker.shares_with}" if worker.shares_with else "")
+            if worker.is_counted and (rss := use.rss_by_pid.get(worker.pid)) is not None:
+                yield stage.config.name, f"resident memory {process}", rss / _MIB, rss_room
             for key, words in _SERIES.items():
-                if (used := worker.memory_bytes.get(key)) is not None:
+                is_own = key == "history" or worker.is_counted
+                if is_own and (used := worker.memory_bytes.get(key)) is not None:
                     left = rss_room if key == "history" else min(room, use.told["free"] / _MIB)
-                    yield stage.config.name, f"{words} of pid {worker.pid}", used / _MIB, left
+                    yield stage.config.name, f"{words} {process}", used / _MIB, left
 
 
 def _values(growth: Growth, room_mib: float) -> dict[str, str]:

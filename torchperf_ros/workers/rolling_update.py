@@ -138,11 +138,11 @@ class Renewal:
                 self.proven = Kit({**self._trial.setup, "swapped": None}, self._trial.number)
                 self._trial = None
 
-    def failed(self, reason: str, now_ns: int) -> bool:
-        """A candidate died; True if that ends the renewal, and nothing has changed."""
+    def failed(self, reason: str, now_ns: int, *, counts: bool = True) -> bool:
+        """A candidate died; True if that ends the renewal, and nothing has changed. `counts`: it was a try."""
         with self._lock:
             self._not_before_ns = now_ns + _PAUSE_NS
-            self._tries -= self._trial is not None
+            self._tries -= counts and self._trial is not None
             ends = self._trial is not None and self._tries <= 0
             if ends:
                 self.give_up(reason)
@@ -264,7 +264,7 @@ class RollingUpdate:
             except (OSError, ProtocolError) as error:
                 self._tell(f"no new worker can be started: {error}")
                 self.renewal.give_up(str(error))
-        elif self.renewal.is_over(candidate, workers):
+        elif self.renewal.is_over(candidate, workers) or self._is_misplaced(candidate, workers):
             serves = next((worker for worker in workers if worker is not None and worker.usable), None)
             if not candidate.usable or (serves is not None and pool.listener.worker_replaced(candidate, serves)):
                 self.candidate = None
@@ -275,12 +275,18 @@ class RollingUpdate:
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
                 self.renewal.took_a_place()
-                pool.dismiss(outdated, f"replaced by pid {candidate.pid}")
+                new = "another session" if candidate.pid == outdated.pid else f"pid {candidate.pid}"
+                pool.dismiss(outdated, f"replaced by {new}")
 
-    def lost(self, reason: str) -> None:
-        """The candidate has died before it took a place: the others serve on."""
+    def _is_misplaced(self, candidate: WorkerProcess, workers: Workers) -> bool:
+        """Whether it sits in another process than the one that is to be replaced: both places would share a fault."""
+        outdated = self.renewal.outdated(workers) if _all_up(workers) and candidate.seat is not None else None
+        return outdated is not None and candidate.seat is not None and candidate.seat.place != outdated.number
+
+    def lost(self, reason: str, *, innocent: bool = False) -> None:
+        """The candidate has died before it took a place: the others serve on. `innocent`: see `RestartPolicy.died`."""
         self.candidate = None
-        ended = self.renewal.failed(reason, time.monotonic_ns())
+        ended = self.renewal.failed(reason, time.monotonic_ns(), counts=not innocent)
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:

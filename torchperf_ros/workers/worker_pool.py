@@ -17,6 +17,7 @@ from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
+from torchperf_ros.workers.shared_process import SharedProcesses, SharedServer
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 
 _FIRST_DELAY_NS = NS_PER_S // 2
@@ -40,9 +41,15 @@ class RestartPolicy:
         self._early_deaths = 0
         self._permanent = False
 
-    def died(self, ready_at_ns: int | None) -> int:
-        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns."""
+    def died(self, ready_at_ns: int | None, *, innocent: bool = False) -> int:
+        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns.
+
+        `innocent`: another stage ended the process that they share, which says nothing of this worker.
+        """
         now_ns = self._clock()
+        if innocent:
+            self.restarts += 1
+            return now_ns
         proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
         self._early_deaths = 0 if proven else self._early_deaths + 1
         self.restarts += 1
@@ -100,6 +107,7 @@ _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
 _DIES_WITHIN_MS = 100.0  # of its socket's end: the kernel takes a process down step by step
 _COMPILING_TAKES = 10  # times as long as loading
+_TAKES_TURNS = 2  # times as long, for a session that waits for another one's load
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -145,7 +153,8 @@ class WorkerPool:
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
-        self._server: ForkServer | None = None
+        self._server: ForkServer | SharedServer | None = None
+        self.processes: SharedProcesses | None = None  # where its workers run, None: in processes of their own
         self._calibrated: tuple[int, list[tuple[float, float]]] | None = None  # of the first worker of which kit
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
@@ -223,7 +232,7 @@ class WorkerPool:
             self._guarded(self.rolling_update, "replacing workers", self.rolling_update.step, self, now_ns)
         self.rolling_update.builder.close()
         for worker in self.everyone:
-            worker.kill("the node stops")
+            worker.dismiss("the node stops")
             worker.close()
         self.workers = [None] * len(self.workers)
         if self._server is not None:
@@ -260,7 +269,7 @@ class WorkerPool:
     def _has_died(self, number: int, worker: WorkerProcess | None, ready_at_ns: int | None, reason: str) -> None:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
-        self._start_at_ns[number] = policy.died(ready_at_ns)
+        self._start_at_ns[number] = policy.died(ready_at_ns, innocent=worker is not None and worker.innocent)
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self.listener.worker_died(worker, reason, lasting=policy.gave_up)
@@ -273,7 +282,10 @@ class WorkerPool:
         """
         server = self._server
         if server is None:
-            server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+            if self.processes is not None:
+                server = self._server = SharedServer(self.processes, self.config.name)
+            else:
+                server = self._server = ForkServer(self.config.adapter.partition(":")[0])
         if not server.ready and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S:
             server.close()
         if server.ended:
@@ -300,14 +312,22 @@ class WorkerPool:
             setup["device_before"] = self.description.device
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup["calibrations"] = self._calibrated[1]
-        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, self._server)
+        server = self._server
+        if isinstance(server, SharedServer):
+            outdated = self.rolling_update.renewal.outdated(self.workers)
+            place = outdated.number if number == len(self.workers) and outdated is not None else number
+            seat = server.seat(place)
+            setup["session"] = seat.number
+        worker = WorkerProcess(
+            number, setup, self.ring, self.config.max_frame_bytes, seat if isinstance(server, SharedServer) else server
+        )
         worker.generation = kit.number
         return worker
 
     def dismiss(self, worker: WorkerProcess, why: str) -> None:
         """End a worker that is not needed any more."""
         self.tally.left(worker)
-        worker.kill(why)
+        worker.dismiss(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
         worker.close()
 
@@ -342,7 +362,7 @@ class WorkerPool:
                 self._take(worker, message)
         except ProtocolError as error:
             worker.kill(str(error))
-        if dead:
+        if dead or worker.left:
             self._bury(worker)
             return
         now_ns = time.monotonic_ns()
@@ -360,6 +380,7 @@ class WorkerPool:
             if not self.ready:
                 worker.hurry()
             timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+            timeout_s *= 1 if worker.begun else _TAKES_TURNS
             if now_ns - worker.started_ns > timeout_s * NS_PER_S:
                 worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
 
@@ -383,6 +404,8 @@ class WorkerPool:
             self.description = found
         elif kind == "progress":
             worker.progress = message["text"]
+            if message.get("begins"):
+                worker.begun, worker.started_ns = True, time.monotonic_ns()
         elif kind == "ready":
             worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
             worker.tiers, worker.missing = message["tiers"], message["missing"]
@@ -395,15 +418,18 @@ class WorkerPool:
             self.capture.take(worker, message, time.monotonic_ns())
         elif kind == "memory":
             worker.memory_bytes = message["bytes"]
-        elif kind == "error":
-            self._failed(worker, message)
+        elif kind in {"error", "left"}:
+            self._ends(worker, message)
         elif kind == "warn":
             self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
         else:
             worker.kill(f"unknown control message {kind!r}")
 
-    def _failed(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """It says why it is about to end."""
+    def _ends(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        """It says why it is about to end, or that its session has ended in a process that may live on."""
+        if message["kind"] == "left":
+            worker.usable, worker.left = False, worker.seat is not None
+            return
         worker.error = self.last_error = message["text"]
         if message.get("without_graphs"):
             self.rolling_update.renewal.without_graphs(worker.generation)
@@ -415,7 +441,7 @@ class WorkerPool:
         """Let it serve, unless it came with a package that is too slow to be swapped in."""
         refusal = self.rolling_update.why_too_slow(worker, self.config.budget_ms)
         if refusal:
-            worker.kill(refusal)
+            worker.dismiss(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
             self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
@@ -427,7 +453,7 @@ class WorkerPool:
         self.tally.left(worker)
         reason = self.last_error = worker.death_reason()
         if worker is self.rolling_update.candidate:
-            self.rolling_update.lost(reason)
+            self.rolling_update.lost(reason, innocent=worker.innocent)
             self.listener.worker_died(worker, reason, lasting=False)
         else:
             self.workers[worker.number] = None

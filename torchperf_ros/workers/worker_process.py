@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
@@ -15,7 +14,7 @@ from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
-from torchperf_ros.workers.process_setup import is_readable, set_nice
+from torchperf_ros.workers.process_setup import is_ending, is_readable, set_nice
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,
@@ -28,13 +27,13 @@ from torchperf_ros.workers.protocol import (
     unpack_response,
 )
 from torchperf_ros.workers.result_area import ResultArea, make_result_area
+from torchperf_ros.workers.shared_process import Seat
 from torchperf_ros.workers.worker_setup import WorkerFolder
 
 _REAP_S = 5.0
 _OUTPUT_TAIL = 4_000
 _SHOWN_BYTES = 16_384  # of what was printed since the last look
 _LINES_A_SECOND = 20
-_FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
 _PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what fits does not hold it up
 
 
@@ -53,10 +52,13 @@ class Description:
 
 
 class WorkerProcess:
-    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is."""
+    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is.
+
+    With a `Seat` it is one session of a process that stages share: it ends with the process, or by itself.
+    """
 
     def __init__(
-        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer
+        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat
     ) -> None:
         """Have it forked by `server`, and send it its setup.
 
@@ -65,6 +67,9 @@ class WorkerProcess:
             ProtocolError: the setup is too long, or the server forks nobody.
         """
         self.number = number  # its place in the stage's pool, 0 or 1; 2 while it is to take another's place
+        self.seat = server if isinstance(server, Seat) else None  # in a process that it shares, None: it has its own
+        self.begun = self.seat is None  # to load; a session waits until the one before it in its process is ready
+        self.left = False  # its session is over, and its process may live on
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
         self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
@@ -122,12 +127,24 @@ class WorkerProcess:
                 fcntl.fcntl(self._stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd, worker_stdout)
             self.pid, self.pidfd = self._server.fork(passed, self._own_folder.path)
+            if self.seat is not None:
+                self.seat.worker = self
             on_failure.pop_all()
 
     @property
     def folder(self) -> str:
         """Where it keeps its temporary files; removed with it."""
-        return self._own_folder.path
+        return self._own_folder.path if self.seat is None else self.seat.process.folder
+
+    @property
+    def shares_with(self) -> str:
+        """The other stages whose workers run in its process; "" where it has its own, or is the only one."""
+        return "" if self.seat is None else ", ".join(name for name in self.seat.stages if name != self.seat.stage)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its process counts as its own, where several stages share it: as that of the first of them."""
+        return self.seat is None or self.seat.stages[:1] in ([self.seat.stage], [])
 
     @property
     def idle(self) -> bool:
@@ -159,7 +176,9 @@ class WorkerProcess:
         """
         kind = RUN | OBSERVE if observe else RUN
         if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed, last_step), now_ns):
-            self.kill("it takes no more frames")
+            self.usable = False
+            if self.seat is None:  # else the pool sees whether only its session has ended
+                self.kill("it takes no more frames")
             return False
         self.busy_since_ns = now_ns
         self.seq = seq
@@ -195,6 +214,15 @@ class WorkerProcess:
             self._handled_at_last_look = handled
             self._waiting_since_ns = now_ns
         return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
+
+    def busy_ms(self, now_ns: int) -> float:
+        """What `stuck_ms` found at the pool's last look, and since; for other threads than the pool's."""
+        return (now_ns - self._waiting_since_ns) / NS_PER_MS if self.at_work and self.ready_at_ns is not None else 0.0
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it loads, or has something to do."""
+        return not self.left and (not self.caught_up if self.ready_at_ns is not None else self.begun)
 
     def has_not_waited(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it was busy with something else than what it has been given."""
@@ -298,44 +326,69 @@ class WorkerProcess:
                 set_nice(self.pid, self.nice)
 
     def is_dead(self) -> bool:
-        """Whether the process has ended; not yet reaped."""
-        return is_readable(self.pidfd, 0.0)
+        """Whether the process has ended, not yet reaped, or at least its session."""
+        return self.left or is_readable(self.pidfd, 0.0)
 
     @property
     def is_ending(self) -> bool:
         """Whether the kernel is taking the process down, which shows on its socket only when its memory is freed."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
-            return True
-        flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
-        return bool(flags & _PF_EXITING)
+        return is_ending(self.pid)
 
     def kill(self, reason: str) -> None:
         """SIGKILL: nothing that a model does can prevent it."""
         self.usable = False
         self.kill_reason = self.kill_reason or reason
+        if self.seat is not None:
+            self.seat.blame(reason, hung=self.hung)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def dismiss(self, reason: str) -> None:
+        """End it, as it is not wanted any more: the process, or its session, which ends between two frames."""
+        if self.seat is None:
+            self.kill(reason)
+            return
+        self.usable, self.kill_reason = False, self.kill_reason or reason
+        with contextlib.suppress(OSError):
+            self.frames.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def innocent(self) -> bool:
+        """Whether it has ended because of another session of the process that it shares."""
+        culprit = None if self.seat is None or self.left else self.seat.culprit()
+        return culprit is not None and culprit is not self.seat
+
     def death_reason(self) -> str:
         """Why the process ended: by whom, which signal or exit status, and the last it said."""
-        code, said = self._server.exit_code(self.pid), self._tail.decode(errors="replace").strip()
-        if code is None:
+        said = self._tail.decode(errors="replace").strip()
+        code = 0 if self.left else self._server.exit_code(self.pid)
+        if self.left:
+            how = "the end of its session"
+        elif code is None:
             how = "an unknown cause: its fork server is gone"
         else:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        kill_reason = self.kill_reason
+        if self.seat is not None and not self.left:
+            culprit, kill_reason = self.seat.culprit(), kill_reason or self.seat.process.kill_reason
+            if culprit is not None and culprit is not self.seat:
+                how += f", because of stage {culprit.stage} in the same process"
+            said = "\n".join(filter(None, [said, self.seat.process.last_words if culprit is self.seat else ""]))
         why = ": ".join(
-            filter(None, [f"worker {self.number} (pid {self.pid}) ended by {how}", self.kill_reason, self.error])
+            filter(None, [f"worker {self.number} (pid {self.pid}) ended by {how}", kill_reason, self.error])
         )
         return f"{why}\n{said}" if said and not self.error else why
 
     def close(self) -> None:
         """Wait for the process's end and release every descriptor.
 
-        A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s.
+        A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s. One that it shares
+        may live on.
         """
-        is_readable(self.pidfd, _REAP_S)
+        if self.seat is None:
+            is_readable(self.pidfd, _REAP_S)
+        else:
+            self.seat.leave()
         os.close(self.pidfd)
         os.close(self._stdout_fd)
         self.control.close()

@@ -18,8 +18,8 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
-from torchperf_ros.engines.model_transforms import quiet_log
 from torchperf_ros.engines.parts import exported_parts
+from torchperf_ros.engines.quantisation import quiet_log
 from torchperf_ros.optimize.inspect import graph_breaks
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text

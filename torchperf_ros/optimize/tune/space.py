@@ -5,7 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
-from torchperf_ros.config.build_options import AUTO, BLOCKS, COMPILE_MODES, ENGINES, OF_PARTS, PRECISIONS
+from torchperf_ros.config.build_options import (
+    AUTO,
+    BLOCKS,
+    COMPILE_MODES,
+    ENGINES,
+    INT8_STATIC,
+    OF_PARTS,
+    PRECISIONS,
+    STATIC_ENGINE,
+)
 from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
@@ -66,8 +75,8 @@ class TuneSpace:
         yield from self._part("now", self._now)
         yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
         for name, vary in (
-            ("layout", self._layouts), ("precision", self._precisions), ("threads", self._threads),
-            ("threads", self._near_threads), ("graphs", self._graphs),
+            ("layout", self._layouts), ("precision", self._precisions), ("precision", self._static_int8),
+            ("threads", self._threads), ("threads", self._near_threads), ("graphs", self._graphs),
         ):  # fmt: skip
             yield from self._part(name, vary(start))
         for batch in batches:
@@ -137,8 +146,13 @@ class TuneSpace:
 
     def _precisions(self, best: Candidate) -> Iterator[Candidate]:
         for precision in PRECISIONS:
-            if precision not in self._facts.left_out:
+            if precision not in self._facts.left_out and precision != INT8_STATIC:
                 yield _with(best, precision=precision)
+
+    def _static_int8(self, best: Candidate) -> Iterator[Candidate]:
+        """By the engine that has it; eager has not."""
+        if INT8_STATIC not in self._facts.left_out and STATIC_ENGINE in self._engines:
+            yield _with(best, engine=STATIC_ENGINE, precision=INT8_STATIC)
 
     def _compiled_precisions(self, best: Candidate) -> Iterator[Candidate]:
         """Those that eager could run right, the quickest there first."""
@@ -146,6 +160,7 @@ class TuneSpace:
         good.sort(key=lambda standing: standing.p50_ms)
         for precision in dict.fromkeys(standing.trial.candidate.options.precision for standing in good):
             yield _with(best, precision=precision)
+        yield from self._static_int8(best)
 
     def _modes(self, best: Candidate) -> Iterator[Candidate]:
         if "compile" in self._engines:

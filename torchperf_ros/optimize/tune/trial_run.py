@@ -265,7 +265,8 @@ class Attempt:
             eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
             least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
             cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, **asdict(self.parity),
+            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, relative_l2=self.parity.relative_l2,
+            cosine=self.parity.cosine, max_error=self.parity.max_error, score=self.parity.score,
         )  # fmt: skip
         return asdict(figures)
 
