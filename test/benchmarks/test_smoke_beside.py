@@ -9,6 +9,8 @@ from .conftest import ALONE, SMALL
 pytestmark = pytest.mark.ros
 
 AT_ONCE = 1  # another test runs beside
+TRAINING = """--steps 1 --seeds 1 --judged 1 --ways shipped,packages
+    --models detector --tiers fast --engines onnxruntime --rounds 2"""
 ARGUMENTS = {
     "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--parallel", "1", "--tasks", "3"],
     "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
@@ -18,24 +20,7 @@ ARGUMENTS = {
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
     "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
-    "training": [
-        "--steps",
-        "1",
-        "--seeds",
-        "1",
-        "--judged",
-        "1",
-        "--ways",
-        "shipped,packages",
-        "--models",
-        "detector",
-        "--tiers",
-        "fast",
-        "--engines",
-        "onnxruntime",
-        "--rounds",
-        "2",
-    ],  # fmt: skip
+    "training": TRAINING.split(),
 }
 
 
