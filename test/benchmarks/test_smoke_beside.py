@@ -16,6 +16,7 @@ ARGUMENTS = {
     "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
     "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
     "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
+    "parts": ["--models", "transformer", "--ways", "blocks", "--blocks", "4", "--seconds", "0"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
     "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
@@ -49,6 +50,13 @@ def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
     assert figures["auto"] in figures["p50_ms"]
     assert set(figures["p50_ms"]) == {"eager", "openvino", "plain openvino", "auto"}
     assert figures["relative_l2"]["openvino"] < 1e-3
+
+
+def test_parts_has_what_blocks_cost_and_do(report):
+    found = report("parts")["transformer"]["blocks"]
+    assert found["parts"].startswith("1 to 4 (4 alike): ")
+    assert found["relative_l2"] < 1e-3
+    assert min(found["compile_s"], found["cpu_s"], found["p50_ms"]) > 0
 
 
 def test_log_reading_counts_what_it_read_of_each_log(report):

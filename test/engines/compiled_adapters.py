@@ -35,6 +35,54 @@ class Counting(torch.nn.Module):
         return self.layer(x) + self.calls
 
 
+class Block(torch.nn.Module):
+    """It takes a keyword and returns a tuple; the last of its values is none."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(width, width), torch.nn.LayerNorm(width)
+        torch.nn.init.normal_(self.norm.weight)  # as trained: equal ones would become part of the graph
+        torch.nn.init.normal_(self.norm.bias)
+
+    def forward(self, x, *, scale=1.0):
+        x = x + scale * torch.tanh(self.layer(self.norm(x)))
+        return x, x.sum(-1), None
+
+
+class Blocks(torch.nn.Module):
+    """Five equal blocks, the last of which is called twice."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block() for _ in range(count)])
+
+    def forward(self, x, mask):
+        sums = []
+        for block in [*self.blocks, self.blocks[-1]]:
+            x, total, _ = block(x, scale=0.5)
+            sums.append(total * mask.sum(-1))
+        return x, torch.stack(sums)
+
+
+class Sign(torch.nn.Module):
+    """It looks at values, so that it cannot be exported."""
+
+    def forward(self, x, mask):
+        return {"scores": x * mask.sum(1, keepdim=True) if bool(x.sum() > 0) else -x}
+
+
+class Split(torch.nn.Module):
+    """A part that exports before one that does not."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 4))
+        self.head = Sign()
+
+    def forward(self, x, mask):
+        return self.head(self.body(x), mask)
+
+
 class Seeing(torch.nn.Module):
     """Convolutions with a shortcut, a transposed one, which nothing quantises, and a layer behind them."""
 
@@ -84,7 +132,8 @@ class Compiled(Adapter):
 
     inputs = {"image": "std_msgs/msg/String"}
     output = "std_msgs/msg/String"
-    kinds = {"full": (Mixed, 16), "fast": (Mixed, 4), "untraceable": (Untraceable, 4)}
+    kinds = {"full": (Mixed, 16), "fast": (Mixed, 4), "untraceable": (Untraceable, 4),
+             "blocks": (Blocks, 5), "split": (Split, 16)}  # fmt: skip
 
     def __init__(self, options, device):
         self.options = options

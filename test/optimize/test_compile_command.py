@@ -102,6 +102,14 @@ def test_given_a_package_that_passed_by_its_answers_when_compiled_then_its_row_s
     assert "0.998" in words
 
 
+def test_given_parts_when_compiled_then_what_is_and_why_the_whole_is_are_told(process):
+    parts, whole = "body: 80% of eager's time; the rest runs in eager", "the whole model: it has no 4 blocks"
+    process.says = [tier("full"), built("full", parts=parts), built("fast", parts=whole), {"kind": "done"}]
+    shown = compiled("--tier", "full", "--tier", "fast", "--parts", "body").stdout
+    assert f"adapter full: compiled: {parts}" in shown
+    assert f"adapter fast: compiled: {whole}" in shown
+
+
 def test_given_a_quantised_package_when_compiled_then_it_says_what_runs_in_int8_and_what_that_loses(process):
     int8 = {"convolutions": {"there": 3, "quantised": 2, "int8": 1}}
     process.says = [
@@ -123,13 +131,14 @@ def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
     compiled("--tier", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
-             "--channels-last", "-o", "out", "--force", "--dry-run")  # fmt: skip
+             "--channels-last", "--parts", "blocks", "-o", "out", "--force", "--dry-run")  # fmt: skip
     (job,) = process.jobs
     assert (job["adapter"], job["options"], job["device"], job["tiers"]) == ("robot:Seen", {"a": 1}, "cpu", ["full"])
     assert (job["out"], job["force"], job["dry_run"], job["packages"]) == ("out", True, True, [""])
     (build,) = job["build"]
     assert (build["precision"], build["dynamic"]) == ("bf16", "never")
     assert build["channels_last"]
+    assert build["parts"] == "blocks"
 
 
 @pytest.fixture

@@ -54,6 +54,21 @@ def test_given_a_model_within_its_limit_when_inspected_then_it_passes_and_its_ow
     assert "mean tensor" not in result.output
 
 
+def test_given_a_model_that_cannot_be_exported_when_inspected_then_its_parts_that_can_be_are_proposed(tmp_path):
+    report = tmp_path / "report.json"
+    text = " ".join(inspect("Split", "--json", report).stdout.split())
+    found = json.loads(report.read_text())["parts"]
+    assert "data-dependent" in found["why"]
+    assert list(found["shares"])[0] == "body"
+    assert all(0.0 < share < 1.0 for share in found["shares"].values())
+    assert "the whole cannot be exported: " in text
+    assert f"together: --parts {','.join(found['shares'])}, or parts: auto, with engine aoti" in text
+    inspect("Norm", "--json", report)
+    assert json.loads(report.read_text())["parts"]["why"]
+    inspect("printed", "--json", report)  # a function, which has no modules
+    assert json.loads(report.read_text())["parts"] is None
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_given_a_folder_for_the_trace_when_inspected_then_tlparse_makes_pages_of_it_where_it_is_installed(
     tmp_path, monkeypatch, installed

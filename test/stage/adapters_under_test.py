@@ -164,6 +164,25 @@ class HalfCompilable(Compilable):
         return super().build(tier) if tier == self._tiers[-1] else Offset(0)
 
 
+class LooksAtValues(torch.nn.Module):
+    """Its body can be compiled, and what it does with that cannot."""
+
+    def __init__(self, offset):
+        super().__init__()
+        self.body = Branchless(offset)
+
+    def forward(self, x, flag):
+        y = self.body(x, flag)
+        return y if bool(y.sum() > -1e9) else -y
+
+
+class CompilableInPart(Compilable):
+    """Only parts of its models can be compiled."""
+
+    def build(self, tier):
+        return LooksAtValues(TIER_OFFSET * self._tiers.index(tier))
+
+
 class Plain(Controlled):
     """Keeps no history: `observe` is the adapter's own, which does nothing."""
 

@@ -38,6 +38,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
+    parts: Annotated[str, Option(help="What is compiled by aoti: blocks, auto, or PATH,PATH. Default: all.")] = "",
     output: Annotated[Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")] = None,
     force: shell.Force = False,
     dry_run: shell.DryRun = False,
@@ -51,13 +52,21 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     there already, with the same weights, code, libraries and device, is neither
     built nor measured again.
 
+    With --parts, engine aoti compiles parts of the model, and the rest runs in
+    eager: `blocks`, each kind of block that there are four or more of, once for
+    all of its kind; `auto`, the largest modules that export, where the whole does
+    not; or modules by their paths. Where `blocks` or `auto` find nothing, the
+    whole is compiled, and the last lines say why. `torchperf tune` tries the
+    whole and its blocks, and takes the better one.
+
     Examples: torchperf compile --params config/perception.yaml
               torchperf compile my_robot.segmenter:Segmenter --tier full --tier fast
 
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
     shell.check_outputs({"--json": json_file})
-    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
+    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
+           "parts": parts}  # fmt: skip
     if (adapter is None) == (params is None):
         raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
     if params is None:
@@ -157,6 +166,7 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
             notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
             manifest = result["manifest"] or {}
             variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
+            notes += [f"{name}: compiled: {manifest['parts']}"] if manifest.get("parts") else []
             layers = [f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)" for kind, n in int8.items()]
             notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
             kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())

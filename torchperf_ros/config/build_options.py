@@ -19,6 +19,12 @@ AUTO = "auto"
 """In place of an engine: the fastest of those that are installed, measured."""
 
 ENGINE_CHOICES = (AUTO, *ENGINES)
+BLOCKS = "blocks"
+"""In place of the parts of a model: the blocks that it has four or more of, each kind compiled once."""
+
+OF_PARTS = "aoti"
+"""The engine that takes parts of a model."""
+
 INT8_STATIC = "int8_static"
 INT8_PRECISIONS = ("int8_weight", "int8_dynamic", INT8_STATIC)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", *INT8_PRECISIONS)
@@ -67,6 +73,8 @@ class BuildOptions:
             activations by ranges that the adapter's own inputs show; CPU, `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
+        parts: what of the model is compiled, by engine aoti: blocks, auto (what exports, if the whole does not), or
+            paths of modules with commas between; "": the whole.
     """
 
     engine: str = "eager"
@@ -75,10 +83,19 @@ class BuildOptions:
     precision: str = "fp32"
     channels_last: bool = False
     cuda_graphs: bool = False
+    parts: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: manifests, the worker's setup."""
         return asdict(self)
+
+    def as_identity(self) -> dict[str, Any]:
+        """For the identity of a package, without what earlier versions did not know if it is not used."""
+        return {name: value for name, value in asdict(self).items() if name != "parts" or value}
+
+    def with_engine(self, engine: str) -> "BuildOptions":
+        """The same by another engine, in parts if it takes parts."""
+        return replace(self, engine=engine, parts=self.parts if engine == OF_PARTS else "")
 
     def without_graphs(self) -> "BuildOptions":
         """The same without CUDA graphs, which some modes of torch.compile capture as well."""
@@ -93,4 +110,5 @@ class BuildOptions:
         words += [{"always": "dynamic", "never": "static"}[self.dynamic]] if self.dynamic != "auto" else []
         words += [self.precision] if self.precision != "fp32" else []
         words += [name for name in ("channels_last", "cuda_graphs") if getattr(self, name)]
+        words += [f"parts {self.parts}"] if self.parts else []
         return " ".join(words)

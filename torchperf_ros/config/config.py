@@ -54,6 +54,7 @@ class StageConfig:
     precision: tuple[str, ...] = param(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
     channels_last: bool = param(False, "Images in memory with channels last.")
     cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
+    parts: str = param("", "Of engine aoti what is compiled: '' (all), blocks, auto, or PATH,PATH of modules.")
     packages: tuple[str, ...] = param([""], "A .pt2 file of each tier, instead of what the adapter builds; '': none.")
     shapes: ShapeOptions = param(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
@@ -138,7 +139,7 @@ class StageConfig:
         """How the tier of this index is built."""
         return BuildOptions(
             self.engine, self.compile_mode, self.dynamic, self.precision[tier],
-            self.channels_last, self.cuda_graphs,
+            self.channels_last, self.cuda_graphs, self.parts,
         )  # fmt: skip
 
 

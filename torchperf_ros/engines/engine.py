@@ -12,12 +12,12 @@ import torch
 from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
-from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
+from torchperf_ros.engines.fingerprint import code_hash, declared_dims, identify, machine_facts, weights_hash
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
-from torchperf_ros.engines.package import Aoti
-from torchperf_ros.engines.package_engine import EngineUnavailable, PackageEngine, from_front
+from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.parts_package import AotiOfParts, PartCall, holds_parts, open_parts
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
@@ -31,7 +31,9 @@ from torchperf_ros.packages.package_manifest import (
     manifest_path,
 )
 
-ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
+ENGINES: dict[str, PackageEngine] = {
+    engine.name: engine for engine in (AotiOfParts(), OnnxRuntime(), OpenVino(), TensorRt())
+}
 """Every engine that runs packages; `compile` and `eager` run the model itself."""
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
@@ -51,6 +53,7 @@ class Runner:
         model: hashes of weights and code that a user's package was built from, where that is known.
         static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
         engine: of a user's package; "" where the options name it.
+        parts: what of the model is compiled, in words, where parts were asked for; `part_calls` count what they do.
         known: what the build has found of the package's parity, where that is known.
     """
 
@@ -63,6 +66,8 @@ class Runner:
     model: tuple[str, str] | None = None
     static: bool = False
     engine: str = ""
+    parts: str = ""
+    part_calls: Sequence[PartCall] = ()
     known: Parity | None = None
 
 
@@ -104,15 +109,25 @@ def finished(runner: Runner, options: BuildOptions, example: Inputs, device: tor
 
 def open_package(
     path: Path,
-    outputs: str,
+    built: Built | Manifest,
     options: BuildOptions,
-    example: Inputs,
-    device: torch.device,
+    tier: BuiltTier,
     **of_runner: Any,  # noqa: ANN401
 ) -> Runner:
-    """A checked package as a worker runs it, with its manifest's `outputs`; a `PackageError` if it cannot be loaded."""
-    call = ENGINES[options.engine].load(path, outputs, options, device)
-    return finished(Runner(call, graphs=1, **of_runner), options, example, device)
+    """A checked package as a worker runs it, of this tier; a `PackageError` if it cannot be loaded."""
+    runner = replace(_loaded(path, built, options, tier), **of_runner)
+    return finished(runner, options, tier.example, tier.device)
+
+
+def _loaded(path: Path, built: Built | Manifest | None, options: BuildOptions, tier: BuiltTier) -> Runner:
+    outputs, parts = (built.outputs, built.parts) if built else ("", "")
+    if not holds_parts(path):
+        return Runner(ENGINES[options.engine].load(path, outputs, options, tier.device), graphs=1, parts=parts)
+    try:
+        call, calls = open_parts(path, tier, options)
+    except Exception as error:  # the library's boundary
+        raise PackageError(f"package {path}, of parts, cannot be loaded: {one_line(error)}") from error
+    return Runner(call, graphs=len({id(one.part) for one in calls}), parts=parts, part_calls=calls)
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -122,7 +137,7 @@ def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
         with torch.inference_mode(mode=False):
             plain = replace(tier, example=tuple(tensor.clone() for tensor in tier.example))
             built = ENGINES[options.engine].build(plain, options, path)
-        runner = open_package(path, built.outputs, options, tier.example, tier.device, static=not tier.dims)
+        runner = open_package(path, built, options, tier, static=not tier.dims)
     return replace(runner, compile_s=time.perf_counter() - started)
 
 
@@ -175,7 +190,8 @@ def choice_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngin
 
 def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
     """The identity of an engine's package, from that of the choice: the model is hashed once."""
-    return replace(identity, options={**identity.options, "engine": engine.name}, library=engine.version)
+    options = BuildOptions(**identity.options).with_engine(engine.name)
+    return replace(identity, options=options.as_identity(), library=engine.version)
 
 
 def compare(
@@ -193,9 +209,12 @@ def compare(
 
 
 def load_ready_package(
-    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims
-) -> Runner:
+    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims,
+    build: Callable[[], torch.nn.Module] | None = None,
+) -> Runner:  # fmt: skip
     """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
+
+    One of parts needs the model that the adapter builds (`build`), which has to be the one that it was built from.
 
     Raises:
         PackageError: it is not there or not to be loaded from there, it is an exported program, its hash, machine or
@@ -213,11 +232,12 @@ def load_ready_package(
     engine.check(options, {}, device)
     if identity and identity.library != engine.version:
         raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
-    call = engine.load(path, manifest.outputs if manifest else "", options, device)
+    model = _model_of_parts(path, identity, build) if holds_parts(path) else torch.nn.Module()
+    runner = _loaded(path, manifest, options, BuiltTier(model.to(device), example, {}, device))
     drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
     for inputs in drawn:
         try:
-            outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
+            outputs.append([tensor.clone() for tensor in tensors_in(runner.call(*inputs))])
         except RuntimeError as error:
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
             msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
@@ -227,10 +247,19 @@ def load_ready_package(
     numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]  # classes may agree
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
-    model, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
+    hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
     known = Parity.from_dict(manifest.parity) if manifest else None
     package = file_sha256(path)[:32]
-    return Runner(call, graphs=1, package=package, model=model, static=static, engine=engine.name, known=known)
+    return replace(runner, package=package, model=hashes, static=static, engine=engine.name, known=known)
+
+
+def _model_of_parts(
+    path: Path, identity: Identity | None, build: Callable[[], torch.nn.Module] | None
+) -> torch.nn.Module:
+    model = build() if build else torch.nn.Module()
+    if identity is None or (weights_hash(model), code_hash(model)) != (identity.weights, identity.code):
+        raise PackageError(f"package {path} has parts of another model than the adapter builds; the rest would not fit")
+    return model
 
 
 def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:

@@ -45,7 +45,7 @@ def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Ident
         torch=torch.__version__,
         device=name,
         capability=capability,
-        options=replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs).as_dict(),
+        options=replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs).as_identity(),
         signature=[signature_of(tensor) for tensor in tier.example],
         dynamic=declared_dims(tier.dims),
         weights=weights_hash(tier.model),

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torchperf_ros.engines.engine import (
     open_package,
 )
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
-from torchperf_ros.engines.package_engine import EngineUnavailable
+from torchperf_ros.engines.package_engine import Built, EngineUnavailable
 from torchperf_ros.engines.parity import check_engine, signature_of
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
@@ -91,7 +92,7 @@ def _tier_of(
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
-        load_ready_package(Path(package), None, device, example, dims)
+        load_ready_package(Path(package), None, device, example, dims, partial(build_model, adapter, name))
         return None
     model = build_model(adapter, name)
     # a package of weights that nobody builds again would fit no worker
@@ -162,9 +163,9 @@ class _PackageBuild:
                 self._work.cache.shrink(keep=path)
         return _Stored(str(path), manifest, new=True)
 
-    def load(self, path: Path, outputs: str, *, graphs: bool = True) -> Call:
+    def load(self, path: Path, built: Built | Manifest, *, graphs: bool = True) -> Call:
         options = self._work.options if graphs else replace(self._work.options, cuda_graphs=False)
-        return open_package(path, outputs, options, self._work.tier.example, self._work.tier.device).call
+        return open_package(path, built, options, self._work.tier).call
 
     def _build(self, part: Path) -> Manifest:
         tier, started = self._work.tier, time.perf_counter()
@@ -173,7 +174,7 @@ class _PackageBuild:
         compile_s = time.perf_counter() - started
         self._work.step(f"{self._prefix}checking")
         with torch.inference_mode():
-            call = self.load(part, built.outputs, graphs=False)  # it runs in the precision that it is checked in
+            call = self.load(part, built, graphs=False)  # it runs in the precision that it is checked in
             precision, scoring = self._work.options.precision, tier.scoring and replace(tier.scoring, judges=True)
             parity = check_engine(tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring)
             briefly = self._work.job.get("background") and tier.device.type == "cuda"
@@ -187,7 +188,7 @@ class _PackageBuild:
             package_sha256=file_sha256(part), package_bytes=part.stat().st_size, graph=built.graph,
             parity=asdict(parity), timings=timings, peak_memory_bytes=peak_memory_bytes(tier.device),
             compile_s=compile_s, built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            variants_ms=built.variants_ms, outputs=built.outputs, int8=built.int8,
+            variants_ms=built.variants_ms, outputs=built.outputs, parts=built.parts, int8=built.int8,
         )  # fmt: skip
 
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
@@ -245,12 +246,12 @@ class _ChoiceBuild:
         calls = {EAGER: make_runner(tier, replace(self._work.options, engine=EAGER)).call}
         for engine in self._engines:
             try:
-                of_one = replace(self._work, options=replace(self._work.options, engine=engine.name))
+                of_one = replace(self._work, options=self._work.options.with_engine(engine.name))
                 build = _PackageBuild(of_one, identity_of(self._identity, engine))
                 stored = build.store()
                 with torch.inference_mode():
                     assert stored.manifest
-                    calls[engine.name] = build.load(Path(stored.package), stored.manifest.outputs)
+                    calls[engine.name] = build.load(Path(stored.package), stored.manifest)
             except Exception as error:  # the libraries' boundary: what one cannot take is for another
                 left_out[engine.name] = one_line(error)
         self._work.step("choosing between " + ", ".join(calls))

@@ -36,6 +36,7 @@ class Built:
     Attributes:
         graph: hash of the exported graph.
         outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
+        parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there is one way.
         left: layers that are not quantised, by kind.
         int8: what a manifest says of that, see `int8_share`; empty for other precisions.
@@ -43,6 +44,7 @@ class Built:
 
     graph: str
     outputs: str = ""
+    parts: str = ""
     variants_ms: dict[str, float] = field(default_factory=dict)
     left: Counter[str] = field(default_factory=Counter)
     int8: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class PackageEngine(ABC):
         distributions: names under which pip may know its library; none where torch is all.
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
+        dynamic, parts: whether sizes may vary; whether it takes parts of a model.
     """
 
     name: ClassVar[str]
@@ -64,6 +67,7 @@ class PackageEngine(ABC):
         "cpu": PRECISIONS, "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
     }  # fmt: skip
     dynamic: ClassVar[bool] = True
+    parts: ClassVar[bool] = False
 
     @property
     def version(self) -> str:
@@ -81,9 +85,10 @@ class PackageEngine(ABC):
             return f"engine {self.name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
         if options.cuda_graphs and self.distributions:
             return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
-        if dynamic_dims and not self.dynamic:
-            return f"engine {self.name} runs fixed sizes only; dynamic has to be never"
-        return ""
+        if options.parts and not self.parts and options.engine == self.name:
+            return f"engine {self.name} takes whole models only; parts has to be empty"
+        fixed = dynamic_dims and not self.dynamic
+        return f"engine {self.name} runs fixed sizes only; dynamic has to be never" if fixed else ""
 
     def _needs(self, distribution: str) -> str:
         return f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
@@ -176,9 +181,16 @@ def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
 
 def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:
     """Whether the model changes its own buffers while it runs."""
+    return "buffers" in written_to(program)
+
+
+def written_to(program: torch.export.ExportedProgram) -> list[str]:
+    """What the model changes while it runs, of its `buffers` and its `inputs`."""
     if not any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
-        return False
-    return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)  # before, views hide what is written
+        return []
+    signature = program.run_decompositions({}).graph_signature  # before, views hide what is written
+    found = {"buffers": signature.buffers_to_mutate, "inputs": signature.user_inputs_to_mutate}
+    return [name for name, targets in found.items() if targets]
 
 
 def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:

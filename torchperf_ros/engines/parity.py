@@ -288,6 +288,13 @@ def signature_of(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
 
 
+def memory_format(like: torch.Tensor) -> torch.memory_format:
+    """How a tensor lies in memory, of the two that compiled code is given: contiguous, or with channels last."""
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(like.dim(), torch.contiguous_format)
+    return layout if like.is_contiguous(memory_format=layout) and not like.is_contiguous() else torch.contiguous_format
+
+
 def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
     """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
     if isinstance(value, dict):

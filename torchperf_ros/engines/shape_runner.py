@@ -13,7 +13,7 @@ import torch
 from torchperf_ros.config.shape_options import ShapeOptions, Shapes, format_shapes
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
-from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check
+from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format
 from torchperf_ros.engines.shape_buckets import (
     Axis,
     axes_of,
@@ -273,7 +273,7 @@ class PaddedBuffers:
 
     def _made(self, bucket: Shapes) -> list[torch.Tensor]:
         buffers = [
-            torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_memory_format(like)).zero_()
+            torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format(like)).zero_()
             for shape, like in zip(bucket, self._example, strict=True)
         ]
         if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > _MOST_BUFFER_BYTES:
@@ -287,14 +287,8 @@ def _is_laid_out_like(tensor: torch.Tensor, like: torch.Tensor) -> bool:
 
     Compilers guard on type, strides (also of dimensions of size 1) and on being made under inference mode.
     """
-    usual = torch.empty(tensor.shape, device="meta", memory_format=_memory_format(like)).stride()
+    usual = torch.empty(tensor.shape, device="meta", memory_format=memory_format(like)).stride()
     return tensor.dtype is like.dtype and tensor.stride() == usual and tensor.is_inference()
-
-
-def _memory_format(like: torch.Tensor) -> torch.memory_format:
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = layouts.get(like.dim(), torch.contiguous_format)
-    return layout if like.is_contiguous(memory_format=layout) and not like.is_contiguous() else torch.contiguous_format
 
 
 def _elements(shapes: Shapes) -> int:

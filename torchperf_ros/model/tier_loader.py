@@ -75,8 +75,9 @@ class TierLoader:
         if package:
             with torch.inference_mode(mode=False):
                 runner = load_ready_package(
-                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims)
-                )
+                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims),
+                    functools.partial(build_model, self._adapter, name),
+                )  # fmt: skip
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
             hashes = runner.model
             tier = self._with_package(name, runner, options, example, strict=self._setup.get("swapped") == number)
@@ -191,7 +192,7 @@ class TierLoader:
         if choice is None or choice.engine not in {EAGER, *(engine.name for engine in engines)}:
             return options, identity
         facts.engine, facts.choice = choice.engine, choice.words
-        options = replace(options, engine=choice.engine)
+        options = options.with_engine(choice.engine)
         return options, identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
 
     def _runner(self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None) -> Runner | None:
@@ -209,8 +210,8 @@ class TierLoader:
                     manifest = check_package(path, identity)
                     self._cache.used(path)
                     return open_package(
-                        path, manifest.outputs, options, tier.example, self._on,
-                        package=identity.key, static=not identity.dynamic, known=Parity.from_dict(manifest.parity),
+                        path, manifest, options, tier, package=identity.key, static=not identity.dynamic,
+                        known=Parity.from_dict(manifest.parity),
                     )  # fmt: skip
             except PackageError as error:
                 self._say(f"{error}; it is built anew")

@@ -78,6 +78,7 @@ class Manifest:
         variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights folded and
             packed), `frozen channels_last`, `plain`.
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
+        parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
     """
 
@@ -94,6 +95,7 @@ class Manifest:
     built: str
     variants_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     outputs: str = ""
+    parts: str = ""
     int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:

@@ -18,6 +18,7 @@ import torch
 import torch._inductor.config
 from torch.utils._pytree import tree_leaves
 
+from torchperf_ros.engines.parts import exported_parts
 from torchperf_ros.engines.quantisation import quiet_log
 from torchperf_ros.optimize.inspect import graph_breaks
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak, Kind
@@ -75,6 +76,7 @@ class Inspection(logging.Handler):
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, dearest first.
+        parts: why the whole cannot be exported, and what of it can, see `exported_parts`; None of what is no module.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
@@ -87,6 +89,7 @@ class Inspection(logging.Handler):
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
         self.timings: list[Timing] = []
+        self.parts: tuple[str, dict[str, float]] | None = None
         self.failure = ""
         try:
             self._backend = torch._dynamo.lookup_backend(backend)
@@ -142,6 +145,9 @@ class Inspection(logging.Handler):
                 except Exception as error:
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
+            if isinstance(self._model.call, torch.nn.Module):
+                progress("exporting the whole, or what of it can be")
+                self.parts = exported_parts(self._model.call, self._model.input_sets)
         for graph in self.graphs:
             graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
             graph.ms = self.timings[graph.input_set].graph_ms.get(graph.index, float("nan"))

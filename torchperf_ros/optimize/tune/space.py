@@ -5,7 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
-from torchperf_ros.config.build_options import COMPILE_MODES, ENGINES, INT8_STATIC, PRECISIONS, STATIC_ENGINE
+from torchperf_ros.config.build_options import (
+    AUTO,
+    BLOCKS,
+    COMPILE_MODES,
+    ENGINES,
+    INT8_STATIC,
+    OF_PARTS,
+    PRECISIONS,
+    STATIC_ENGINE,
+)
 from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
@@ -90,12 +99,14 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
+        if self._is_refused(_with(best, engine=OF_PARTS)):  # the whole; what of it can be compiled is not
+            yield from self._part("parts", [_with(best, engine=OF_PARTS, parts=AUTO)])
         yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
-            ("precision", self._compiled_precisions), ("mode", self._modes), ("graphs", self._graphs),
-            ("layout", self._layouts), ("buckets", self._buckets),
+            ("parts", self._blocks), ("precision", self._compiled_precisions), ("mode", self._modes),
+            ("graphs", self._graphs), ("layout", self._layouts), ("buckets", self._buckets),
         ):  # fmt: skip
             ranking = self.ranking
             compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
@@ -157,6 +168,13 @@ class TuneSpace:
                 if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
                     yield _with(best, engine="compile", mode=mode)
 
+    def _is_refused(self, candidate: Candidate) -> bool:
+        return any(one.candidate == candidate and one.outcome == Result.REFUSED for one in self.trials)
+
+    def _blocks(self, best: Candidate) -> Iterator[Candidate]:
+        if best.options.engine == OF_PARTS and not best.options.parts and BLOCKS not in self._facts.left_out:
+            yield _with(best, parts=BLOCKS)
+
     def _graphs(self, best: Candidate) -> Iterator[Candidate]:
         """Engine compile has its own, as a mode; sizes have to stay."""
         if self._facts.cuda and not self._facts.ranges:
@@ -189,4 +207,5 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
 
 def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
+    options = options.with_engine(options.engine)
     return replace(candidate, options=options if options.engine == "compile" else replace(options, mode="default"))

@@ -131,7 +131,7 @@ def tuned_parameters(
         "tiers": [stage.tiers[tier] for tier in stage.scenes[0].tiers],  # what only a scene has stands there
         "engine": options.engine, "compile_mode": options.mode, "dynamic": options.dynamic,
         "precision": every[:1] if len(set(every)) == 1 else every,
-        "channels_last": options.channels_last,
+        "channels_last": options.channels_last, "parts": options.parts,
         "cuda_graphs": options.cuda_graphs, "shapes": found.shapes, "bucket_width": found.bucket_width,
     }  # fmt: skip
     threads = 0 if found.threads == default_threads else found.threads
