@@ -4,6 +4,7 @@ Imported by worker processes, which find this folder on PYTHONPATH. Words of a f
 sleep (for a tenth of a second), print (what looks like markup).
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -158,6 +159,9 @@ class Obedient(Counting):
         super().__init__(options, device)
         self._folder = Path(options["folder"])
         (self._folder / f"pid-{os.getpid()}").touch()
+        # behind the stage's fork server and its base; looked up now, as another worker may have killed it by then, and
+        # then whoever takes in orphans stands in its place: the process of these tests
+        self._replaying = psutil.Process().parents()[2]
 
     def preprocess(self, messages):
         word = messages["point"].message.header.frame_id
@@ -165,8 +169,8 @@ class Obedient(Counting):
             (self._folder / "slow").touch()
             time.sleep(0.1)
         if word == "lose" or (word == "lose once" and self._first()):
-            _, _, replaying, *_ = psutil.Process().parents()  # behind the stage's fork server and its base
-            replaying.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._replaying.kill()
             time.sleep(60)  # until the kernel takes this process, too
         return super().preprocess(messages)
 
