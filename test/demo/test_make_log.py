@@ -220,6 +220,6 @@ def test_given_an_interrupt_when_writing_then_nothing_is_left_under_any_name(tmp
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 130
+    assert running.returncode == 130, said
     assert said.endswith("torchperf: interrupted; nothing was written\n")
     assert list(tmp_path.iterdir()) == []
