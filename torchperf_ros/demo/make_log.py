@@ -25,6 +25,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogMessage
+from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.world import road_scene
 from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE, Pixels, RoadScene
 
@@ -180,9 +181,14 @@ def write_drive(
         try:
             alone = kind != "bag" and named == kind
             written = part / (path.stem if alone else path.name)
-            with _writer(written, kind) as put:
-                for message in drive.messages():
-                    put(message)
+            with contextlib.ExitStack() as stack:
+                with held_interrupt():  # within what a message takes, some libraries swallow whatever is raised
+                    put, messages = stack.enter_context(_writer(written, kind)), drive.messages()
+                while True:
+                    with held_interrupt():
+                        if (message := next(messages, None)) is None:
+                            break
+                        put(message)
                     progress(message.t_ns - START_NS, round(drive.seconds * NS_PER_S))
             if path.exists():
                 path.rename(part / "replaced")
