@@ -357,8 +357,6 @@ def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
         )
     command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
-    )  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60)
     assert "crashed while running 'test_ends.py::test_one[1]'" in done.stdout
     assert "1 failed, 88 passed" in done.stdout

@@ -17,7 +17,7 @@ from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
-from torchperf_ros.workers.shared_process import SharedProcesses, SharedServer
+from torchperf_ros.workers.shared_process import Seat, SharedProcesses, SharedServer
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 
 _FIRST_DELAY_NS = NS_PER_S // 2
@@ -312,15 +312,15 @@ class WorkerPool:
             setup["device_before"] = self.description.device
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup["calibrations"] = self._calibrated[1]
-        server = self._server
-        if isinstance(server, SharedServer):
+        source: ForkServer | Seat
+        if isinstance(self._server, SharedServer):
             outdated = self.rolling_update.renewal.outdated(self.workers)
             place = outdated.number if number == len(self.workers) and outdated is not None else number
-            seat = server.seat(place)
+            source = seat = self._server.seat(place)
             setup["session"] = seat.number
-        worker = WorkerProcess(
-            number, setup, self.ring, self.config.max_frame_bytes, seat if isinstance(server, SharedServer) else server
-        )
+        else:
+            source = self._server
+        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, source)
         worker.generation = kit.number
         return worker
 
