@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -169,6 +170,32 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
         assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
         assert compiled.get_property("ENABLE_CPU_PINNING") is False
         assert sys.modules["openvino_telemetry"] is None  # what reports its use
+
+
+DROPPED_BY_ANOTHER_THREAD = """
+import signal, sys, threading
+import torch
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.engine import make_runner
+
+tier = BuiltTier(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), {}, torch.device("cpu"))
+runners = [make_runner(tier, BuildOptions(sys.argv[1])) for _ in range(2)]
+drop = threading.Thread(target=runners.clear)
+drop.start()
+drop.join()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("told")
+"""
+
+
+def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is_handled(engine):
+    """OpenVINO unmaps a signal stack with what it has loaded: the process ended by SIGSEGV, without a word."""
+    command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD, engine]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "told\n"), ended.stderr
 
 
 @torch.inference_mode()

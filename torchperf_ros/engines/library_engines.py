@@ -1,6 +1,7 @@
 """Engines of other libraries: ONNX Runtime, OpenVINO and TensorRT; each is imported where it is used, nowhere else."""
 
 import ctypes.util
+import functools
 import io
 import sys
 import tempfile
@@ -214,14 +215,14 @@ class OpenVino(PackageEngine):
             converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
         converted.validate_nodes_and_infer_types()
         check_count(len(converted.outputs), built)
-        compiled = openvino.Core().compile_model(converted, "CPU", _openvino_settings(options))
+        compiled = _openvino_core().compile_model(converted, "CPU", _openvino_settings(options))
         path.write_bytes(compiled.export_model().getvalue())
         return built
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
         """Load what was compiled."""
         openvino = _openvino()
-        compiled = openvino.Core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
+        compiled = _openvino_core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
         request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
 
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -242,6 +243,16 @@ def _openvino() -> ModuleType:
 
     module: ModuleType = openvino
     return module
+
+
+@functools.cache
+def _openvino_core() -> Any:
+    """One for the process, never released.
+
+    Its part for processors gives the thread that loads it a signal stack and unmaps that when it is released, from
+    another thread also while it is in use: the next signal then ends the process without a word.
+    """
+    return _openvino().Core()
 
 
 def _openvino_settings(options: BuildOptions) -> dict[str, Any]:
