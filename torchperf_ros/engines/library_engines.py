@@ -246,7 +246,7 @@ def _openvino() -> ModuleType:
 
 
 @functools.cache
-def _openvino_core() -> Any:
+def _openvino_core() -> Any:  # noqa: ANN401 - `openvino.Core`, of a library that may be absent
     """One for the process, never released.
 
     Its part for processors gives the thread that loads it a signal stack and unmaps that when it is released, from

@@ -32,6 +32,8 @@ _ADDRESS: Final = re.compile(r"(tcp|tls)://\S+:\d+")
 _CONNECT_S: Final = 15.0
 _LOOK_S: Final = 0.25
 _GONE: Final = Ended("the connection to the scheduler was lost")
+_LOST: Final = Ended("its worker was lost: killed, perhaps for want of memory")
+_SPARED: Final = 3  # so often a log may be lost before it began, and that is no try
 _QUIET: Final = {
     "distributed.scheduler.allowed-failures": 0,  # a lost worker is known at once; the log is tried again from here
     "distributed.scheduler.worker-saturation": 1.0,  # no log waits in a worker that may be lost
@@ -207,6 +209,7 @@ def replay_on(
     waiting = deque(tasks)
     running: dict[Future, LogTask] = {}
     begun_s: dict[str, float] = {}
+    spared: Counter[str] = Counter()
     heard: dict[str, dict[str, Any]] = {}
     overdue = Ended(f"took longer than --timeout {batch.timeout_s:g} s")
 
@@ -221,8 +224,7 @@ def replay_on(
         while waiting or running:
             while waiting and cluster.reachable and len(running) < cluster.slots:
                 task = waiting.popleft()
-                key = f"{topic}-{task.log.name}-{task.attempt}"
-                running[client.submit(_in_worker, task, topic, key, key=key, pure=False, retries=0)] = task
+                running[client.submit(_in_worker, task, key=task.name, pure=False, retries=0)] = task
             if running:
                 with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
                     wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
@@ -238,7 +240,10 @@ def replay_on(
                 if message := heard.get(future.key):
                     progress(task.log, message["done_ns"], message["total_ns"])
             for task, how in done:
-                again = bool(how.reason) and not how.lasting and task.attempt < batch.retries and cluster.reachable
+                # lost before it began: it stood in line behind a log that its worker was lost with
+                spared[task.log.name] += how is _LOST and task.name not in begun_s
+                tries = task.attempt - min(spared[task.log.name], _SPARED)
+                again = bool(how.reason) and not how.lasting and tries < batch.retries and cluster.reachable
                 ended(task.log, how, again)
                 if again:
                     waiting.append(replace(task, attempt=task.attempt + 1))
@@ -257,7 +262,7 @@ def _end(cluster: Cluster, futures: "list[Future]", heard: dict[str, dict[str, A
             cluster.client.restart_workers(workers, timeout=30.0, raise_for_error=False)
 
 
-def _in_worker(task: LogTask, topic: str, key: str) -> Ended:
+def _in_worker(task: LogTask) -> Ended:
     from distributed import get_worker
 
     worker, next_s = get_worker(), 0.0
@@ -266,7 +271,7 @@ def _in_worker(task: LogTask, topic: str, key: str) -> Ended:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _LOOK_S
-            worker.log_event(topic, {"key": key, "done_ns": done_ns, "total_ns": total_ns})
+            worker.log_event(task.run_folder.name, {"key": task.name, "done_ns": done_ns, "total_ns": total_ns})
 
     tell(0, 0)
     return replay_one(task, tell)
@@ -281,5 +286,5 @@ def _outcome(future: "Future") -> Ended:
         return _GONE
     error = future.exception()
     if isinstance(error, KilledWorker):
-        return Ended("its worker was lost: killed, perhaps for want of memory")
+        return _LOST
     return Ended(f"the cluster could not run it: {type(error).__name__}: {error}")

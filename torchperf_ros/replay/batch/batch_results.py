@@ -127,6 +127,11 @@ class LogTask:
     attempt: int = 0
     beside: int = 1  # so many logs are replayed on one machine at a time, this one among them
 
+    @property
+    def name(self) -> str:
+        """Of this try, on the cluster."""
+        return f"{self.run_folder.name}-{self.log.name}-{self.attempt}"
+
 
 @dataclass(frozen=True)
 class Ended:
