@@ -345,3 +345,16 @@ class Stepping(Controlled):
 
         Refining.before = staticmethod(before)
         return torch.tensor([float(messages["point"].message.point.x)]), torch.zeros(1)
+
+
+class Shifted(Controlled):
+    """Another version: half a metre beside."""
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess((outputs[0] + 0.5, *outputs[1:]), messages)
+
+
+class GivesPoints(Controlled):
+    """Gives another type of message."""
+
+    output = TRIGGER

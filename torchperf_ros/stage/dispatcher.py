@@ -72,6 +72,35 @@ class Dispatcher:
         self._last_received_ns = 0
         self._comes_by_itself = False  # rather than from the stage before
 
+    def take_over(self, other: "Dispatcher") -> None:
+        """Dispatch the stage's frames from now on, and let `other` have what this one had: its workers' frames."""
+        self._outputs, other._outputs = other._outputs, self._outputs
+        self._statistics, other._statistics = other._statistics, self._statistics
+        self.right_of_way, self.backup_active = other.right_of_way, other.backup_active
+        self.latest, other.latest = other.latest, self.latest
+        self._intervals_ns, other._intervals_ns = other._intervals_ns, self._intervals_ns
+        self._last_received_ns, self._comes_by_itself = other._last_received_ns, other._comes_by_itself
+        for each in (self, other):  # what still runs is nobody's answer
+            each._running = dict.fromkeys(each._running)
+            each._probe = each._to_retry = each._retrying = None
+
+    def shadow(self, answered: FrameInFlight, now_ns: int, *, runs: bool) -> FrameInFlight | None:
+        """Run a frame once more that another dispatcher's workers answered; None if none of these does.
+
+        Those that do not run it observe it.
+        """
+        frame, place = answered.frame, (answered.offset, answered.length)
+        mine = FrameInFlight(frame, 0.0, 0, offset=place[0], length=place[1], number=self._started)  # without an end
+        self._started += 1
+        self.use(frame.scene)
+        if runs and (worker := self._idle_worker()) is not None:
+            tier = answered.tier if answered.tier >= 0 else self.ladder.last
+            if self._hand_over(worker, mine, tier, now_ns):
+                mine.runner, mine.tier = worker, tier
+                return mine
+        self._observe(mine, now_ns)
+        return None
+
     def use(self, scene: int) -> None:
         """Run frames on the tiers of a scene from now on."""
         if self._ladders[scene] is not self.ladder:

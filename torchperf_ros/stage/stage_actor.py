@@ -33,6 +33,7 @@ from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
 from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay
+from torchperf_ros.stage.shadow import Shadow, ShadowParts
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
@@ -88,6 +89,8 @@ class StageActor:
         guard: checks every output before it is published; None where the parameters ask for none.
         sync: which messages of other inputs fit a trigger; None where every one's latest does.
         lower: stages that give way to this one.
+        version: of the model that serves; "" is the one of the stage's own parameters.
+        shadow: another version, which gets the same frames; None mostly.
     """
 
     def __init__(
@@ -132,6 +135,9 @@ class StageActor:
         self.pool = machinery.pool(config, setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
+        self.version, self._changes, self._setup = "", dict[str, Any](), setup
+        self.shadow: Shadow | None = None
+        self._exchanges = False  # whether the two change places as soon as no frame is in flight
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -200,13 +206,76 @@ class StageActor:
             self._waiter.wake()
         if self._thread.is_alive():
             self._thread.join()
+        self.remove_shadow()
         self.pool.stop()
         self._waiter.close()
 
     def reconfigure(self, config: StageConfig) -> None:
-        """Take changed parameters (those that may change live)."""
-        self.config = self.pool.config = self.scenes.config = self.actions.config = config
-        self.statistics.reconfigure(config)
+        """Take changed parameters (those that may change live); each version keeps what is its own."""
+        own = replace(config, **self._changes)
+        self.config = self.pool.config = self.scenes.config = self.actions.config = own
+        if self.shadow is not None:
+            self.shadow.config = replace(config, **self.shadow.changes)
+        self.statistics.reconfigure(own)
+
+    # -- versions -----------------------------------------------------------------------------------------------------
+
+    def add_shadow(self, version: str, changes: dict[str, Any], setup: dict[str, Any]) -> None:
+        """Have another version get the same frames from now on; `changes` are the fields of its configuration.
+
+        Raises:
+            ConfigError: there is one already.
+        """
+        if self.shadow is not None:
+            raise ConfigError(f"stage {self.config.name} has version {self.shadow.version or 'base'} beside it already")
+        parts = ShadowParts(self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description)
+        config = replace(self.config, **changes)
+        shadow = Shadow(version, config, changes, setup, self.pool, parts)
+        with self._lock:
+            self.shadow = shadow
+        shadow.pool.start()
+
+    def remove_shadow(self) -> None:
+        """Have no other version any more, and end its workers; nothing if there is none."""
+        with self._lock:
+            shadow, self.shadow, self._exchanges = self.shadow, None, False
+            for worker in () if shadow is None else shadow.pool.everyone:
+                self._waiter.drop(worker)
+        if shadow is not None:
+            shadow.pool.stop()
+
+    def exchange(self) -> None:
+        """Have the shadow serve from the next frame on, and what serves now be the shadow.
+
+        The frame in flight is answered before that, by its deadline, by the version that has it.
+
+        Raises:
+            ConfigError: there is no shadow, or none of its workers can serve.
+        """
+        with self._lock:
+            if self.shadow is None or not self.shadow.pool.ready:
+                raise ConfigError(f"stage {self.config.name} has no other version whose workers are ready")
+            self._exchanges = True
+            self._waiter.wake()
+
+    def _exchange(self, shadow: Shadow) -> None:
+        """Called with the stage's lock held, while no frame is in flight."""
+        self._exchanges = False
+        served = self.version, self.config, self._changes, self._setup, self.pool, self.ladders, self._dispatcher
+        self.version, self.config, self._changes, self._setup = (
+            shadow.version, shadow.config, shadow.changes, shadow.setup,
+        )  # fmt: skip
+        self.pool, self.ladders, self._dispatcher = shadow.pool, shadow.ladders, shadow.dispatcher
+        shadow.version, shadow.config, shadow.changes, shadow.setup = served[:4]
+        shadow.pool, shadow.ladders, shadow.dispatcher = served[4:]
+        self._dispatcher.take_over(shadow.dispatcher)
+        self.hedge_rule = self._dispatcher.hedge_rule
+        self.pool.listener, shadow.pool.listener = self, shadow
+        self.pool.owns_ring, shadow.pool.owns_ring = shadow.pool.owns_ring, self.pool.owns_ring
+        self.scenes.config = self.actions.config = self.config
+        self._leave_out()
+        self._note_loaded()
+        shadow.exchanged()
 
     def limit_memory(self, used_share: float, share: float) -> None:
         """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
@@ -214,6 +283,8 @@ class StageActor:
         guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
         self._leave_out()
+        if self.shadow is not None:
+            self.shadow.pool.rolling_update.may_compile = not guard.tight
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
             text += "; lower tiers run, and nothing is compiled"
@@ -367,6 +438,8 @@ class StageActor:
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
+        if self._exchanges and self.shadow is not None:
+            self._exchange(self.shadow)
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
         if frame is None:
@@ -475,8 +548,7 @@ class StageActor:
             verdict = None if in_flight is None else self._decide(in_flight, self._clock())
         # what takes a moment is done without the lock
         if in_flight is not None and verdict is not None:
-            self._answer(in_flight, verdict)
-            self._next(in_flight)
+            self._next(in_flight, self._answer(in_flight, verdict))
         elif in_flight is not None and (now_ns := self._clock()) >= in_flight.prepare_ns:
             ros_leave_ns = self._ros_now() + in_flight.leave_ns - now_ns
             self._outputs.prepare(self.config, self._output_type, in_flight.leave_ns, ros_leave_ns)
@@ -487,6 +559,9 @@ class StageActor:
             self._ports.anomaly(self._untold.popleft())
 
     def _receive(self, worker: WorkerProcess) -> None:
+        if self.shadow is not None and self.shadow.has(worker):
+            self.shadow.receive(worker, self._clock())
+            return
         try:
             received = worker.receive()
         except EOFError:
@@ -519,7 +594,7 @@ class StageActor:
         self._waiter.set(in_flight.next_event_ns(now_ns))
         return None
 
-    def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> None:
+    def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> Answer:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         in_flight.answered = True
         self.pool.ring.answered(in_flight.frame.seq)
@@ -569,8 +644,9 @@ class StageActor:
         for alert in (told, refusal):
             if alert is not None:
                 self._ports.anomaly(alert)
+        return answer
 
-    def _next(self, answered: FrameInFlight) -> None:
+    def _next(self, answered: FrameInFlight, answer: Answer) -> None:
         """Begin the waiting frame if there is one; else there may be time to practise."""
         with self._lock:
             now_ns = self._clock()
@@ -580,6 +656,8 @@ class StageActor:
             self._begin(now_ns)
             if self._in_flight is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)
+            if self.shadow is not None:
+                self.shadow.follow(answered, answer, now_ns, free=self._in_flight is None)
         for stage in self.lower:
             stage.look_again()
         self.pool.ring.make_ready()

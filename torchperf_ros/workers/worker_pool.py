@@ -137,8 +137,18 @@ class WorkerPool:
     and lives as long as they do, because they are made to die with the thread that started them.
     """
 
-    def __init__(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> None:
-        """Take the stage's configuration and what each worker is told at its start; nothing runs before `start`."""
+    def __init__(
+        self,
+        config: StageConfig,
+        setup: dict[str, Any],
+        listener: PoolListener,
+        log: Log,
+        ring: FrameRing | None = None,
+    ) -> None:
+        """Take the stage's configuration and what each worker is told at its start; nothing runs before `start`.
+
+        `ring`: another pool's, whose frames its workers read, too.
+        """
         self.config = config
         self.description: Description | None = None
         self.last_error = ""
@@ -149,7 +159,8 @@ class WorkerPool:
         self.tally = TierTally(config.tiers)
         self.capture = Capture(config.name, setup.get("evidence"), log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
-        self.ring = FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
+        self.owns_ring = ring is None
+        self.ring = ring or FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
@@ -218,7 +229,16 @@ class WorkerPool:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.ring.close()
+        if self.owns_ring:
+            self.ring.close()
+
+    def grow(self, config: StageConfig) -> None:
+        """Have as many workers as this configuration asks for; any thread may call."""
+        more = config.workers - len(self.workers)
+        self.config = config
+        self.policies += [RestartPolicy(time.monotonic_ns) for _ in range(more)]
+        self._start_at_ns += [0] * more
+        self.workers += [None] * more
 
     def _watch(self) -> None:
         step_back()

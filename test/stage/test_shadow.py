@@ -1,0 +1,166 @@
+"""Another version beside the one that serves: it gets every frame, disturbs none, and takes over between two of them."""
+
+import os
+
+import pytest
+
+from torchperf_ros.config.candidate import candidate_of
+from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.outcome import Fallback, Outcome
+
+from .conftest import STORE, wait_until
+
+SHIFT = 0.5
+
+
+def add_shadow(stage, **given):
+    """The version `new`, which differs from the stage's by what is given."""
+    given = {"adapter": "adapters_under_test:Shifted", **given}
+    candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
+    setup = {**stage.actor._setup, "adapter": candidate.config.adapter, "options": stage.options}
+    stage.actor.add_shadow("new", dict(candidate.changes), setup)
+    return stage.actor.shadow
+
+
+def ready_shadow(stage, **given):
+    shadow = add_shadow(stage, **given)
+    wait_until(lambda: shadow.pool.ready, lambda: shadow.pool.progress)
+    return shadow
+
+
+def pair_of(stage, shadow, seq):
+    """What the shadow came to on a frame."""
+    found = []
+
+    def look():
+        found.extend(pair for pair in shadow.take_pairs() if pair.answer.frame.seq == seq)
+        return found
+
+    wait_until(look, lambda: f"a pair of frame {seq}; skipped {shadow.skipped}")
+    return found[0]
+
+
+def x_of(payload):
+    return STORE.deserialize_cdr(payload, "nav_msgs/msg/Path").poses[0].pose.position.x
+
+
+@pytest.fixture
+def stage(start_own_stage):
+    return start_own_stage(backup="none")
+
+
+def test_given_a_shadow_when_frames_are_answered_then_it_has_the_same_and_publishes_nothing(stage):
+    shadow = ready_shadow(stage)
+    published = len(stage.published)
+    answer = stage.ask(x=3.0)
+    pair = pair_of(stage, shadow, answer.frame.seq)
+    assert (pair.outcome, pair.both, pair.late) == (Outcome.ON_TIME, True, False)
+    assert pair.answer is answer
+    assert x_of(pair.payload) == x_of(answer.payload) + SHIFT
+    assert pair.steps_ms > 0
+    assert len(stage.published) == published + 1
+    assert os.getpriority(os.PRIO_PROCESS, shadow.pool.workers[0].pid) == 19
+
+
+def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair_says_so(stage):
+    shadow = ready_shadow(stage)
+    pid = shadow.pool.workers[0].pid
+    answer = stage.ask({"do": "raise", "only": pid})
+    pair = pair_of(stage, shadow, answer.frame.seq)
+    assert (answer.outcome, pair.outcome, pair.payload, pair.late) == (Outcome.ON_TIME, Outcome.ERROR, None, True)
+    answer = stage.ask({"do": "os_exit", "only": pid})
+    pair = pair_of(stage, shadow, answer.frame.seq)
+    assert (answer.outcome, pair.outcome) == (Outcome.ON_TIME, Outcome.CRASHED)
+    assert stage.counters.late_results == stage.actor.pool.restarts == 0
+    wait_until(lambda: shadow.deaths == 1 and shadow.pool.ready, lambda: shadow.pool.progress)
+    assert pair_of(stage, shadow, stage.ask().frame.seq).both
+
+
+def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slack_and_observes_it(stage):
+    shadow = ready_shadow(stage)
+    first = stage.offer({"do": "sleep", "ms": 300, "only": stage.pids[0]})[0]
+    second, stamp_ns = stage.offer()  # waits for its turn, so that the first one leaves no slack
+    stage.answer(second)
+    assert [pair_of(stage, shadow, second).answer.frame.seq, shadow.skipped] == [second, 1]
+    pid = shadow.pool.workers[0].pid
+    assert len(stage.notes("observed", pid)) == 2
+    assert stage.notes("preprocessed", pid)[-1:] == [stamp_ns]
+    assert first == second - 1
+
+
+def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(stage):
+    shadow = ready_shadow(stage)
+    before = x_of(stage.ask(x=3.0).payload)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    answer = stage.ask(x=3.0)
+    assert (answer.outcome, x_of(answer.payload)) == (Outcome.ON_TIME, before + SHIFT)
+    pair = pair_of(stage, shadow, answer.frame.seq)  # the old one stays warm
+    assert (pair.both, x_of(pair.payload)) == (True, before)
+    stage.reconfigure(budget_ms=4000.0)
+    assert stage.actor.config.adapter.endswith("Shifted")
+    assert stage.ask().budget_ms == 4000.0
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "", lambda: "the exchange")
+    assert x_of(stage.ask(x=3.0).payload) == before
+    stage.actor.remove_shadow()
+    assert (stage.ask().outcome, stage.actor.shadow) == (Outcome.ON_TIME, None)
+    stage.settle_accounts()
+
+
+def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_answers_it(stage):
+    ready_shadow(stage)
+    seq, _ = stage.offer({"do": "sleep", "ms": 300, "only": stage.pids[0]}, x=3.0)
+    stage.actor.exchange()
+    later = stage.offer(x=3.0)[0]
+    assert x_of(stage.answer(seq).payload) + SHIFT == x_of(stage.answer(later).payload)
+    stage.actor.remove_shadow()  # which is the old one now
+    assert stage.actor.version == "new"
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_too_before_it_serves(start_own_stage):
+    stage = start_own_stage(backup="standby")
+    shadow = ready_shadow(stage)
+    assert (len(shadow.pool.workers), shadow.ready) == (1, False)
+    wait_until(lambda: shadow.promote() or shadow.ready, lambda: shadow.pool.progress)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids}
+    assert (len(stage.pids), priorities) == (2, {0})
+    answer = stage.ask({"do": "raise", "only": stage.pids[0]})  # a failure of one is answered by the other
+    assert (answer.fallback, answer.outcome) in {(None, Outcome.ON_TIME), (Fallback.BACKUP, Outcome.ERROR)}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"adapter": "adapters_under_test:GivesPoints"}, "it publishes geometry_msgs/msg/PointStamped, the version"),
+        ({"adapter": "adapters_under_test:NoSuchClass"}, "its workers keep dying"),
+    ],
+)
+def test_given_a_version_that_cannot_stand_beside_then_it_is_refused_and_the_stage_serves_on(stage, given, why):
+    shadow = add_shadow(stage, **given)
+    wait_until(lambda: shadow.refused, lambda: shadow.pool.progress)
+    assert why in shadow.refused
+    with pytest.raises(ConfigError, match="has no other version whose workers are ready"):
+        stage.actor.exchange()
+    assert stage.ask().outcome is Outcome.ON_TIME
+    with pytest.raises(ConfigError, match="has version new beside it already"):
+        add_shadow(stage)
+    stage.actor.remove_shadow()
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"tiers": ["other"]}, "tiers cannot be changed; a candidate changes adapter, options"),
+        ({}, "is what stage tested runs already; it has to change one of adapter, options"),
+        ({"engine": "warp"}, "parameter tested.engine: 'warp' is not allowed"),
+    ],
+)
+def test_given_a_candidate_that_changes_nothing_or_what_it_may_not_then_the_error_says_what_it_may(given, why):
+    values = {"adapter": "module:Class", "output": "path"}
+    with pytest.raises(ConfigError, match=why):
+        candidate_of("new", given, "tested", values, "candidate new.yaml")

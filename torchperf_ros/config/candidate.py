@@ -1,0 +1,77 @@
+"""Another version of a stage's model: a YAML file of the stage's parameters that differ."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from torchperf_ros.config.config import StageConfig, stage_config
+from torchperf_ros.config.params_file import read_yaml
+from torchperf_ros.frame.errors import ConfigError
+
+CHANGES: Final = (
+    "adapter", "options", "engine", "compile_mode", "dynamic", "precision", "channels_last", "cuda_graphs", "parts",
+    "packages", "shapes", "bucket_width", "common_shapes",
+)  # fmt: skip
+"""What a candidate may change: how outputs come about. What others rely on (topics, budget, fallbacks, the names of the
+tiers) is the stage's."""
+_VERSION: Final = "version"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A version of a stage's model, checked.
+
+    Attributes:
+        changes: the fields of the stage's configuration that are this version's own.
+    """
+
+    version: str
+    config: StageConfig
+    changes: Mapping[str, Any]
+
+
+def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candidate:
+    """Read the file of a candidate of this stage, whose own parameters are `values`, by name without the stage's.
+
+    Raises:
+        ConfigError: it cannot be read, changes nothing, or what it may not change, or a value is not allowed.
+    """
+    found = read_yaml(path, "candidate")
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"candidate {path}: is no mapping of parameters, such as `adapter: module:Class`")
+    given = {str(name): value for name, value in found.items()}
+    return candidate_of(str(given.pop(_VERSION, path.stem)), given, stage, values, f"candidate {path}")
+
+
+def candidate_of(
+    version: str, given: Mapping[str, Any], stage: str, values: Mapping[str, Any], where: str
+) -> Candidate:
+    """The version of this name that differs from the stage's own `values` by what is `given`; errors name `where`.
+
+    Raises:
+        ConfigError: it changes nothing, or what it may not change, or a value is not allowed.
+    """
+    if wrong := sorted(given.keys() - set(CHANGES)):
+        raise ConfigError(f"{where}: {', '.join(wrong)} cannot be changed; a candidate changes {', '.join(CHANGES)}")
+    own = {name: _as_parameter(name, value) for name, value in given.items()}
+    try:
+        before, config = stage_config(stage, values), stage_config(stage, {**values, **own})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    changes = {
+        field.name: getattr(config, field.name)
+        for field in fields(StageConfig)
+        if getattr(config, field.name) != getattr(before, field.name)
+    }
+    if not changes:
+        raise ConfigError(f"{where}: is what stage {stage} runs already; it has to change one of {', '.join(CHANGES)}")
+    return Candidate(version, config, changes)
+
+
+def _as_parameter(name: str, value: object) -> object:
+    """A value as the parameter has it: `options` as text; of lists also one that is not in a list."""
+    if name == "options" and isinstance(value, Mapping):
+        return json.dumps(dict(value))
+    return [value] if name in {"precision", "packages", "common_shapes"} and isinstance(value, str) else value

@@ -1,0 +1,245 @@
+"""Another version of a stage's model beside the one that serves: it gets the same frames, and publishes nothing.
+
+Its workers read the frames where they are, in the stage's ring, after these were answered and only while no other frame
+is. What it makes of a frame goes with the answer, as a `Pair`, to whoever compares the two. The two versions can change
+places between two frames (`StageActor.exchange`): both are warm, so it takes as long as answering one frame.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.frame.clock import Clock
+from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.frame.stage_figures import StageCounters
+from torchperf_ros.frame.tier_ladder import TierClock, TierLadder
+from torchperf_ros.stage.dispatcher import Dispatcher
+from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame_in_flight import FrameInFlight
+from torchperf_ros.workers.worker_pool import Log, WorkerPool
+from torchperf_ros.workers.worker_process import Description, WorkerProcess
+
+if TYPE_CHECKING:
+    from torchperf_ros.stage.stage_waiter import StageWaiter
+
+_PAIRS = 64  # that nobody has taken yet
+_NICE = 19
+_SERVING = ("nice", "stream_priority", "loaded")  # what the workers of the version that serves are told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One frame as both versions have it.
+
+    Attributes:
+        answer: how the version that serves has answered it.
+        outcome: what the shadow came to: `on_time` stands for a good result, whenever it came.
+        steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
+        payload: the shadow's output, CDR bytes; None where it has none.
+        reason: why it has none.
+    """
+
+    answer: Answer
+    outcome: Outcome
+    steps_ms: float
+    payload: bytes | None
+    reason: str = ""
+
+    @property
+    def both(self) -> bool:
+        """Whether both versions have a whole result of their own, whose outputs and times can be compared."""
+        return self.payload is not None and self.answer.fallback is None and self.timed
+
+    @property
+    def timed(self) -> bool:
+        """Whether the times of both are known."""
+        return not math.isnan(self.steps_ms) and not math.isnan(self.answer.steps.total_ms)
+
+    @property
+    def late(self) -> bool:
+        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's."""
+        own_ms = self.answer.steps.total_ms
+        rest_ms = self.answer.wait_ms if math.isnan(own_ms) else self.answer.total_ms - own_ms
+        return self.payload is None or rest_ms + self.steps_ms > self.answer.budget_ms
+
+
+@dataclass(frozen=True)
+class ShadowParts:
+    """What a shadow shares with its stage."""
+
+    lock: AbstractContextManager[Any]
+    waiter: "StageWaiter"
+    clock: Clock
+    log: Log
+    served: Callable[[], Description | None]  # how the version that serves describes itself
+
+
+class Shadow:
+    """The version of a stage that does not serve, and its workers; all but `start` and `stop` under the stage's lock.
+
+    After an exchange it is the other version that is in here.
+
+    Attributes:
+        version, config, changes, pool, ladders, dispatcher: of the version that does not serve.
+        refused: why this version cannot stand beside the other, "" if it can.
+        deaths: of its workers, while they were in here.
+        skipped: frames that it did not run, as there was no slack or no idle worker; it has observed them.
+        lost_pairs: pairs that nobody took in time.
+    """
+
+    def __init__(
+        self, version: str, config: StageConfig, changes: Mapping[str, Any], setup: Mapping[str, Any],
+        pool: WorkerPool, parts: ShadowParts,
+    ) -> None:  # fmt: skip
+        """Prepare one worker that gives way to everybody; `pool` is the one that serves, `setup` as in `StageActor`."""
+        self.version, self.config, self.changes = version, config, dict(changes)
+        self.refused, self.deaths, self.skipped, self.lost_pairs = "", 0, 0, 0
+        self.setup = dict(setup)
+        self._parts = parts
+        clocks = [TierClock() for _ in config.tiers]
+        self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        alone = {**self.setup, "loaded": list(range(len(config.tiers))), "nice": _NICE, "stream_priority": 0}
+        self.pool = WorkerPool(replace(config, backup="none"), alone, self, parts.log, pool.ring)
+        self.dispatcher = Dispatcher(self.pool, self.ladders, FallbackOutputs(), StageCounters())
+        self._running: tuple[FrameInFlight, Answer] | None = None
+        self._pairs: deque[Pair] = deque(maxlen=_PAIRS)
+
+    # -- frames, on the stage's thread --------------------------------------------------------------------------------
+
+    def has(self, worker: WorkerProcess) -> bool:
+        """Whether this worker is one of its own."""
+        return any(worker is each for each in self.pool.everyone)
+
+    def follow(self, answered: FrameInFlight, answer: Answer, now_ns: int, *, free: bool) -> None:
+        """A frame was answered: run it if the stage is `free`, else observe it. Not one that ended its runner."""
+        if self.refused or not self.pool.ready or not answered.length or answered.suspect:
+            return
+        runs = free and self._running is None
+        mine = self.dispatcher.shadow(answered, now_ns, runs=runs)
+        if mine is None:
+            self.skipped += 1
+        else:
+            self._running = mine, answer
+
+    def receive(self, worker: WorkerProcess, now_ns: int) -> None:
+        """Take what a worker of its own says of a frame."""
+        try:
+            received = worker.receive()
+        except EOFError:
+            self.drop(worker)
+        except ProtocolError as error:
+            worker.kill(str(error))
+            self.drop(worker)
+        else:
+            if received is not None:
+                self.dispatcher.take(worker, *received, math.inf, now_ns)
+                self._settle(now_ns)
+
+    def drop(self, worker: WorkerProcess) -> None:
+        """Have nothing more to do with a worker that is gone."""
+        worker.usable = False
+        if self._parts.waiter.drop(worker):
+            self.dispatcher.lost(worker)
+            self._settle(self._parts.clock())
+
+    def _settle(self, now_ns: int) -> None:
+        """Make a pair of the frame that it ran, once it is known what came of it."""
+        if self._running is None:
+            return
+        mine, answer = self._running
+        if mine.result is None and mine.failure is None:
+            return
+        self._running = None
+        self.dispatcher.learn(mine, now_ns)
+        self.lost_pairs += len(self._pairs) == _PAIRS
+        if mine.result is not None:
+            self._pairs.append(Pair(answer, Outcome.ON_TIME, mine.result.steps.total_ms, mine.result.payload))
+        elif mine.failure is not None:
+            self._pairs.append(Pair(answer, mine.failure, math.nan, None, mine.reason))
+
+    def take_pairs(self) -> list[Pair]:
+        """The pairs since the last call, oldest first; on any thread, takes no lock."""
+        pairs = []
+        while self._pairs:
+            pairs.append(self._pairs.popleft())
+        return pairs
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may serve: it has all the workers of the stage, at their priority, and they are up."""
+        return not self.refused and self._is_promoted and all(w is not None and w.usable for w in self.pool.workers)
+
+    @property
+    def _is_promoted(self) -> bool:
+        renewal, own = self.pool.rolling_update.renewal, self.setup
+        return bool(renewal.outcome) and all(renewal.proven.setup[name] == own[name] for name in _SERVING)
+
+    def promote(self) -> None:
+        """Take the next step towards `ready`, if there is one to take now; on any thread, takes no lock."""
+        if self.refused or not self.pool.ready:
+            return
+        if self._is_promoted:
+            self.pool.grow(self.config)
+        else:
+            self.pool.rolling_update.renewal.swap(**{name: self.setup[name] for name in _SERVING})
+
+    def exchanged(self) -> None:
+        """The versions have changed places: what was run here is over."""
+        self._running = None
+        self.deaths = 0
+
+    # -- the pool's thread: workers come and go -----------------------------------------------------------------------
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """A worker can take frames, unless it takes or gives something else than the version that serves."""
+        with self._parts.lock:
+            served, own = self._parts.served(), self.pool.description
+            if served is not None and own is not None:
+                self.refused = self.refused or why_not_beside(served, own)
+            if self.refused:
+                worker.kill(self.refused)
+                return
+            if not self.pool.ready:
+                for ladder in self.ladders:
+                    ladder.calibrate(worker.calibrations)
+            worker.usable = True
+            self._parts.waiter.add(worker)
+
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """A worker is gone, or was never there; the stage does not mind."""
+        with self._parts.lock:
+            if worker is not None:
+                self.drop(worker)
+            self.deaths += 1
+            if lasting and not self.pool.ready:
+                self.refused = self.refused or f"its workers keep dying: {reason}"
+
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Give a worker no more frames, as another takes its place; False if it is busy with one."""
+        with self._parts.lock:
+            if not worker.idle:
+                return False
+            worker.usable = False
+            self._parts.waiter.drop(worker)
+            for ladder in self.ladders:
+                ladder.calibrate(successor.calibrations)
+            return True
+
+    def worker_told(self, text: str) -> None:
+        """The pool has logged it."""
+
+
+def why_not_beside(served: Description, own: Description) -> str:
+    """Why a version cannot take the place of the one that serves: inputs or output differ; "" if it can."""
+    if own.output != served.output:
+        return f"it publishes {own.output}, the version that serves {served.output}"
+    if own.inputs != served.inputs:
+        mine, theirs = (", ".join(f"{t} ({k})" for t, k in each.inputs) for each in (own, served))
+        return f"its inputs are {mine}; those of the version that serves {theirs}"
+    return ""
