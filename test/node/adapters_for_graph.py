@@ -120,3 +120,13 @@ class FiveInputs(Obedient):
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
         return super().postprocess(outputs, {"image": next(iter(messages.values()))})
+
+
+class Shifted(Obedient):
+    """Another version of it: x is half a metre more; an image of width 13 ends its worker."""
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        (width,) = super().preprocess(messages)
+        if width.item() == 13:
+            os._exit(3)
+        return (width + 0.5,)

@@ -1,4 +1,4 @@
-"""Another version beside the one that serves: it gets every frame, disturbs none, and takes over between two of them."""
+"""Another version beside the one that serves: it gets the same frames, disturbs none, and takes over between two."""
 
 import os
 

@@ -117,6 +117,14 @@ class StageConfig:
         1000.0, "A speed, or a scene's name on a topic, is unknown after so long, in ms.", 10.0, 600_000.0, live=True
     )
 
+    candidate: str = param(
+        "", "YAML file of another version of the stage's model, which gets the same frames; '': none.", live=True
+    )
+    candidate_serves: bool = param(False, "Whether that version serves, and the stage's own is beside it.", live=True)
+    candidate_tolerance: float = param(
+        0.1, "Outputs of two versions are the same where numbers are so near each other.", 0.0, 1e9, live=True
+    )
+
     guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow
 
     @property

@@ -29,6 +29,7 @@ from torchperf_ros.node.parameters import NodeParameters
 from torchperf_ros.node.recording_setup import recording_setup
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import RingSubscription, TakeError, Taker, checked_taker
+from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.right_of_way import set_right_of_way
@@ -96,6 +97,9 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
+        self._rollouts = Rollouts(self.parameters.of_stage, self._log, self._reporter.alert_publisher.found)
+        self._reporter.candidates = self._rollouts.values
+        self.parameters.on_check = self._rollouts.check  # type: ignore[method-assign]
         self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()
 
@@ -106,6 +110,7 @@ class PerfNode(LifecycleNode):
         """Start the workers and wait until their adapters have said what they take and give."""
         try:
             config = self.parameters.refresh()
+            self._rollouts.check(config)
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
             self.get_logger().error(str(error))
@@ -132,6 +137,7 @@ class PerfNode(LifecycleNode):
             warm_up(stage.config)
         self._start_recording(config)
         self._export_metrics(config)
+        self._rollouts.begin(self._stages, config)
         self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
         self.parameters.configured = True
         self._lifecycle = "inactive"
@@ -312,6 +318,7 @@ class PerfNode(LifecycleNode):
             stage.finish()
 
     def _tear_down(self) -> None:
+        self._rollouts.end()
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         for waitable in self._waitables_of_stages:
@@ -380,3 +387,4 @@ class PerfNode(LifecycleNode):
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):
             stage.reconfigure(stage_config)
+        self._rollouts.reconfigure(config)

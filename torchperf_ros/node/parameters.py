@@ -90,6 +90,14 @@ class NodeParameters:
     def on_change(self, config: NodeConfig) -> None:
         """Replaced by the node: takes a configuration with changed live parameters."""
 
+    def on_check(self, config: NodeConfig) -> None:
+        """Replaced by the node: raises a `ConfigError` where it cannot take such a configuration."""
+
+    def of_stage(self, stage: str) -> dict[str, Any]:
+        """A stage's own parameters as they are now, by name without the stage's."""
+        own = (name for name in self._known if name.startswith(f"{stage}."))
+        return {name.partition(".")[2]: self._value(name) for name in own}
+
     def _whole_numbers_as_numbers(self, changes: list[RosParameter]) -> list[RosParameter]:
         """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range."""
         return [
@@ -114,6 +122,8 @@ class NodeParameters:
                 if name == "stages" and value != self._stages:
                     raise ConfigError("parameter stages: is read from the parameter file at start; start the node anew")
             config = self._read(known)
+            if self.configured and known:
+                self.on_check(config)
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
         if self.configured and known:

@@ -59,6 +59,7 @@ class Reporter:
         self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
+        self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
@@ -135,7 +136,8 @@ class Reporter:
 
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
-        more = {**self._memory_watch.values(stage.config.name), "evidence": stage.pool.capture.last}
+        name = stage.config.name
+        more = {**self._memory_watch.values(name), "evidence": stage.pool.capture.last, **self.candidates(name)}
         return replace(status, values={**status.values, **more})
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:

@@ -91,6 +91,7 @@ class StageActor:
         lower: stages that give way to this one.
         version: of the model that serves; "" is the one of the stage's own parameters.
         shadow: another version, which gets the same frames; None mostly.
+        exchanges: whether the two change places as soon as no frame is in flight.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class StageActor:
         self.hedge_rule = self._dispatcher.hedge_rule
         self.version, self._changes, self._setup = "", dict[str, Any](), setup
         self.shadow: Shadow | None = None
-        self._exchanges = False  # whether the two change places as soon as no frame is in flight
+        self.exchanges = False
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -220,6 +221,12 @@ class StageActor:
 
     # -- versions -----------------------------------------------------------------------------------------------------
 
+    @property
+    def everyone(self) -> list[WorkerProcess]:
+        """The workers of all its versions."""
+        shadow = self.shadow
+        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
+
     def add_shadow(self, version: str, changes: dict[str, Any], setup: dict[str, Any]) -> None:
         """Have another version get the same frames from now on; `changes` are the fields of its configuration.
 
@@ -238,7 +245,7 @@ class StageActor:
     def remove_shadow(self) -> None:
         """Have no other version any more, and end its workers; nothing if there is none."""
         with self._lock:
-            shadow, self.shadow, self._exchanges = self.shadow, None, False
+            shadow, self.shadow, self.exchanges = self.shadow, None, False
             for worker in () if shadow is None else shadow.pool.everyone:
                 self._waiter.drop(worker)
         if shadow is not None:
@@ -255,12 +262,12 @@ class StageActor:
         with self._lock:
             if self.shadow is None or not self.shadow.pool.ready:
                 raise ConfigError(f"stage {self.config.name} has no other version whose workers are ready")
-            self._exchanges = True
+            self.exchanges = True
             self._waiter.wake()
 
     def _exchange(self, shadow: Shadow) -> None:
         """Called with the stage's lock held, while no frame is in flight."""
-        self._exchanges = False
+        self.exchanges = False
         served = self.version, self.config, self._changes, self._setup, self.pool, self.ladders, self._dispatcher
         self.version, self.config, self._changes, self._setup = (
             shadow.version, shadow.config, shadow.changes, shadow.setup,
@@ -438,7 +445,7 @@ class StageActor:
 
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
-        if self._exchanges and self.shadow is not None:
+        if self.exchanges and self.shadow is not None:
             self._exchange(self.shadow)
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)

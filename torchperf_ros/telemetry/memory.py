@@ -106,7 +106,7 @@ def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory
         stages: whose workers.
         proportional: reads PSS now and then; None: it is not looked at.
     """
-    workers = [worker for stage in stages for worker in stage.pool.everyone]
+    workers = [worker for stage in stages for worker in stage.everyone]
     told: dict[str, int] = {}
     counted: set[tuple[int, str]] = set()
     for worker in workers:

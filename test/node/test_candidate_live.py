@@ -1,0 +1,109 @@
+"""A node with a candidate of a stage: beside, in service, and back by itself, with the parameters that people set."""
+
+import re
+import time
+
+import pytest
+
+from torchperf_ros.frame.outcome import Outcome
+
+pytestmark = pytest.mark.ros
+
+
+@pytest.fixture(scope="module")
+def node(start_node, obedient):
+    node = start_node({"stages": ["perception"], "perception": obedient(engine="eager", hang_ms=60_000.0)})
+    node.wait_until_ready("perception")
+    return node
+
+
+@pytest.fixture(scope="module")
+def camera(node):
+    from sensor_msgs.msg import Image
+
+    return node.publisher("image", Image)
+
+
+@pytest.fixture(scope="module")
+def points(node):
+    from geometry_msgs.msg import PointStamped
+
+    return node.graph.listen(f"{node.namespace}/point", PointStamped)
+
+
+@pytest.fixture(scope="module")
+def candidate(tmp_path_factory):
+    path = tmp_path_factory.mktemp("candidate") / "b.yaml"
+    path.write_text("version: b\nadapter: adapters_for_graph:Shifted\n")
+    return path
+
+
+@pytest.fixture
+def set_parameter(node):
+    from rcl_interfaces.srv import SetParameters
+    from rclpy.parameter import Parameter
+
+    node.graph.client(SetParameters, f"{node.name}/set_parameters")
+
+    def set_parameter(name, value):
+        request = SetParameters.Request(parameters=[Parameter(f"perception.{name}", value=value).to_parameter_msg()])
+        return node.graph.call(SetParameters, f"{node.name}/set_parameters", request).results[0]
+
+    return set_parameter
+
+
+@pytest.fixture
+def drive(node, camera, image, points):
+    """Send frames until a value of the stage's status is as it should be; returns the last output and all outcomes."""
+
+    def drive(key, wanted):
+        first, until = len(node.rows), time.monotonic() + 60.0
+        while not re.fullmatch(wanted, node.values("perception").get(key, "")):
+            assert time.monotonic() < until, node.values("perception")
+            node.answer(camera, image())
+        outcomes = {Outcome(int(row["outcome"])) for row in node.rows[first:]}
+        return points[-1].point.x, outcomes
+
+    return drive
+
+
+def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_itself(
+    node, camera, image, points, candidate, set_parameter, drive
+):
+    assert "candidate" not in node.values("perception")
+    assert set_parameter("candidate", str(candidate)).successful
+    drive("candidate", "b: shadow")
+    x, _ = drive("candidate_differs", "point.x is 64.5, in the version that serves 64.0")
+    assert x == 64.0
+    assert "of" in node.values("perception")["candidate_pairs"]
+
+    assert set_parameter("candidate_serves", True).successful
+    _, outcomes = drive("version", "b")
+    assert outcomes == {Outcome.ON_TIME}
+    node.answer(camera, image())
+    assert points[-1].point.x == 64.5
+
+    for _ in range(2):  # the second death is one too many
+        node.answer(camera, image(width=13, height=2))
+    x, _ = drive("version", "base")
+    node.answer(camera, image())
+    assert points[-1].point.x == 64.0
+    drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")
+    assert any("rolled back" in status.message for array in node.anomalies for status in array.status)
+    assert len(node.workers()) == 1
+
+    node.next_report()  # it does not come back by itself
+    assert node.values("perception")["candidate"].startswith("b: rolled back")
+    assert set_parameter("candidate", "").successful
+    node.next_report()
+    assert set_parameter("candidate_serves", False).successful
+    assert set_parameter("candidate", str(candidate)).successful
+    drive("candidate", "b: shadow")
+
+
+def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_refused(set_parameter, tmp_path):
+    result = set_parameter("candidate", str(tmp_path / "none.yaml"))
+    assert not result.successful
+    assert "none.yaml: cannot be read (No such file or directory)" in result.reason
+    (tmp_path / "c.yaml").write_text("tiers: [other]")
+    assert "tiers cannot be changed" in set_parameter("candidate", str(tmp_path / "c.yaml")).reason

@@ -1,0 +1,1 @@
+"""New versions onto vehicles: beside the one that serves, compared, by stages, and back by themselves."""

@@ -1,0 +1,103 @@
+"""What pairs of two versions come to: counters, the differences of their times, and blocks of a minute."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from torchperf_ros.frame.outcome import IN_TIME, Outcome
+from torchperf_ros.stage.shadow import Pair
+
+_RECENT: Final = 1024
+
+
+@dataclass
+class PairBlock:
+    """Sums over the pairs of a block, as a verdict takes them; differences are the candidate's less the base's, in ms.
+
+    Attributes:
+        pairs, both: all pairs, and those whose times can be compared.
+        difference_ms, square_ms2: sums of the differences of `both` and of their squares.
+        base_late, candidate_late: pairs in which that version missed the deadline, or would have.
+        compared, different: pairs whose outputs were compared, and differ.
+        failed: pairs without a result of the candidate.
+    """
+
+    pairs: int = 0
+    both: int = 0
+    difference_ms: float = 0.0
+    square_ms2: float = 0.0
+    base_late: int = 0
+    candidate_late: int = 0
+    compared: int = 0
+    different: int = 0
+    failed: int = 0
+
+
+@dataclass
+class PairFigures:
+    """Since the candidate stands beside; one thread adds, others read.
+
+    Attributes:
+        total: of all pairs.
+        block: of those since the last `take_block`.
+        last_difference: of outputs, the last in words.
+        last_failure: why the candidate had no result, the last time.
+    """
+
+    total: PairBlock = field(default_factory=PairBlock)
+    block: PairBlock = field(default_factory=PairBlock)
+    last_difference: str = ""
+    last_failure: str = ""
+    _recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+
+    def add(self, pair: Pair, *, candidate_serves: bool) -> None:
+        """Count a pair; the shadow is the base where the candidate serves."""
+        answer = pair.answer
+        served_late = answer.outcome not in IN_TIME
+        late = (pair.late, served_late) if candidate_serves else (served_late, pair.late)
+        failed = answer.fallback is not None if candidate_serves else pair.outcome is not Outcome.ON_TIME
+        if failed:
+            self.last_failure = answer.reason if candidate_serves else pair.reason
+        difference_ms = pair.steps_ms - answer.steps.total_ms if pair.timed else math.nan
+        difference_ms *= -1 if candidate_serves else 1
+        if pair.timed:
+            self._recent_ms.append(difference_ms)
+        for block in (self.total, self.block):
+            block.pairs += 1
+            block.base_late += late[0]
+            block.candidate_late += late[1]
+            block.failed += failed
+            if pair.timed:
+                block.both += 1
+                block.difference_ms += difference_ms
+                block.square_ms2 += difference_ms**2
+
+    def compared(self, difference: str) -> None:
+        """Count a pair whose outputs were compared, and what differs first."""
+        self.last_difference = difference or self.last_difference
+        for block in (self.total, self.block):
+            block.compared += 1
+            block.different += bool(difference)
+
+    def take_block(self) -> PairBlock:
+        """The sums since the last call."""
+        block, self.block = self.block, PairBlock()
+        return block
+
+    def quantile_ms(self, share: float) -> float:
+        """Of the last 1024 differences; NaN without any."""
+        ordered = sorted(self._recent_ms)
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else math.nan
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        total = self.total
+        parts = [f"{total.pairs} frames", f"{total.candidate_late} late (base {total.base_late})"]
+        if total.both:
+            middle, high = self.quantile_ms(0.5), self.quantile_ms(0.99)
+            parts.append(f"{middle:+.2f} ms p50, {high:+.2f} ms p99")
+        if total.compared:
+            parts.append(f"{total.different} of {total.compared} outputs differ")
+        return ", ".join([*parts, *([f"{total.failed} without a result"] if total.failed else [])])
