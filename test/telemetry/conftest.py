@@ -55,6 +55,16 @@ def make_worker():
     return make
 
 
+class StageAtRest(SimpleNamespace):
+    """A stage as telemetry sees it, of the one version that its parameters make."""
+
+    shadow, version = None, ""
+
+    @property
+    def everyone(self):
+        return self.pool.everyone
+
+
 @pytest.fixture
 def make_stage():
     """A stage as telemetry sees it: real statistics, health and rules, no processes."""
@@ -64,7 +74,7 @@ def make_stage():
         statistics = StageStatistics(config)
         if ready:
             statistics.health.ready()
-        return SimpleNamespace(
+        return StageAtRest(
             guard=None, sync=InputSync(name, config.sync) if config.sync else None,
             config=config, statistics=statistics, ladder=(ladder := TierLadder(len(config.tiers))), ladders=[ladder],
             scenes=SceneChooser(config), budget_ms=config.budget_ms, actions=AlertActions(config),

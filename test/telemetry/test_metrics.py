@@ -6,6 +6,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,6 +16,7 @@ from torchperf_ros import __version__
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.stage.pair_figures import Pair, PairFigures
 from torchperf_ros.telemetry.diagnostics import stage_status
 from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
 
@@ -34,6 +36,11 @@ def stages(make_stage, make_worker, make_answer, answered):
     perception.mailbox.superseded, perception.mailbox.stale = 7, 2
     perception.statistics.counters.ignored = 5
     perception.statistics.counters.probes = 6
+    perception.shadow = SimpleNamespace(version="b", figures=PairFigures())
+    for seq, pair_ms in enumerate((12.0, 100.0)):
+        answer = make_answer(seq=seq, total_ms=20.0)
+        perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x"), candidate_serves=False)
+    perception.shadow.figures.compared("x is 1, in the version that serves 2")
     return [perception, planning]
 
 
@@ -83,6 +90,12 @@ TIER = {"tier": "full"}
         ("torchperf_tier_in_use", TIER, 1),
         ("torchperf_workers_ready", {}, 1),
         ("torchperf_device_info", {"device": "cpu"}, 1),
+        ("torchperf_version_info", {"version": "base", "role": "serves"}, 1),
+        ("torchperf_version_info", {"version": "b", "role": "shadow"}, 1),
+        ("torchperf_version_pairs_total", {"result": "pairs"}, 2),
+        ("torchperf_version_pairs_total", {"result": "candidate_late"}, 1),
+        ("torchperf_version_pairs_total", {"result": "different"}, 1),
+        ("torchperf_version_difference_seconds", {"statistic": "p99"}, 0.09),
         ("torchperf_tier_engine", {**TIER, "engine": "aoti", "package": "f00df00df00d"}, 1),
         ("torchperf_tier_engine", {"tier": "fast", "engine": "eager", "package": ""}, 1),
         ("torchperf_tier_recompiles_total", TIER, 2),

@@ -14,7 +14,6 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import GuardVerdict, Health
 from torchperf_ros.rollout.comparer import OutputComparer
 from torchperf_ros.rollout.guards import Figures, Guards, broken_guard
-from torchperf_ros.rollout.pair_figures import PairFigures
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
@@ -31,14 +30,12 @@ class Trial:
 
     Attributes:
         over: why it is to leave, or was rolled back; "" while it may stay.
-        figures: of the pairs of both versions.
     """
 
     def __init__(self, stage: StageActor, candidate: Candidate, source: str) -> None:
         """Stand `candidate` beside the stage; `source` is the parameter that asked for it."""
         self.stage, self.candidate, self.source = stage, candidate, source
         self.over = ""
-        self.figures = PairFigures()
         self.comparer: OutputComparer | None = None
         self.served = False  # whether it did at the last look
         self._before = Figures()
@@ -58,9 +55,9 @@ class Trial:
         if self.comparer is None:
             self.comparer = OutputComparer(description.output, self.stage.config.candidate_tolerance)
         if (found := self.comparer.take()) is not None:
-            self.figures.compared(found.difference)
+            shadow.figures.compared(found.difference)
         for pair in shadow.take_pairs():
-            self.figures.add(pair, candidate_serves=self.serves)
+            shadow.figures.add(pair, candidate_serves=self.serves)
             if pair.both and pair.payload is not None and pair.answer.payload is not None:
                 self.comparer.offer(pair.answer.frame.seq, pair.answer.payload, pair.payload)
 
@@ -71,11 +68,13 @@ class Trial:
 
     def guarded(self) -> Figures:
         """What the candidate has done: since it serves, or as a shadow."""
-        total = self.figures.total
+        shadow = self.stage.shadow
+        if shadow is None:
+            return Figures()
+        total = shadow.figures.total
         compared = {"disagreements": total.different, "compared": total.compared}
         if not self.serves:
-            shadow = self.stage.shadow
-            return Figures(deaths=0 if shadow is None else shadow.deaths, **compared)
+            return Figures(deaths=shadow.deaths, **compared)
         now, before = self._counts(), self._before
         counts = {
             name: getattr(now, name) - getattr(before, name) for name in ("frames", "deaths", "refused", "misses")
@@ -159,13 +158,12 @@ class Rollouts:
         trial, ended = self._trials.get(stage), self._ended.get(stage)
         if trial is None:
             return {} if ended is None else {"version": _BASE, "candidate": ended[1]}
-        shadow, figures = trial.stage.shadow, trial.figures
-        found = {
-            "version": trial.stage.version or _BASE,
-            "candidate": f"{trial.candidate.version}: {trial.state}",
-            "candidate_pairs": figures.words,
-            "candidate_skipped": str(0 if shadow is None else shadow.skipped),
-        }
+        shadow = trial.stage.shadow
+        found = {"version": trial.stage.version or _BASE, "candidate": f"{trial.candidate.version}: {trial.state}"}
+        if shadow is None:
+            return found
+        figures = shadow.figures
+        found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
         if figures.last_difference:
             found["candidate_differs"] = figures.last_difference
         if figures.last_failure:

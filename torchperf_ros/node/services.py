@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import rclpy
@@ -188,5 +188,23 @@ def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, 
             say(result.reason)
             time.sleep(_POLL_S)
             result = ask(SERVICE.Request()).result
+    if not result.successful:
+        raise ServiceFailed(result.reason)
+
+
+def set_parameters(node_name: str, values: Mapping[str, Any], timeout_s: float) -> None:
+    """Change a node's parameters, all of them or none.
+
+    Args:
+        node_name: for example `/perf`.
+        values: by name, for example `perception.candidate`.
+        timeout_s: how long to wait.
+
+    Raises:
+        ServiceFailed: there is no such node, it refuses, or it takes too long.
+    """
+    parameters = [rclpy.Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
+    with _asking(SERVICE, node_name, "set_parameters_atomically", timeout_s) as ask:
+        result = ask(SERVICE.Request(parameters=parameters)).result
     if not result.successful:
         raise ServiceFailed(result.reason)

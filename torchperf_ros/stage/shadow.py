@@ -22,6 +22,7 @@ from torchperf_ros.frame.tier_ladder import TierClock, TierLadder
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
+from torchperf_ros.stage.pair_figures import Pair, PairFigures
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 
@@ -31,42 +32,6 @@ if TYPE_CHECKING:
 _PAIRS = 64  # that nobody has taken yet
 _NICE = 19
 _SERVING = ("nice", "stream_priority", "loaded")  # what the workers of the version that serves are told otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One frame as both versions have it.
-
-    Attributes:
-        answer: how the version that serves has answered it.
-        outcome: what the shadow came to: `on_time` stands for a good result, whenever it came.
-        steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
-        payload: the shadow's output, CDR bytes; None where it has none.
-        reason: why it has none.
-    """
-
-    answer: Answer
-    outcome: Outcome
-    steps_ms: float
-    payload: bytes | None
-    reason: str = ""
-
-    @property
-    def both(self) -> bool:
-        """Whether both versions have a whole result of their own, whose outputs and times can be compared."""
-        return self.payload is not None and self.answer.fallback is None and self.timed
-
-    @property
-    def timed(self) -> bool:
-        """Whether the times of both are known."""
-        return not math.isnan(self.steps_ms) and not math.isnan(self.answer.steps.total_ms)
-
-    @property
-    def late(self) -> bool:
-        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's."""
-        own_ms = self.answer.steps.total_ms
-        rest_ms = self.answer.wait_ms if math.isnan(own_ms) else self.answer.total_ms - own_ms
-        return self.payload is None or rest_ms + self.steps_ms > self.answer.budget_ms
 
 
 @dataclass(frozen=True)
@@ -91,6 +56,7 @@ class Shadow:
         deaths: of its workers, while they were in here.
         skipped: frames that it did not run, as there was no slack or no idle worker; it has observed them.
         lost_pairs: pairs that nobody took in time.
+        figures: what the pairs come to; who takes them adds them.
     """
 
     def __init__(
@@ -100,7 +66,7 @@ class Shadow:
         """Prepare one worker that gives way to everybody; `pool` is the one that serves, `setup` as in `StageActor`."""
         self.version, self.config, self.changes = version, config, dict(changes)
         self.refused, self.deaths, self.skipped, self.lost_pairs = "", 0, 0, 0
-        self.setup = dict(setup)
+        self.setup, self.figures = dict(setup), PairFigures()
         self._parts = parts
         clocks = [TierClock() for _ in config.tiers]
         self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]

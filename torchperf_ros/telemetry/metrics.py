@@ -36,6 +36,7 @@ def _ros_distro() -> str:
 
 
 _PACKAGE_DIGITS = 12
+_BASE = "base"
 _CUDA_KINDS = ("allocated", "reserved", "free", "total")
 
 
@@ -54,6 +55,7 @@ class _Scrape:
         self.tier_times, self.lateness, self.step_times = statistics.figures.histograms()
         self.synchronised = [] if stage.sync is None else list(stage.sync.inputs.values())
         self.tiers = stage.pool.tally.rows(stage.pool.everyone)
+        self.pairs = None if stage.shadow is None else stage.shadow.figures
         self.workers = [each for each in stage.pool.everyone if each.pid in use.rss_by_pid and each.is_counted]
 
 
@@ -110,6 +112,16 @@ def _by_input(count: str, per: float = 1) -> Callable[[_Scrape], dict[str, float
     return lambda scrape: {each.rule.topic: read(each) / per for each in scrape.synchronised}
 
 
+def _versions(scrape: _Scrape) -> dict[tuple[str, str], int]:
+    """The version that serves, and the other; nothing where there never was another."""
+    stage, shadow = scrape.stage, scrape.stage.shadow
+    if shadow is None and not stage.version:
+        return {}
+    beside = {} if shadow is None else {(shadow.version or _BASE, "shadow"): 1}
+    return {(stage.version or _BASE, "serves"): 1, **beside}
+
+
+_PAIRS = ("pairs", "both", "base_late", "candidate_late", "compared", "different", "failed")
 _FITTED, _INPUT = ("matched", "missing"), ("stage", "input")
 _WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
 _get = attrgetter
@@ -181,6 +193,14 @@ METRICS = (
     _M("torchperf_workers_ready", _G, "Workers that can take frames",
        lambda s: sum(worker.usable for worker in s.pool.everyone)),
     _M("torchperf_worker_restarts_total", _C, "Workers replaced", _get("pool.restarts")),
+    # versions
+    _M("torchperf_version_info", _G, "1 for the version that serves, and for the one beside it", _versions,
+       ("stage", "version", "role")),
+    _M("torchperf_version_pairs_total", _C, "Frames that two versions had, by what came of them",
+       lambda s: {name: getattr(s.pairs.total, name) for name in _PAIRS} if s.pairs else {}, ("stage", "result")),
+    _M("torchperf_version_difference_seconds", _G, "The candidate's steps less the base's, of the last 1024 frames",
+       lambda s: {f"p{share}": s.pairs.quantile_ms(share / 100) / 1000 for share in (50, 99)} if s.pairs else {},
+       _STATISTIC),
     _M("torchperf_device_info", _G, "1 for the device that the stage's models run on",
        lambda s: {s.pool.description.device: 1} if s.pool.description is not None else {}, ("stage", "device")),
     _M("torchperf_build_info", _G, "1, with versions",

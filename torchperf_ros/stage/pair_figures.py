@@ -1,14 +1,50 @@
-"""What pairs of two versions come to: counters, the differences of their times, and blocks of a minute."""
+"""Frames as two versions of a stage have them: pairs, and what they come to in counts and differences of times."""
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
-from torchperf_ros.stage.shadow import Pair
 
 _RECENT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One frame as both versions have it.
+
+    Attributes:
+        answer: how the version that serves has answered it.
+        outcome: what the shadow came to: `on_time` stands for a good result, whenever it came.
+        steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
+        payload: the shadow's output, CDR bytes; None where it has none.
+        reason: why it has none.
+    """
+
+    answer: Answer
+    outcome: Outcome
+    steps_ms: float
+    payload: bytes | None
+    reason: str = ""
+
+    @property
+    def both(self) -> bool:
+        """Whether both versions have a whole result of their own, whose outputs and times can be compared."""
+        return self.payload is not None and self.answer.fallback is None and self.timed
+
+    @property
+    def timed(self) -> bool:
+        """Whether the times of both are known."""
+        return not math.isnan(self.steps_ms) and not math.isnan(self.answer.steps.total_ms)
+
+    @property
+    def late(self) -> bool:
+        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's."""
+        own_ms = self.answer.steps.total_ms
+        rest_ms = self.answer.wait_ms if math.isnan(own_ms) else self.answer.total_ms - own_ms
+        return self.payload is None or rest_ms + self.steps_ms > self.answer.budget_ms
 
 
 @dataclass
