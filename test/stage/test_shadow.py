@@ -101,7 +101,7 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
     assert stage.actor.config.adapter.endswith("Shifted")
     assert stage.ask().budget_ms == 4000.0
     stage.actor.exchange()
-    wait_until(lambda: stage.actor.version == "", lambda: "the exchange")
+    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
     assert x_of(stage.ask(x=3.0).payload) == before
     stage.actor.remove_shadow()
     assert (stage.ask().outcome, stage.actor.shadow) == (Outcome.ON_TIME, None)

@@ -58,7 +58,7 @@ def make_worker():
 class StageAtRest(SimpleNamespace):
     """A stage as telemetry sees it, of the one version that its parameters make."""
 
-    shadow, version = None, ""
+    shadow, version = None, "base"
 
     @property
     def everyone(self):

@@ -16,6 +16,8 @@ CHANGES: Final = (
 )  # fmt: skip
 """What a candidate may change: how outputs come about. What others rely on (topics, budget, fallbacks, the names of the
 tiers) is the stage's."""
+BASE: Final = "base"
+"""The version that a stage's own parameters make; no candidate is called so."""
 _VERSION: Final = "version"
 
 
@@ -65,6 +67,8 @@ def candidate_of(
         for field in fields(StageConfig)
         if getattr(config, field.name) != getattr(before, field.name)
     }
+    if version == BASE:
+        raise ConfigError(f"{where}: its version is called {BASE}, as the stage's own is; give it another name")
     if not changes:
         raise ConfigError(f"{where}: is what stage {stage} runs already; it has to change one of {', '.join(CHANGES)}")
     return Candidate(version, config, changes)

@@ -21,6 +21,7 @@ from torchperf_ros.config.build_options import (
 from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
 from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
+from torchperf_ros.config.rollout_options import RolloutOptions, rollout_options
 from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.config.sync_options import SyncRule, parse_sync
@@ -121,6 +122,7 @@ class StageConfig:
         "", "YAML file of another version of the stage's model, which gets the same frames; '': none.", live=True
     )
     candidate_serves: bool = param(False, "Whether that version serves, and the stage's own is beside it.", live=True)
+    rollout_plan: str = param("", "File of a signed plan, which says when which version serves; '': none.")
     candidate_tolerance: float = param(
         0.1, "Outputs of two versions are the same where numbers are so near each other.", 0.0, 1e9, live=True
     )
@@ -185,6 +187,7 @@ class NodeConfig:
     watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
     emergency: EmergencyOptions = nested(EmergencyOptions)
+    rollout: RolloutOptions = nested(RolloutOptions)
 
     def together_with(self, stage: StageConfig) -> tuple[StageConfig, ...]:
         """The stages whose workers run in the same processes as those of this one, which comes first."""
@@ -335,7 +338,7 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
         ConfigError: names the parameter, the value, and what is allowed.
     """
     checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
-    checked["emergency"] = emergency_options(values)
+    checked["emergency"], checked["rollout"] = emergency_options(values), rollout_options(values)
     names, device = checked.pop("stages"), checked["device"]
     once = names and len(set(names)) == len(names)
     require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
@@ -353,5 +356,10 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
     require(len(set(outputs)) == len(outputs), text)
+    for config in configs:
+        text = f"{config.name}.rollout_plan and {config.name}.candidate are both set; a stage has one of them"
+        require(not (config.rollout_plan and config.candidate), text)
+        text = f"{config.name}.rollout_plan needs rollout.vehicle, the vehicle's id, and rollout.key, a public key"
+        require(not config.rollout_plan or (checked["rollout"].vehicle and checked["rollout"].key), text)
     _check_sharing([config for config in configs if config.worker == "shared"])
     return NodeConfig(stages=configs, **checked)

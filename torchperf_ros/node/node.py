@@ -109,8 +109,7 @@ class PerfNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the workers and wait until their adapters have said what they take and give."""
         try:
-            config = self.parameters.refresh()
-            self._rollouts.check(config)
+            config = self._rollouts.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
             self.get_logger().error(str(error))
@@ -122,6 +121,7 @@ class PerfNode(LifecycleNode):
         share_processes([stage.pool for stage in self._stages])
         self._followers = [[] for _ in self._stages]
         self._outputs = [None for _ in self._stages]
+        self._rollouts.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
         self._reporter.memory_limit_mib, self._reporter.memory_share = config.memory_limit_mib, config.memory_share
@@ -137,7 +137,6 @@ class PerfNode(LifecycleNode):
             warm_up(stage.config)
         self._start_recording(config)
         self._export_metrics(config)
-        self._rollouts.begin(self._stages, config)
         self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
         self.parameters.configured = True
         self._lifecycle = "inactive"

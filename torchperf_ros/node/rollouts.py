@@ -1,87 +1,119 @@
 """Candidates of the node's stages: beside the version that serves, in its place, and back as soon as a guard breaks."""
 
+import math
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.candidate import Candidate, read_candidate
-from torchperf_ros.config.config import NodeConfig
+import psutil
+
+from torchperf_ros.config.candidate import BASE, read_candidate
+from torchperf_ros.config.config import NodeConfig, StageConfig, stage_config
 from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import monotonic_ns
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.outcome import GuardVerdict, Health
+from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish
 from torchperf_ros.rollout.comparer import OutputComparer
-from torchperf_ros.rollout.guards import Figures, Guards, broken_guard
+from torchperf_ros.rollout.guards import Figures, broken_guard
 from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.watch.memory_watch import MemoryTrend
 from torchperf_ros.workers.process_setup import step_back
-from torchperf_ros.workers.worker_pool import Log
+from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _LOOK_S: Final = 0.1
-"""A candidate that breaks a guard is back out of service a tenth of a second and one frame later."""
-_BASE: Final = "base"
+"""A candidate that breaks a guard is out of service a tenth of a second and one frame later."""
+_MINUTE_S: Final = 60.0
+_SECOND_S: Final = 1.0
+_MIB: Final = 1 << 20
 _COUNTED: Final = ("frames", "deaths", "refused", "misses")
 
 
 class Trial:
-    """One candidate of one stage, from its start until its workers are gone.
+    """One candidate of one stage, from its start until one of the two versions leaves.
 
     Attributes:
-        over: why it is to leave, or was rolled back; "" while it may stay.
+        over: why it ends; "" while it goes on.
+        served: whether the candidate did at the last look.
     """
 
-    def __init__(self, stage: StageActor, candidate: Candidate, source: str) -> None:
-        """Stand `candidate` beside the stage; `source` is the parameter that asked for it."""
-        self.stage, self.candidate, self.source = stage, candidate, source
-        self.over = ""
-        self.comparer: OutputComparer | None = None
-        self.served = False  # whether it did at the last look
-        self._before = Figures()
-        self._safe_stops = 0
-        self._in_safe_stop = False
+    def __init__(self, stage: StageActor, candidate: str) -> None:
+        """Compare the two versions of `stage`, one of which is the candidate."""
+        self.stage, self.candidate = stage, candidate
+        self.over, self.served = "", self.serves
+        self._comparer: OutputComparer | None = None
+        self._before = self._minute_before = Figures()
+        self._safe_stops, self._in_safe_stop = 0, False
+        self._trend = MemoryTrend()
+        self._trend_of = self._minute_s = self._second_s = 0.0
+        self._memory_mib = self._mib_per_h = math.nan
+        self._before = self._minute_before = self._counts()
 
     @property
     def serves(self) -> bool:
         """Whether the candidate serves."""
-        return self.stage.version == self.candidate.version
+        return self.stage.version == self.candidate
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
         shadow, description = self.stage.shadow, self.stage.pool.description
         if shadow is None or description is None:
             return
-        if self.comparer is None:
-            self.comparer = OutputComparer(description.output, self.stage.config.candidate_tolerance)
-        if (found := self.comparer.take()) is not None:
+        if self._comparer is None:
+            self._comparer = OutputComparer(description.output, self.stage.config.candidate_tolerance)
+        if (found := self._comparer.take()) is not None:
             shadow.figures.compared(found.difference)
         for pair in shadow.take_pairs():
             shadow.figures.add(pair, candidate_serves=self.serves)
             if pair.both and pair.payload is not None and pair.answer.payload is not None:
-                self.comparer.offer(pair.answer.frame.seq, pair.answer.payload, pair.payload)
+                self._comparer.offer(pair.answer.frame.seq, pair.answer.payload, pair.payload)
+        if (now_s := time.monotonic()) - self._second_s > _SECOND_S:
+            self._second_s = now_s
+            self._weigh(self.stage.pool if self.serves else shadow.pool, now_s)
+
+    def _weigh(self, pool: WorkerPool, now_s: float) -> None:
+        """Follow the memory of the candidate's first worker."""
+        worker = pool.workers[0]
+        if worker is None or worker.ready_at_ns is None:
+            return
+        if worker.pid != self._trend_of:
+            self._trend, self._trend_of = MemoryTrend(), worker.pid
+        try:
+            memory = psutil.Process(worker.pid).memory_info()
+        except psutil.Error:
+            return
+        self._memory_mib = (memory.rss - memory.shared) / _MIB
+        self._trend.add(now_s, self._memory_mib)
+        growth = self._trend.suspicion()
+        self._mib_per_h = math.nan if growth is None else growth.mib_per_hour
 
     def changed_places(self) -> None:
         """The versions have: count what guards are about from now on."""
         self.served, self._in_safe_stop = self.serves, False
-        self._before, self._safe_stops = self._counts(), 0
+        self._before = self._minute_before = self._counts()
+        self._safe_stops = 0
 
-    def guarded(self) -> Figures:
-        """What the candidate has done: since it serves, or as a shadow."""
+    def figures(self) -> Figures:
+        """What the candidate has done since it is where it is."""
+        return self._since(self._before)
+
+    def _since(self, before: Figures) -> Figures:
         shadow = self.stage.shadow
-        if shadow is None:
-            return Figures()
-        total = shadow.figures.total
-        compared = {"disagreements": total.different, "compared": total.compared}
-        if not self.serves:
-            return Figures(deaths=shadow.deaths, **compared)
-        now, before = self._counts(), self._before
-        counts = {
-            name: getattr(now, name) - getattr(before, name) for name in ("frames", "deaths", "refused", "misses")
-        }
-        return Figures(**counts, safe_stops=self._safe_stops, **compared)
+        total = None if shadow is None else shadow.figures.total
+        compared = {"disagreements": total.different, "compared": total.compared} if total else {}
+        now = self._counts()
+        counts = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
+        return Figures(**counts, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared)
 
     def _counts(self) -> Figures:
+        shadow = self.stage.shadow
+        if not self.serves:
+            return Figures(deaths=0 if shadow is None else shadow.deaths)
         counters, health = self.stage.statistics.counters, self.stage.statistics.health
         is_stopped = health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
@@ -91,9 +123,33 @@ class Trial:
             refused=counters.checks[GuardVerdict.STOP], misses=counters.missed_deadline,
         )  # fmt: skip
 
-    @property
-    def state(self) -> str:
-        """In words, for `/diagnostics`."""
+    def minute(self, source: Source) -> str:
+        """Hand the last minute over, if it has passed; returns the guard that is broken within the last hour."""
+        shadow, now_s = self.stage.shadow, time.monotonic()
+        self._minute_s = self._minute_s or now_s
+        if shadow is None or now_s - self._minute_s < _MINUTE_S:
+            return ""
+        self._minute_s += _MINUTE_S
+        figures, self._minute_before = self._since(self._minute_before), self._counts()
+        return source.minute(shadow.figures.take_block(), figures, self._memory_mib, serves=self.serves)
+
+    def values(self) -> dict[str, str]:
+        """For `/diagnostics`."""
+        shadow = self.stage.shadow
+        found = {"version": self.stage.version, "candidate": f"{self.candidate}: {self._state()}"}
+        if shadow is None:
+            return found
+        figures = shadow.figures
+        found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
+        if figures.last_difference:
+            found["candidate_differs"] = figures.last_difference
+        if figures.last_failure:
+            found["candidate_failed"] = figures.last_failure
+        if self._comparer is not None and self._comparer.problem:
+            found["candidate_problem"] = self._comparer.problem
+        return found
+
+    def _state(self) -> str:
         shadow = self.stage.shadow
         if self.over:
             return self.over
@@ -105,20 +161,22 @@ class Trial:
 
     def close(self) -> None:
         """Leave no process behind."""
-        if self.comparer is not None:
-            self.comparer.close()
+        if self._comparer is not None:
+            self._comparer.close()
 
 
 class Rollouts:
-    """A thread of the node that looks after the candidates of all its stages."""
+    """A thread of the node that looks after the versions of all its stages."""
 
     def __init__(self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None]) -> None:
         """`values` gives a stage's own parameters; nothing runs before `begin`."""
         self._values, self._log, self._alert = values, log, alert
         self._stages: Sequence[StageActor] = ()
         self._config: NodeConfig | None = None
+        self._sources: dict[str, Source] = {}  # by stage
         self._trials: dict[str, Trial] = {}  # by stage
-        self._ended: dict[str, tuple[str, str]] = {}  # by stage: the source of a candidate that left, and why
+        self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
+        self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -132,16 +190,55 @@ class Rollouts:
             if stage.candidate:
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
 
-    def begin(self, stages: Sequence[StageActor], config: NodeConfig) -> None:
-        """Look after the candidates of these stages."""
-        self._stages, self._config = stages, config
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
-        self._thread.start()
+    def prepared(self, config: NodeConfig) -> NodeConfig:
+        """The configuration with the versions that the vehicle's plans begin with.
+
+        Raises:
+            ConfigError: a candidate cannot be read, or a plan cannot be followed.
+        """
+        self.check(config)
+        self._sources, self._begins = {}, {}
+        return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
+
+    def _prepared(self, stage: StageConfig, config: NodeConfig) -> StageConfig:
+        name = stage.name
+        if not stage.rollout_plan:
+            self._sources[name] = ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
+            return stage
+        source = PlanSource(stage, config, lambda: self._values(name), lambda: self._card(name))
+        self._sources[name] = source
+        try:
+            running = source.running()
+            if running is None:
+                return stage
+            worker_setup(running.config, config)
+        except ConfigError as error:
+            self._say(name, f"begins with its own parameters, as {error}")
+            return stage
+        self._begins[name] = running.version, dict(running.changes)
+        return running.config
+
+    def _stage_config(self, name: str) -> StageConfig:
+        assert self._config is not None
+        return next(one for one in self._config.stages if one.name == name)
 
     def reconfigure(self, config: NodeConfig) -> None:
         """Take changed parameters."""
         self._config = config
+
+    def _card(self, name: str) -> str:
+        found = [stage.pool.description for stage in self._stages if stage.config.name == name]
+        return next((one.card for one in found if one is not None), "")
+
+    def begin(self, stages: Sequence[StageActor], config: NodeConfig) -> None:
+        """Look after the versions of these stages; before they start."""
+        self._stages, self._config = stages, config
+        for stage in stages:
+            if stage.config.name in self._begins:
+                stage.begin_as(*self._begins[stage.config.name])
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._thread.start()
 
     def end(self) -> None:
         """Look after none any more, before the stages stop."""
@@ -151,26 +248,17 @@ class Rollouts:
         self._thread = None
         for trial in self._trials.values():
             trial.close()
-        self._stages, self._trials, self._ended = (), {}, {}
+        for source in self._sources.values():
+            source.stops()
+        self._stages, self._trials, self._said, self._sources = (), {}, {}, {}
 
     def values(self, stage: str) -> dict[str, str]:
         """What `/diagnostics` says of a stage's versions; empty where it never had a candidate."""
-        trial, ended = self._trials.get(stage), self._ended.get(stage)
-        if trial is None:
-            return {} if ended is None else {"version": _BASE, "candidate": ended[1]}
-        shadow = trial.stage.shadow
-        found = {"version": trial.stage.version or _BASE, "candidate": f"{trial.candidate.version}: {trial.state}"}
-        if shadow is None:
-            return found
-        figures = shadow.figures
-        found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
-        if figures.last_difference:
-            found["candidate_differs"] = figures.last_difference
-        if figures.last_failure:
-            found["candidate_failed"] = figures.last_failure
-        if trial.comparer is not None and trial.comparer.problem:
-            found["candidate_warning"] = trial.comparer.problem
-        return found
+        if (trial := self._trials.get(stage)) is not None:
+            return trial.values()
+        actor = next((one for one in self._stages if one.config.name == stage), None)
+        said = self._said.get(stage, "")
+        return {"version": actor.version, "candidate": said} if actor is not None and said else {}
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -179,77 +267,106 @@ class Rollouts:
         while not self._stopping.wait(_LOOK_S):
             for stage in self._stages:
                 try:
-                    self._look_after(stage)
+                    self._look_after(stage, self._sources[stage.config.name])
                 except Exception:  # the thread's boundary: one stage's candidate must not cost another's guard
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")
 
-    def _look_after(self, stage: StageActor) -> None:
-        name = stage.config.name
+    def _look_after(self, stage: StageActor, source: Source) -> None:
+        name, wish = stage.config.name, source.wish()
         trial = self._trials.get(name)
-        wanted = next((one for one in self._config.stages if one.name == name), None) if self._config else None
-        source = "" if wanted is None else wanted.candidate
         if trial is None:
-            if self._ended.get(name, ("",))[0] != source:
-                self._ended.pop(name, None)
-            if source and name not in self._ended and stage.pool.ready:
-                self._start(stage, source)
+            if (other := wish.serve if wish.serve != stage.version else wish.beside) and stage.pool.ready:
+                self._start(stage, source, wish, other)
+            elif wish.why:
+                self._said[name] = wish.why
+            elif not wish.candidate:
+                self._said.pop(name, None)
             return
         trial.compare()
         if trial.serves != trial.served:
             trial.changed_places()
-            self._tell(trial, "serves; the base is warm beside it" if trial.served else "serves no more; the base does")
+            other = BASE if stage.shadow is None else stage.shadow.version
+            self._say(name, f"version {stage.version} serves from now on; {other} is warm beside it")
         if not trial.over:
-            trial.over = self._why_over(trial, source)
-            if trial.over:
-                self._tell(trial, trial.over)
-        serves = bool(wanted is not None and wanted.candidate_serves) and not trial.over
-        if serves != trial.serves:
-            self._exchange(trial)
+            wish = self._judge(trial, source, wish)
+        if wish.serve != stage.version:
+            self._exchange(trial, source, wish)
         elif trial.over:
             self._end(trial)
 
-    def _start(self, stage: StageActor, source: str) -> None:
+    def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
+        """See whether the trial goes on; returns what is to run now."""
+        shadow, broken = trial.stage.shadow, broken_guard(wish.limits, trial.figures()) or trial.minute(source)
+        bad = ""
+        if shadow is not None and shadow.refused and not trial.serves:
+            bad = f"refused: {shadow.refused}"
+        elif broken:
+            bad = f"rolled back: {broken}" if trial.serves else f"given up as a shadow: {broken}"
+        elif trial.candidate == wish.candidate:
+            return wish
+        trial.over = bad or f"over: {wish.why or 'not asked for any more'}"
+        self._say(trial.stage.config.name, f"version {trial.candidate} {trial.over}")
+        if bad:
+            source.rolled_back(bad)
+        return source.wish()
+
+    def _start(self, stage: StageActor, source: Source, wish: Wish, other: str) -> None:
         name = stage.config.name
         try:
-            candidate = read_candidate(Path(source).expanduser(), name, self._values(name))
             assert self._config is not None
-            setup = worker_setup(candidate.config, self._config)
-            stage.add_shadow(candidate.version, dict(candidate.changes), setup)
+            if other == BASE:
+                changes, config = {}, stage_config(name, self._values(name))
+            else:
+                version = source.version(other)
+                changes, config = dict(version.changes), version.config
+            self._check_memory(stage, other)
+            stage.add_shadow(other, changes, worker_setup(config, self._config))
         except ConfigError as error:
-            self._ended[name] = source, str(error)
+            self._said[name] = str(error)
             self._say(name, str(error))
+            source.rolled_back(str(error))
             return
-        self._trials[name] = Trial(stage, candidate, source)
-        self._say(name, f"version {candidate.version} starts beside the one that serves")
+        self._trials[name] = Trial(stage, wish.candidate or other)
+        self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
-    def _why_over(self, trial: Trial, source: str) -> str:
-        shadow = trial.stage.shadow
-        if shadow is not None and shadow.refused and not trial.serves:
-            return f"refused: {shadow.refused}"
-        if broken := broken_guard(Guards(), trial.guarded()):
-            return f"rolled back: {broken}" if trial.serves else f"given up as a shadow: {broken}"
-        return "" if source == trial.source else "not asked for any more"
+    def _check_memory(self, stage: StageActor, other: str) -> None:
+        """See that there is room for one more worker, as large as one of those that serve is now.
 
-    def _exchange(self, trial: Trial) -> None:
-        """Have the candidate serve, as soon as it has all its workers, or, at once, the base."""
-        shadow = trial.stage.shadow
-        if shadow is None or trial.stage.exchanges:
+        Raises:
+            ConfigError: there is not.
+        """
+        worker = next((one for one in stage.pool.workers if one is not None and one.usable), None)
+        if worker is None:
             return
-        if trial.serves or shadow.ready:
-            trial.stage.exchange()
+        needs, free = psutil.Process(worker.pid).memory_full_info().uss, psutil.virtual_memory().available
+        if stage.memory.tight or needs > free:
+            why = f"a worker of stage {stage.config.name} has {needs / _MIB:.0f} MiB of its own, {free / _MIB:.0f} MiB"
+            raise ConfigError(f"version {other}: there is no memory for it: {why} are free; see memory_share")
+
+    def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
+        """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""
+        stage, shadow = trial.stage, trial.stage.shadow
+        if shadow is None or stage.exchanges:
+            return
+        if trial.serves:
+            stage.exchange()
+        elif shadow.ready:
+            try:
+                source.begins()
+            except TorchperfError as error:
+                trial.over = f"given up: {error}"
+                return
+            stage.exchange()
         else:
             shadow.promote()
 
     def _end(self, trial: Trial) -> None:
         name = trial.stage.config.name
-        self._ended[name] = trial.source, f"{trial.candidate.version}: {trial.over}"
+        self._said[name] = f"{trial.candidate}: {trial.over}"
         trial.stage.remove_shadow()
         trial.close()
         del self._trials[name]
-
-    def _tell(self, trial: Trial, text: str) -> None:
-        self._say(trial.stage.config.name, f"version {trial.candidate.version} {text}")
 
     def _say(self, stage: str, text: str) -> None:
         self._log("warn", f"{stage}: {text}")

@@ -49,25 +49,25 @@ class Pair:
 
 @dataclass
 class PairBlock:
-    """Sums over the pairs of a block, as a verdict takes them; differences are the candidate's less the base's, in ms.
+    """Counts of pairs.
 
     Attributes:
         pairs, both: all pairs, and those whose times can be compared.
-        difference_ms, square_ms2: sums of the differences of `both` and of their squares.
         base_late, candidate_late: pairs in which that version missed the deadline, or would have.
         compared, different: pairs whose outputs were compared, and differ.
         failed: pairs without a result of the candidate.
+        base_ms, candidate_ms: what the steps took each, of `both`; of a block only, not of the total.
     """
 
     pairs: int = 0
     both: int = 0
-    difference_ms: float = 0.0
-    square_ms2: float = 0.0
     base_late: int = 0
     candidate_late: int = 0
     compared: int = 0
     different: int = 0
     failed: int = 0
+    base_ms: list[float] = field(default_factory=list)
+    candidate_ms: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class PairFigures:
 
     Attributes:
         total: of all pairs.
-        block: of those since the last `take_block`.
+        block: of those since the last `take_block`, which has to be called now and then.
         last_difference: of outputs, the last in words.
         last_failure: why the candidate had no result, the last time.
     """
@@ -95,19 +95,19 @@ class PairFigures:
         failed = answer.fallback is not None if candidate_serves else pair.outcome is not Outcome.ON_TIME
         if failed:
             self.last_failure = answer.reason if candidate_serves else pair.reason
-        difference_ms = pair.steps_ms - answer.steps.total_ms if pair.timed else math.nan
-        difference_ms *= -1 if candidate_serves else 1
         if pair.timed:
-            self._recent_ms.append(difference_ms)
+            times_ms = (
+                (pair.steps_ms, answer.steps.total_ms) if candidate_serves else (answer.steps.total_ms, pair.steps_ms)
+            )
+            self._recent_ms.append(times_ms[1] - times_ms[0])
+            self.block.base_ms.append(times_ms[0])
+            self.block.candidate_ms.append(times_ms[1])
         for block in (self.total, self.block):
             block.pairs += 1
             block.base_late += late[0]
             block.candidate_late += late[1]
             block.failed += failed
-            if pair.timed:
-                block.both += 1
-                block.difference_ms += difference_ms
-                block.square_ms2 += difference_ms**2
+            block.both += pair.timed
 
     def compared(self, difference: str) -> None:
         """Count a pair whose outputs were compared, and what differs first."""
@@ -117,7 +117,7 @@ class PairFigures:
             block.different += bool(difference)
 
     def take_block(self) -> PairBlock:
-        """The sums since the last call."""
+        """What there was since the last call."""
         block, self.block = self.block, PairBlock()
         return block
 

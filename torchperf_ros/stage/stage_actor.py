@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.action_options import DRIFT
+from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
@@ -89,7 +90,7 @@ class StageActor:
         guard: checks every output before it is published; None where the parameters ask for none.
         sync: which messages of other inputs fit a trigger; None where every one's latest does.
         lower: stages that give way to this one.
-        version: of the model that serves; "" is the one of the stage's own parameters.
+        version: name of the model that serves; `BASE` is the one of the stage's own parameters.
         shadow: another version, which gets the same frames; None mostly.
         exchanges: whether the two change places as soon as no frame is in flight.
     """
@@ -136,7 +137,7 @@ class StageActor:
         self.pool = machinery.pool(config, setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
-        self.version, self._changes, self._setup = "", dict[str, Any](), setup
+        self.version, self._changes, self._setup = BASE, dict[str, Any](), setup
         self.shadow: Shadow | None = None
         self.exchanges = False
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
@@ -227,6 +228,10 @@ class StageActor:
         shadow = self.shadow
         return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 
+    def begin_as(self, version: str, changes: dict[str, Any]) -> None:
+        """Call what serves so; `changes` are the fields of its configuration that are its own; before `start`."""
+        self.version, self._changes = version, changes
+
     def add_shadow(self, version: str, changes: dict[str, Any], setup: dict[str, Any]) -> None:
         """Have another version get the same frames from now on; `changes` are the fields of its configuration.
 
@@ -234,7 +239,7 @@ class StageActor:
             ConfigError: there is one already.
         """
         if self.shadow is not None:
-            raise ConfigError(f"stage {self.config.name} has version {self.shadow.version or 'base'} beside it already")
+            raise ConfigError(f"stage {self.config.name} has version {self.shadow.version} beside it already")
         parts = ShadowParts(self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description)
         config = replace(self.config, **changes)
         shadow = Shadow(version, config, changes, setup, self.pool, parts)

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from torchperf_ros import __version__
 from torchperf_ros.config.build_options import version_of
+from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
@@ -36,7 +37,6 @@ def _ros_distro() -> str:
 
 
 _PACKAGE_DIGITS = 12
-_BASE = "base"
 _CUDA_KINDS = ("allocated", "reserved", "free", "total")
 
 
@@ -115,10 +115,10 @@ def _by_input(count: str, per: float = 1) -> Callable[[_Scrape], dict[str, float
 def _versions(scrape: _Scrape) -> dict[tuple[str, str], int]:
     """The version that serves, and the other; nothing where there never was another."""
     stage, shadow = scrape.stage, scrape.stage.shadow
-    if shadow is None and not stage.version:
+    if shadow is None and stage.version == BASE:
         return {}
-    beside = {} if shadow is None else {(shadow.version or _BASE, "shadow"): 1}
-    return {(stage.version or _BASE, "serves"): 1, **beside}
+    beside = {} if shadow is None else {(shadow.version, "shadow"): 1}
+    return {(stage.version, "serves"): 1, **beside}
 
 
 _PAIRS = ("pairs", "both", "base_late", "candidate_late", "compared", "different", "failed")

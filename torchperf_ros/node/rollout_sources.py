@@ -1,0 +1,221 @@
+"""Who says which version of a stage serves: its parameters, or a signed plan."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import psutil
+
+from torchperf_ros.config.build_options import version_of
+from torchperf_ros.config.candidate import BASE, Candidate, candidate_of, read_candidate
+from torchperf_ros.config.config import NodeConfig, StageConfig
+from torchperf_ros.config.user_folder import user_folder
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.rollout.guards import Figures, Guards
+from torchperf_ros.stage.pair_figures import PairBlock
+
+if TYPE_CHECKING:
+    from torchperf_ros.rollout.vehicle import Decision
+
+Values = Callable[[], Mapping[str, Any]]
+"""Gives a stage's own parameters as they are now, by name without the stage's."""
+_LOOK_S: Final = 2.0
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a stage is to run.
+
+    Attributes:
+        serve, beside: names of versions; no `beside`: nothing.
+        candidate: which of them is on trial; "" for none.
+        parameters: what each version but the base changes of the stage's own.
+        why: in words.
+    """
+
+    serve: str = BASE
+    beside: str = ""
+    candidate: str = ""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    limits: Guards = field(default_factory=Guards)
+    why: str = ""
+
+
+class Source(Protocol):
+    """Asked by the thread that looks after candidates, ten times a second."""
+
+    def wish(self) -> Wish:
+        """What is to run now."""
+
+    def version(self, name: str) -> Candidate:
+        """A version of the wish that is not the base; raises `ConfigError` where it cannot be."""
+
+    def begins(self) -> None:
+        """The candidate is about to serve; raises a `TorchperfError` where it must not."""
+
+    def rolled_back(self, reason: str) -> None:
+        """The candidate is out of service, or no longer beside: it stays out."""
+
+    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+        """A minute of both versions has passed; returns the guard that is broken within the last hour."""
+
+    def stops(self) -> None:
+        """The node ends its candidates in order."""
+
+
+class ParameterSource:
+    """`STAGE.candidate` and `STAGE.candidate_serves`."""
+
+    def __init__(self, stage: str, config: Callable[[], StageConfig], values: Values) -> None:
+        """Read the parameters of this stage; `config` gives them checked."""
+        self._stage, self._config, self._values = stage, config, values
+        self._read: tuple[str, Candidate | None] = "", None
+        self._out: tuple[str, str] = "", ""  # file of a candidate that is out, and why
+
+    def wish(self) -> Wish:
+        """The candidate beside or in service, unless it was rolled back since its file was named."""
+        config = self._config()
+        path = config.candidate
+        if self._out[0] != path:
+            self._out = "", ""
+        if not path or self._out[1]:
+            return Wish(why=self._out[1])
+        if self._read[0] != path:
+            try:
+                self._read = path, read_candidate(Path(path).expanduser(), self._stage, self._values())
+            except ConfigError as error:
+                self.rolled_back(str(error))
+                return Wish(why=str(error))
+        assert self._read[1] is not None
+        name = self._read[1].version
+        serve, beside = (name, BASE) if config.candidate_serves else (BASE, name)
+        return Wish(serve, beside, name)
+
+    def version(self, name: str) -> Candidate:
+        """The one of the file."""
+        assert self._read[1] is not None
+        return self._read[1]
+
+    def begins(self) -> None:
+        """It may."""
+
+    def rolled_back(self, reason: str) -> None:
+        """It is out until another file is named."""
+        name = f"{self._read[1].version}: " if self._read[1] is not None else ""
+        self._out, self._read = (self._config().candidate, f"{name}{reason}"), ("", None)
+
+    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+        """Nobody takes it home."""
+        return ""
+
+    def stops(self) -> None:
+        """Nothing is remembered."""
+
+
+class PlanSource:
+    """A signed plan, and what the vehicle remembers of it."""
+
+    def __init__(self, stage: StageConfig, config: NodeConfig, values: Values, device: Callable[[], str]) -> None:
+        """Come up with what the vehicle remembers; `device` gives the name of the stage's card, "" for none.
+
+        Raises:
+            ConfigError: the vehicle has no id, the key cannot be read, or a library is not installed.
+        """
+        options, self._stage, self._values, self._device = config.rollout, stage.name, values, device
+        folder = Path(options.folder).expanduser() if options.folder else _default_folder()
+        self._drive = f"{time.time():.0f}-{os.getpid()}"
+        facts = {**_own_facts(), "vehicle": options.vehicle, "drive": self._drive, **options.more}
+        try:
+            from torchperf_ros.rollout.vehicle import VehicleRollout
+
+            self.vehicle = VehicleRollout(
+                folder / stage.name, facts, Path(options.key).expanduser(), Path(stage.rollout_plan).expanduser(),
+                stage.name,
+            )  # fmt: skip
+        except ImportError as error:
+            msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
+            raise ConfigError(msg) from error
+        except (TorchperfError, OSError) as error:
+            raise ConfigError(f"parameter rollout.vehicle, rollout.key or rollout.facts: {error}") from error
+        self._looked_s = 0.0
+        self._decision: Decision | None = None
+
+    def wish(self) -> Wish:
+        """What the plan says, looked at every 2 s."""
+        if self._decision is None or time.monotonic() - self._looked_s > _LOOK_S:
+            if (card := self._device()) and "gpu" not in self.vehicle.facts:
+                self.vehicle.facts["gpu"] = card
+            self._looked_s, self._decision = time.monotonic(), self.vehicle.look()
+        found = self._decision
+        beside = "" if found.beside is None else found.beside.name
+        on_trial = (
+            found.plan.version if found.plan is not None and found.plan.version in {found.serve.name, beside} else ""
+        )
+        versions = [found.serve, *([] if found.beside is None else [found.beside])]
+        parameters = {one.name: one.parameters for one in versions if one.name != BASE}
+        why = "; ".join(filter(None, [found.why, found.problem]))
+        return Wish(found.serve.name, beside, on_trial, parameters, found.limits, why)
+
+    def version(self, name: str) -> Candidate:
+        """A version as the plan has it."""
+        return candidate_of(name, self.wish().parameters[name], self._stage, self._values(), f"version {name}")
+
+    def running(self) -> Candidate | None:
+        """The version to begin with, None for the base.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        good = self.vehicle.running
+        if good.name == BASE:
+            return None
+        return candidate_of(good.name, good.parameters, self._stage, self._values(), f"version {good.name}")
+
+    def begins(self) -> None:
+        """Write down that it is on trial; raises a `TorchperfError` where that cannot be."""
+        self.vehicle.begins_trial()
+
+    def rolled_back(self, reason: str) -> None:
+        """Remember that, and why."""
+        self._decision = self.vehicle.rolled_back(reason)
+
+    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+        """Keep the minute; a candidate that has served its probation is good."""
+        from torchperf_ros.rollout.records import SERVING, SHADOW, Block, paired_figures
+
+        plan = None if self._decision is None else self._decision.plan
+        if plan is None:
+            return ""
+        paired = paired_figures(block.base_ms, block.candidate_ms, float("inf")) if block.both else {}
+        paired |= {"frames": block.pairs, "base_misses": block.base_late, "candidate_misses": block.candidate_late}
+        broken = self.vehicle.minute(
+            Block(
+                time.time(), self._drive, plan.version, plan.serial, plan.step, SERVING if serves else SHADOW,
+                **paired, compared=block.compared, agreed=block.compared - block.different, deaths=figures.deaths,
+                refused=figures.refused, safe_stops=figures.safe_stops, memory_mib=memory_mib,
+                memory_mib_per_h=figures.memory_mib_per_h,
+            )
+        )  # fmt: skip
+        if serves and not broken and not self.vehicle.probation_left_s:
+            self.vehicle.confirmed()
+        return broken
+
+    def stops(self) -> None:
+        """The trial goes on after the next start."""
+        self.vehicle.stops()
+
+
+def _default_folder() -> Path:
+    return user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
+
+
+def _own_facts() -> dict[str, str]:
+    found = {
+        "memory_gib": f"{psutil.virtual_memory().total / _GIB:.1f}", "torch": version_of("torch"),
+        "ros_distro": os.environ.get("ROS_DISTRO", ""),
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
