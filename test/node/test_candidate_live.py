@@ -1,6 +1,9 @@
 """A node with a candidate of a stage: beside, in service, and back by itself, with the parameters that people set."""
 
+import itertools
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -107,3 +110,70 @@ def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_re
     assert "none.yaml: cannot be read (No such file or directory)" in result.reason
     (tmp_path / "c.yaml").write_text("tiers: [other]")
     assert "tiers cannot be changed" in set_parameter("candidate", str(tmp_path / "c.yaml")).reason
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A folder with keys, and what writes the next signed plan to it."""
+    pytest.importorskip("mmh3", reason="mmh3 is not installed")
+    from torchperf_ros.rollout.plan import new_plan, utc_now
+    from torchperf_ros.rollout.signature import make_keys, read_private_key, sign
+
+    folder = tmp_path_factory.mktemp("fleet")
+    make_keys(folder / "key")
+    numbers = itertools.count(2026112400)
+
+    def issue(**changes):
+        values = {
+            "name": "detector", "stage": "perception", "version": "b", "serial": next(numbers), "shadow_min": 0,
+            "candidate": {"adapter": "adapters_for_graph:Shifted"}, "steps": [{"share": 100}] * 2, **changes,
+        }  # fmt: skip
+        plan = sign(new_plan(values, utc_now()), read_private_key(folder / "key"))
+        (folder / "new").write_text(plan)
+        (folder / "new").replace(folder / "plan.json")
+
+    return folder, issue
+
+
+def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_it_and_remembers(
+    start_node, obedient, image, fleet
+):
+    from geometry_msgs.msg import PointStamped
+    from sensor_msgs.msg import Image
+
+    folder, issue = fleet
+    stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=str(folder / "plan.json"))
+    options = {"vehicle": "car-7", "key": str(folder / "key.pub"), "folder": str(folder / "state")}
+    parameters = {"stages": ["perception"], "rollout": options, "perception": stage}
+
+    def begin():
+        node = start_node(parameters)
+        node.wait_until_ready("perception")
+        return node, node.publisher("image", Image), node.graph.listen(f"{node.namespace}/point", PointStamped)
+
+    def until(key, wanted):
+        end = time.monotonic() + 60.0
+        while not re.fullmatch(wanted, node.values("perception").get(key, "")):
+            assert time.monotonic() < end, node.values("perception")
+            node.answer(camera, image())
+        node.answer(camera, image())
+
+    node, camera, points = begin()
+    issue(steps=[{"share": 100, "shadow": True}])
+    until("candidate", "b: shadow")
+    assert points[-1].point.x == 64.0
+    issue()
+    until("version", "b")
+    assert points[-1].point.x == 64.5
+    os.kill(node.process.pid, signal.SIGKILL)  # it is on trial only, so that the base comes up, and tries again
+    node.process.wait()
+    node, camera, points = begin()
+    node.answer(camera, image())
+    node.graph.wait_for(lambda: points, "an output")
+    assert points[0].point.x == 64.0
+    until("version", "b")
+    issue(state="rolled_back", revoked=["b"])
+    until("version", "base")
+    until("candidate", ".*version b was rolled back here: revoked by serial.*")
+    assert points[-1].point.x == 64.0
+    assert node.end() == 0
