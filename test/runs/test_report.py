@@ -16,7 +16,7 @@ from torchperf_ros.runs.report.report_page import MOST_ROWS, Overview, OverviewR
 from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, latencies
 from torchperf_ros.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
-from torchperf_ros.runs.run_log import RunLogError
+from torchperf_ros.runs.run_log import CANDIDATE, RunLogBuilder, RunLogError
 
 from . import report_logs as logs
 from .report_logs import figures_of, without_plotly
@@ -66,6 +66,19 @@ def test_given_a_stage_with_a_guard_when_reported_then_what_it_did_not_accept_is
     page = written(tmp_path, [run])
     assert "not accepted by the guard" in page
     assert "→ guard: brake" in page
+
+
+def test_given_records_of_a_candidate_when_reported_then_both_versions_are_there(run, tmp_path):
+    builder = RunLogBuilder("/perf")
+    said = {"version": "base", "candidate": "b: shadow", "candidate_pairs": "9 frames, 1 late (base 0)"}
+    for pairs in ("1 frame", "9 frames, 1 late (base 0)"):
+        builder.record({"kind": "candidate", "t_ns": 5, "stage": "perception", **said, "candidate_pairs": pairs})
+    stage = builder.build("drive", None).stage("perception")
+    assert stage.candidate == {**dict.fromkeys(CANDIDATE, ""), **said}
+    tried = replace(run, stages=(replace(run.stages[0], candidate=stage.candidate), *run.stages[1:]))
+    page = written(tmp_path, [tried])
+    assert all(words in page for words in ("two versions", "b: shadow", "9 frames, 1 late (base 0)"))
+    assert "two versions" not in written(tmp_path, [run])
 
 
 def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_ends():

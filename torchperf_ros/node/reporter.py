@@ -28,6 +28,7 @@ from torchperf_ros.watch.stage_signals import COUNTED
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
+_CANDIDATES_EVERY = 10  # reports
 _SILENT_NS = 5 * NS_PER_S
 _MOST_ALERTS = 16
 _UNSAID = frozenset({"kind", "problem"})
@@ -65,6 +66,7 @@ class Reporter:
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
+        self._reports = 0  # that were recorded
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -123,6 +125,10 @@ class Reporter:
                 stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
                 for (stage, _), status in zip(healths, statuses, strict=False)
             }
+            self._reports += 1
+            for name in counters if self._reports % _CANDIDATES_EVERY == 0 else ():
+                if found := self.candidates(name):
+                    recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
             recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
 
     def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:

@@ -48,6 +48,10 @@ class RunLogError(TorchperfError):
     """Runs cannot be read, compared or kept; the message says which, why, and what would do."""
 
 
+CANDIDATE: Final = ("version", "candidate", "candidate_pairs", "candidate_differs", "candidate_failed")
+"""What `/diagnostics` and records say of the two versions of a stage's model."""
+
+
 @dataclass
 class StageLog:
     """The answered frames of a stage, oldest first.
@@ -66,6 +70,7 @@ class StageLog:
         trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
         output: the topic that it publishes, without the namespace that it may have; empty where the log does not say.
         gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is compared.
+        candidate: what was last said of the other version of its model, by the keys of `/diagnostics`; else empty.
     """
 
     name: str
@@ -79,6 +84,7 @@ class StageLog:
     trigger: str = ""
     output: str = ""
     gaps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    candidate: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -323,6 +329,8 @@ class RunLogBuilder:
             self._health(int(record["t_ns"]), str(record["stage"]), str(record["to"]))
         elif kind == "anomaly":
             self._anomalies.append(LoggedAlert.of(record))
+        elif kind == "candidate":
+            self._stage(str(record["stage"])).candidate = {name: str(record.get(name, "")) for name in CANDIDATE}
         elif kind == "dropped":
             count = int(record["superseded"]) + int(record["stale"])
             self._stage(str(record["stage"])).drop(int(record["t_ns"]), count)
@@ -359,6 +367,8 @@ class RunLogBuilder:
             if tiers := now.values.get("tiers", ""):
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
             stage.output = now.values.get("output", "")
+            if now.values.get("candidate"):
+                stage.candidate = {key: now.values.get(key, "") for key in CANDIDATE}
             stage.last_reason = now.values.get("last_reason", "").partition("\n")[0] or stage.last_reason
             if now.dropped is not None:  # counters begin anew with another process
                 before = now.dropped if stage.dropped_before is None else stage.dropped_before

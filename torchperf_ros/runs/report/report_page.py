@@ -14,7 +14,7 @@ from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.report import report_words as words
 from torchperf_ros.runs.report.page import Block, Page
-from torchperf_ros.runs.run_log import STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
+from torchperf_ros.runs.run_log import CANDIDATE, STEPS, UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 
 if TYPE_CHECKING:
     from torchperf_ros.runs.report.report_inputs import Picture
@@ -24,6 +24,14 @@ MOST_ROWS: Final = 4000
 """Of the table of many logs."""
 _POINTS, _SIDE, _LEAST_POINTS = 4000, 360, 50
 _WORST: Final = 10
+_VERSIONS: Final = (
+    "serves",
+    "candidate",
+    "on the same frames",
+    "outputs differ, the last",
+    "without a result, the last",
+)
+"""Titles of `CANDIDATE`."""
 _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
@@ -115,6 +123,8 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     blocks: list[Block | None] = []
     for stage in stages:
         blocks += [{"kind": "heading", "text": stage.name}, _tiles(words.stage_figures(stage))]
+        if stage.candidate:
+            blocks.append(_candidate(stage.candidate))
     blocks.append({"kind": "words", "lines": words.in_words(run)})
     if run.anomalies:
         blocks += [{"kind": "heading", "text": "Anomalies"}, _anomalies(run)]
@@ -143,6 +153,13 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     begin_ns, end_ns = run.span_ns
     span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
     page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
+
+
+def _candidate(said: Mapping[str, str]) -> Block:
+    """The two versions of a stage's model, as they stood at the end."""
+    named = zip(_VERSIONS, CANDIDATE, strict=True)
+    rows = [[words_of, {"text": said[key], "css": "text"}] for words_of, key in named if said.get(key)]
+    return {"kind": "table", "css": "stack", "head": [("two versions", ""), ("at the end", "")], "rows": rows}
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
