@@ -1,6 +1,8 @@
 """Another version beside the one that serves: it gets the same frames, disturbs none, and takes over between two."""
 
 import os
+import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,3 +166,13 @@ def test_given_a_candidate_that_changes_nothing_or_what_it_may_not_then_the_erro
     values = {"adapter": "module:Class", "output": "path"}
     with pytest.raises(ConfigError, match=why):
         candidate_of("new", given, "tested", values, "candidate new.yaml")
+
+
+def test_given_less_memory_than_a_worker_has_when_asked_for_room_then_the_pool_says_what_is_missing(stage, monkeypatch):
+    assert stage.actor.pool.why_no_room() == ""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+    why = stage.actor.pool.why_no_room()
+    assert re.fullmatch(r"a worker of stage tested has \d+ MiB of its own, 1 MiB are free", why)
+    monkeypatch.undo()
+    stage.actor.pool.workers[0].memory_bytes |= {"reserved": 64 << 20, "free": 63 << 20}
+    assert stage.actor.pool.why_no_room().endswith("has 64 MiB of its own on the device, 63 MiB are free")

@@ -320,7 +320,8 @@ class Rollouts:
             else:
                 version = source.version(other)
                 changes, config = dict(version.changes), version.config
-            self._check_memory(stage, other)
+            if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
+                raise ConfigError(f"version {other} takes one more worker, for which there is no memory: {why}")
             stage.add_shadow(other, changes, worker_setup(config, self._config))
         except ConfigError as error:
             self._said[name] = str(error)
@@ -329,20 +330,6 @@ class Rollouts:
             return
         self._trials[name] = Trial(stage, wish.candidate or other)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
-
-    def _check_memory(self, stage: StageActor, other: str) -> None:
-        """See that there is room for one more worker, as large as one of those that serve is now.
-
-        Raises:
-            ConfigError: there is not.
-        """
-        worker = next((one for one in stage.pool.workers if one is not None and one.usable), None)
-        if worker is None:
-            return
-        needs, free = psutil.Process(worker.pid).memory_full_info().uss, psutil.virtual_memory().available
-        if stage.memory.tight or needs > free:
-            why = f"a worker of stage {stage.config.name} has {needs / _MIB:.0f} MiB of its own, {free / _MIB:.0f} MiB"
-            raise ConfigError(f"version {other}: there is no memory for it: {why} are free; see memory_share")
 
     def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
         """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""

@@ -117,6 +117,8 @@ class SwapService:
         if stage_name not in stages:
             msg = f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
             raise ConfigError(msg)
+        if why := stages[stage_name].pool.why_no_room():
+            raise ConfigError(f"a swap takes one more worker, for which there is no memory: {why}")
         self._last = stages[stage_name]
         self._last.pool.rolling_update.swap(tier, package)
 

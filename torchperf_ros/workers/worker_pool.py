@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import psutil
+
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_S, Clock
 from torchperf_ros.frame.errors import ProtocolError
@@ -231,6 +233,27 @@ class WorkerPool:
             self._thread.join()
         if self.owns_ring:
             self.ring.close()
+
+    def why_no_room(self) -> str:
+        """Why there is no memory for one more worker as large as one of these is now; "" if there is.
+
+        Of the machine's, what only it has mapped; of a CUDA device's, what its allocator holds.
+        """
+        worker = next((one for one in self.workers if one is not None and one.usable), None)
+        if worker is None:
+            return ""
+        try:
+            own = psutil.Process(worker.pid).memory_full_info().uss
+        except psutil.Error:  # it has just died
+            return ""
+        memory = worker.memory_bytes
+        kinds = [("", own, psutil.virtual_memory().available)]
+        if {"reserved", "free"} <= memory.keys():
+            kinds.append((" on the device", memory["reserved"], memory["free"]))
+        return next(
+            (f"a worker of stage {self.config.name} has {needs >> 20} MiB of its own{where}, {free >> 20} MiB are free"
+             for where, needs, free in kinds if needs > free), ""
+        )  # fmt: skip
 
     def grow(self, config: StageConfig) -> None:
         """Have as many workers as this configuration asks for; any thread may call."""
