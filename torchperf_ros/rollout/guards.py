@@ -1,0 +1,108 @@
+"""Hard guards: limits that a candidate breaks or keeps on one vehicle, whatever the statistics of the fleet say."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+from torchperf_ros.frame.errors import TorchperfError
+
+LEAST_FRAMES: Final = 1000
+"""Shares are judged from so many frames on: half a minute at 30 Hz. One miss of the first ten is no tenth of them."""
+WINDOW_S: Final = 3600.0
+"""Figures are of the candidate's last hour at most, so that rare single events do not add up over weeks."""
+
+
+class PlanError(TorchperfError):
+    """A roll-out plan cannot be used; the message names the file or the field, the value, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The most that each figure of a vehicle may be within `WINDOW_S`; one above it rolls that vehicle back.
+
+    Attributes:
+        worker_deaths: crashes, hangs and kills of the candidate's worker. One may be the machine's, two are not.
+        refused_plans: plans of the candidate that the guard of plans refused where it accepted the base's.
+        safe_stops: times that the stage went into SAFE_STOP.
+        miss_ratio: share of frames without an own result in time, 0 to 1.
+        memory_mib_per_h: growth of the candidate's worker in MiB per hour.
+        disagreement: share of compared outputs that differ beyond the rules of golden tests, 0 to 1.
+    """
+
+    worker_deaths: int = 1
+    refused_plans: int = 3
+    safe_stops: int = 0
+    miss_ratio: float = 0.02
+    memory_mib_per_h: float = 60.0
+    disagreement: float = 0.05
+
+    def changed(self, values: object, where: str) -> "Guards":
+        """The same with other limits.
+
+        Raises:
+            PlanError: an unknown name, or a limit that is none.
+        """
+        if not isinstance(values, Mapping):
+            raise PlanError(f"{where}: {values!r} has to be limits by name, for example {{worker_deaths: 1}}")
+        known: dict[str, float] = asdict(self)
+        for name, value in values.items():
+            if name not in known:
+                raise PlanError(f"{where}: no guard is called {name!r}; there are: {', '.join(known)}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise PlanError(f"{where}.{name}: {value!r} has to be a number from 0 on")
+            if name in _SHARES and value > 1:
+                raise PlanError(f"{where}.{name}: {value!r} is a share; it has to be a number from 0 to 1")
+        return replace(self, **values)
+
+
+_SHARES: Final = ("miss_ratio", "disagreement")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a candidate did on one vehicle, within `WINDOW_S`.
+
+    Attributes:
+        frames: that it was given.
+        deaths, refused, safe_stops, misses: counts, see `Guards`.
+        memory_mib_per_h: trend of its worker's memory; NaN while it is not known.
+        disagreements: outputs that differ, of those `compared`.
+    """
+
+    frames: int = 0
+    deaths: int = 0
+    refused: int = 0
+    safe_stops: int = 0
+    misses: int = 0
+    memory_mib_per_h: float = math.nan
+    disagreements: int = 0
+    compared: int = 0
+
+    def __add__(self, other: "Figures") -> "Figures":
+        """Counts of both; the trend of the later one."""
+        sums = {one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)}
+        return Figures(**{**sums, "memory_mib_per_h": other.memory_mib_per_h})
+
+
+def broken_guard(guards: Guards, figures: Figures) -> str:
+    """The figure that is over its limit and that limit, in words; "" where every guard holds.
+
+    Pure and quick, so that a vehicle can ask after every frame.
+    """
+    figure: tuple[tuple[str, Any, float], ...] = (
+        ("worker_deaths", figures.deaths, guards.worker_deaths),
+        ("safe_stops", figures.safe_stops, guards.safe_stops),
+        ("refused_plans", figures.refused, guards.refused_plans),
+        ("memory_mib_per_h", figures.memory_mib_per_h, guards.memory_mib_per_h),
+        ("miss_ratio", _share(figures.misses, figures.frames), guards.miss_ratio),
+        ("disagreement", _share(figures.disagreements, figures.compared), guards.disagreement),
+    )
+    for name, value, limit in figure:
+        if value > limit:  # false for NaN: what is not known breaks nothing
+            return f"{name} {value:.4g} is over its limit {limit:g}"
+    return ""
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole >= LEAST_FRAMES else math.nan
