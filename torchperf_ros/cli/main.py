@@ -15,6 +15,7 @@ from torchperf_ros.cli.drive_commands import demo, drive, node, profile, record,
 from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
 from torchperf_ros.cli.replay_command import replay
+from torchperf_ros.cli.rollout_command import rollout
 from torchperf_ros.cli.shell import Command
 from torchperf_ros.cli.train_command import train
 
@@ -27,7 +28,10 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
               "train": train},
     "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
              "anomalies": anomalies},
+    "Fleet": {},
 }  # fmt: skip
+_GROUPS: Final[dict[str, tuple[str, typer.Typer]]] = {"rollout": ("Fleet", rollout)}
+"""Commands that have commands of their own, and where they are shown."""
 
 
 class _Commands(TyperGroup):
@@ -37,7 +41,8 @@ class _Commands(TyperGroup):
         whole = 1000
         for title, names in _COMMANDS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(whole)) for name in names])
+                shown = [*names, *(name for name, (group, _) in _GROUPS.items() if group == title)]
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(whole)) for name in shown])
 
 
 app = typer.Typer(
@@ -75,3 +80,5 @@ for _group, _commands in _COMMANDS.items():
             cls=CompareCommand if _name == "compare" else Command,
             context_settings=_ANY_ARGUMENTS if _name == "node" else None,
         )(_function)
+for _name, (_group, _own) in _GROUPS.items():
+    app.add_typer(_own, name=_name, rich_help_panel=_group)

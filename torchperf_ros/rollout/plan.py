@@ -260,7 +260,8 @@ def plan_text(plan: RolloutPlan) -> str:
     from ruamel.yaml import YAML
 
     writer = YAML(typ="safe", pure=True)
-    writer.default_flow_style, writer.sort_base_mapping_type_on_output, writer.width = None, False, 120
+    writer.default_flow_style, writer.width = None, 120
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     text = io.StringIO()
     writer.dump(plan.to_mapping(), text)
     return text.getvalue()

@@ -61,6 +61,28 @@ class Decision:
     problem: str = ""
 
 
+def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good: bool) -> tuple[Role, str]:
+    """The candidate's role on a vehicle that the plan may be for, and a remark; the simulation asks it, too.
+
+    Args:
+        plan: neither rolled back nor revoked.
+        bucket: of the vehicle, percent.
+        shadow_s: how long the candidate ran there beside the version in service.
+        begun: whether it ever ran there.
+        good: whether it served its probation there.
+    """
+    if bucket >= plan.share:
+        return Role.NONE, ""
+    if plan.state == HELD and not begun:
+        return Role.NONE, "; the roll-out is held, and no vehicle begins"
+    if plan.now_at.shadow:
+        return Role.SHADOW, " as a shadow"
+    left_min = plan.shadow_min - shadow_s / _MIN_S
+    if left_min > 0 and not good:
+        return Role.SHADOW, f"; {left_min:.0f} min as a shadow come first"
+    return Role.SERVING, ""
+
+
 class VehicleRollout:
     """One stage of one vehicle; not for several threads at once, and not for the thread that answers frames."""
 
@@ -282,14 +304,8 @@ class VehicleRollout:
         except PlanError as error:
             return Role.NONE, str(error)
         begun = version in state.shadow_s or version in state.serving_s
-        if bucket >= plan.share or (plan.state == HELD and not begun):
-            return Role.NONE, why + "; the roll-out is held, and no vehicle begins" * (bucket < plan.share)
-        if plan.now_at.shadow:
-            return Role.SHADOW, f"{why} as a shadow"
-        left_min = plan.shadow_min - state.shadow_s.get(version, 0.0) / _MIN_S
-        if left_min > 0 and not self._confirmed(plan):
-            return Role.SHADOW, f"{why}; {left_min:.0f} min as a shadow come first"
-        return Role.SERVING, why
+        role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, self._confirmed(plan))
+        return role, f"{why}{remark}"
 
     def _reasons_against(self, plan: RolloutPlan, unit: str) -> Iterator[str]:
         """Why the candidate has no role here, whatever the bucket; nothing where it may have one."""
