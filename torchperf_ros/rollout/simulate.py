@@ -198,7 +198,8 @@ class Fleet:
         units: list[Units] = []
         periods = round(24 * _MOST_DAYS / PERIOD_H)
         for period in range(1, periods + 1):
-            progress(period, periods)
+            if not period % 48:  # a simulated day
+                progress(period, periods)
             now = begin + datetime.timedelta(hours=period * PERIOD_H)
             found = self._period(plan, now, outcome)
             if found is not None:
