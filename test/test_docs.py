@@ -107,6 +107,9 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
     elif not name.startswith("-"):
         command = typer.main.get_command(app).commands[name]
         assert not command.hidden, f"{name} is an old name"
+        if hasattr(command, "commands"):  # a command that has commands of its own
+            name, *arguments = arguments
+            command = command.commands[name]
         monkeypatch.chdir(tmp_path)
         for word in arguments:  # an option's file may have to be there: whether it is, is the reader's affair
             if Path(word).suffix and not Path(word).is_absolute():

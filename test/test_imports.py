@@ -30,6 +30,7 @@ ALLOWED = {
     "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
+    "rollout": RULES | {"runs"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
     "models": RULES | {"model", "train"},  # `training_task` only
     "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup"},

@@ -123,7 +123,7 @@ def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_othe
         (lambda plan: replace(plan, version="9"), "another plan with that serial was accepted"),
         (lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0), "exposes 0.5 %, less than"),
         (lambda plan: replace(plan, serial=plan.serial + 1, stage="planning"), "is for stage 'planning'"),
-        (lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(minutes=11)), "Is the clock"),
+        (lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(hours=1)), "Is the clock"),
         (lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW - datetime.timedelta(days=9),
                               expires=NOW - datetime.timedelta(days=1)), "expired"),
     ],

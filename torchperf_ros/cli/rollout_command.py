@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from torchperf_ros.cli.shell import (
     Command,
+    CommandGroup,
     File,
     Files,
     Force,
@@ -36,6 +37,7 @@ _PLAIN_WIDTH: Final = 160
 _YAML: Final = (".yaml", ".yml")
 
 rollout = typer.Typer(
+    cls=CommandGroup,
     help="""New versions onto a fleet: signed plans, steps, verdicts, and the way back.
 
     A plan is a signed file that each vehicle reads for itself; there is no server.
@@ -217,7 +219,7 @@ def status(
     Exit status: 0 if it may go on or has to wait, 1 if it has to be rolled back, 2
     for input that cannot be used.
     """
-    need(*_LIBRARIES, "scipy", *(("plotly", "jinja2") if html else ()))
+    need(*_LIBRARIES, *(("plotly", "jinja2") if html else ()))
     check_outputs({"--html": html, "--json": json}, (plan,))
     found = _read(plan, key)
     standing, move, brought = _standing(found, folders)
@@ -252,7 +254,7 @@ def advance(
 
     Exit status: 0, 1 if it refuses, 2 for input that cannot be used.
     """
-    need(*_LIBRARIES, "scipy")
+    need(*_LIBRARIES)
     found = _read(plan, key)
     standing, move, brought = _standing(found, folders or [])
     _show(found, standing, move, brought.left_out)
@@ -316,7 +318,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
 
     Exit status: 0, or 2 for input that cannot be used.
     """
-    need(*_LIBRARIES, "scipy", *(("matplotlib",) if svg else ()))
+    need(*_LIBRARIES, *(("matplotlib",) if svg else ()))
     import numpy as np
 
     from torchperf_ros.rollout import simulate as play

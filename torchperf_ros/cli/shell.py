@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 
@@ -40,6 +40,21 @@ class Command(TyperCommand):
             raise
         except (TorchperfError, OSError) as error:
             fail(str(error))
+
+
+class CommandGroup(TyperGroup):
+    """Says in whole sentences what its commands are for, in a narrow terminal, too."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
+        """Write them under the titles that they have in a wide one."""
+        whole, titles = 1000, dict[str, list[tuple[str, str]]]()
+        for name, command in self.commands.items():
+            title = getattr(command, "rich_help_panel", None)
+            shown = titles.setdefault(title if isinstance(title, str) else "Commands", [])
+            shown.append((name, command.get_short_help_str(whole)))
+        for title, rows in titles.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def fail(text: str, status: int = BAD_INPUT) -> NoReturn:

@@ -128,10 +128,11 @@ def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
 
     The reference detector's median and p99 (as in the closed loop), correlated frames, Pareto spikes.
     """
-    from scipy.signal import lfilter
-
-    noise = random.standard_normal((_WINDOWS, FRAMES + 200))
-    body = lfilter([math.sqrt(1.0 - _CORRELATION**2)], [1.0, -_CORRELATION], noise, axis=1)[:, 200:]
+    noise = random.standard_normal((_WINDOWS, FRAMES))
+    body = np.empty_like(noise)
+    body[:, 0] = noise[:, 0]
+    for frame in range(1, FRAMES):  # AR(1), of variance 1
+        body[:, frame] = _CORRELATION * body[:, frame - 1] + math.sqrt(1.0 - _CORRELATION**2) * noise[:, frame]
     times = _MEDIAN_MS * np.exp(math.log(_P99_BY_MEDIAN) / _P99_SIGMAS * body)
     spikes = (random.random(times.shape) < _SPIKES) * _SPIKE_MS * (1.0 + random.pareto(_TAIL_INDEX, times.shape))
     return times + spikes, _BUDGET_MS
