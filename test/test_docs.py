@@ -52,6 +52,7 @@ NOT_RUN = {
     r"torchperf tune my_robot": "with the parameter file, which has the same model, it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
+    r"torchperf rollout advance": "refuses without records: test/rollout/test_rollout_command.py has some",
     r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
 }
 SHORTER = {
@@ -60,6 +61,7 @@ SHORTER = {
     r"torchperf make-log": "--seconds 1 --size 64x48 --force",
     r"torchperf (tune|compile|train)": "--dry-run",
     r"torchperf compare ": "--resamples 200",
+    r"torchperf rollout simulate": "--vehicles 300",
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,12 +119,16 @@ def draw_outcomes(outcomes: "Mapping[str, Outcome]", title: str, path: Path) -> 
 
     figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
-        hours, reached, _ = zip(*one.line, strict=True)
+        hours, reached, steps = zip(*one.line, strict=True)
         axes.plot(hours, reached, color=colour, linewidth=2, label=f"{name}: {one.exposure_h:,.0f} h driven with it")
+        for before, after in pairwise(range(len(steps))):
+            if steps[before] != steps[after]:
+                axes.axvline(hours[before], color=colour, linewidth=0.8, linestyle=":")
+                axes.annotate(f"step {steps[after]}", (hours[before], 0.12), (3, 0), textcoords="offset points")
         if one.stopped:
             axes.plot(hours[-1], reached[-1], marker="X", markersize=12, color=colour)
-            text = f"stopped at step {one.step}, {one.reached:.2g} % had it"
-            axes.annotate(text, (hours[-1], reached[-1]), (10, -4), textcoords="offset points", color=colour)
+            text = f"stopped at step {one.step}, {one.reached:.1f} % had it"
+            axes.annotate(text, (hours[-1], reached[-1]), (10, -16), textcoords="offset points", color=colour)
     longest = max(one.hours for one in outcomes.values())
     axes.set(xlabel="hours since the roll-out began", ylabel="% of the vehicles that had the candidate", title=title,
              yscale="log", xlim=(0, longest * 1.3), ylim=(0.1, 130))  # fmt: skip
@@ -131,6 +136,6 @@ def draw_outcomes(outcomes: "Mapping[str, Outcome]", title: str, path: Path) -> 
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center right", frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(outcomes), frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
