@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from torchperf_ros.rollout.plan import Step
+from torchperf_ros.rollout.records import read_records, record_files
 from torchperf_ros.rollout.vehicle import Role, RolloutStateError
 from torchperf_ros.rollout.vehicle_state import STATE_FILE, load_state
 
@@ -188,6 +189,30 @@ def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_
         assert "in doubt" in desk.vehicle().look().why
     desk.publish(replace(plan, serial=plan.serial + 1, again=("7",)))
     assert desk.vehicle().look().role is Role.SERVING
+
+
+def test_given_a_vehicle_with_another_key_when_a_plan_of_it_comes_then_it_is_followed_and_older_serials_are_not(desk):
+    plan = desk.publish(serving())
+    served(desk, desk.vehicle())
+    for path in (desk.folder / "key", desk.public):
+        path.unlink()
+    desk.__post_init__()
+    assert "signed with the key" in desk.vehicle().look().problem
+    assert desk.vehicle().running.name == "7"
+    desk.publish(replace(plan, serial=plan.serial - 1))
+    assert "a replay" in desk.vehicle().look().problem
+    desk.publish(replace(plan, serial=plan.serial + 1))
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def test_given_a_plan_that_is_refused_when_looked_at_again_and_again_then_the_record_says_so_once(desk):
+    desk.publish(replace(serving(), stage="planning"))
+    vehicle = desk.vehicle()
+    for _ in range(3):
+        vehicle.look()
+    (event,) = read_records(record_files([desk.folder])).events
+    assert (event["what"], event["vehicle"]) == ("refused", EARLY)
+    assert "is for stage 'planning'" in event["reason"]
 
 
 def fail_writes(monkeypatch, number):

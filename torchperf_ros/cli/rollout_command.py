@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
 _PLAIN_WIDTH: Final = 160
+_MOST_NAMED: Final = 10
 _YAML: Final = (".yaml", ".yml")
 
 rollout = typer.Typer(
@@ -373,8 +374,11 @@ def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any
     say(shown, headline(plan), "bold")
     for table in tables(plan, standing):
         shown.print(table)
-    for vehicle, reason in list(standing.rolled_back.items())[:10]:
-        say(shown, f"- {vehicle} rolled it back: {reason}")
+    for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
+        for vehicle, reason in list(found.items())[:_MOST_NAMED]:
+            say(shown, f"- {vehicle} {what}: {reason}")
+        if len(found) > _MOST_NAMED:
+            say(shown, f"- and {len(found) - _MOST_NAMED:,} more {what}")
     for line in left_out:
         say(shown, f"- left out: {line}")
     for reason in move.reasons:

@@ -4,7 +4,7 @@ import datetime
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,6 +91,7 @@ class Standing:
         steps: of each step of the plan.
         since_step_h: time since the step began.
         rolled_back: vehicles that took it back by themselves, with the reason.
+        refused: vehicles that do not follow the plan, with the reason.
         findings: on all vehicles, then on each GPU where there are several.
     """
 
@@ -99,6 +100,7 @@ class Standing:
     since_step_h: float
     rolled_back: Mapping[str, str]
     findings: tuple[Finding, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every figure, as JSON has them."""
@@ -108,7 +110,7 @@ class Standing:
             for one in self.findings
         ]  # fmt: skip
         return {"vehicles": self.vehicles, "steps": [asdict(step) for step in self.steps],
-                "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back),
+                "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back), "refused": dict(self.refused),
                 "findings": findings}  # fmt: skip
 
 
@@ -132,10 +134,13 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
             if event["what"] == "rolled_back" and event["version"] == plan.version
             and not str(event["reason"]).startswith(_REVOKED)}  # fmt: skip
     gpus = [str(facts.get("gpu", "")) for facts in brought.facts.values()]
+    refused = {str(event["vehicle"]): str(event["reason"]) for event in brought.events
+               if event["what"] == "refused" and event["t_s"] >= plan.issued.timestamp()}  # fmt: skip
     ids = list(brought.facts)
     exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
     since_h = (now - plan.step_since).total_seconds() / _S_PER_H
-    return Standing(exposed, tuple(steps), since_h, back, judge(plan, units_of(blocks, now.timestamp()), gpus))
+    findings = judge(plan, units_of(blocks, now.timestamp()), gpus)
+    return Standing(exposed, tuple(steps), since_h, back, findings, refused)
 
 
 def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding, ...]:

@@ -76,10 +76,10 @@ def status_page(plan: RolloutPlan, standing: Standing, move: Move, left_out: Seq
         row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
     page.section("Verdicts", [_table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
                  subtitle="Intervals hold however often they are looked at.")  # fmt: skip
-    if standing.rolled_back:
-        found = list(standing.rolled_back.items())[:_MOST_REASONS]
-        page.section(f"{len(standing.rolled_back)} vehicles rolled it back",
-                     [_table(("vehicle", "why"), [list(one) for one in found])])  # fmt: skip
+    for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
+        if found:
+            rows = [list(one) for one in list(found.items())[:_MOST_REASONS]]
+            page.section(f"{len(found)} vehicles {what}", [_table(("vehicle", "why"), rows)])
     vehicles = f"{standing.vehicles:,} vehicles had it; the step has lasted {standing.since_step_h:,.1f} h."
     return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
 

@@ -29,7 +29,7 @@ _BUCKETS: Final = 100_000
 _PERCENT: Final = _BUCKETS / 100
 _HASH_BITS: Final = 32
 _ID: Final = re.compile(r"\S(.{0,126}\S)?")
-_LIBRARIES: Final = ("mmh3", "cbor2", "openfeature.contrib.tools.flagd.core")
+_LIBRARIES: Final = ("cryptography", "mmh3", "cbor2", "openfeature.contrib.tools.flagd.core")
 
 
 class TargetingError(PlanError):
@@ -107,15 +107,19 @@ def is_for(name: str, rule: Mapping[str, Any] | None, facts: Mapping[str, Any], 
                          "true for those that the plan is for, and `base` or false for others")  # fmt: skip
 
 
+def check_installed() -> None:
+    """See that what plans are read with is there; a `TargetingError` says what to install."""
+    if missing := [name for name in _LIBRARIES if not _installed(name)]:
+        raise TargetingError(f"{missing[0]} is not installed: `pip install 'torchperf_ros[rollout]'`")
+
+
 def check_rule(rule: object, where: str) -> None:
     """See that a rule is one of flagd's, and asks only for facts that there are.
 
     Raises:
         TargetingError: it is not.
     """
-    missing = [name for name in _LIBRARIES if not _installed(name)]
-    if missing:
-        raise TargetingError(f"{where}: {missing[0]} is not installed: `pip install 'torchperf_ros[rollout]'`")
+    check_installed()
     if not isinstance(rule, Mapping):
         raise TargetingError(f'{where}: {rule!r} has to be a rule of flagd, like {{"==": [{{"var": "gpu"}}, "orin"]}}')
     from openfeature.contrib.tools.flagd.core.targeting.targeting import OPERATORS

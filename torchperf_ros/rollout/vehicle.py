@@ -18,7 +18,7 @@ from torchperf_ros.rollout.guards import WINDOW_S, Figures, Guards, PlanError, b
 from torchperf_ros.rollout.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.rollout.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.rollout.signature import check_time, read_public_key, read_signed
-from torchperf_ros.rollout.targeting import bucket_percent, facts_of, is_for, unit_of
+from torchperf_ros.rollout.targeting import bucket_percent, check_installed, facts_of, is_for, unit_of
 from torchperf_ros.rollout.vehicle_state import VehicleState, Version, load_state, save_state
 
 MOST_CUT_OFF: Final = 5
@@ -101,15 +101,16 @@ class VehicleRollout:
             clock: UTC.
 
         Raises:
-            TargetingError: the vehicle has no id, or a fact is none.
+            TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
             ConfigError: the public key is none.
             OSError: the public key cannot be read.
         """
+        check_installed()
         self.facts = facts_of(facts)
         self._folder, self._plan_path, self._stage, self._clock = folder, plan_path, stage, clock
         self._key = read_public_key(public_key)
         self._state, self._damage = load_state(folder)
-        self._unsaved = ""
+        self._unsaved = self._refused = ""
         self._hashed: dict[Path, tuple[tuple[int, int, int], str]] = {}
         self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
@@ -241,6 +242,9 @@ class VehicleRollout:
             problem = f"plan {self._plan_path}: cannot be read: {error.strerror or error}"
         except PlanError as error:
             problem = str(error)
+            if problem != self._refused:  # once, not at every look
+                self.records.event("refused", "", self._state.serial, problem)
+            self._refused = problem
         if not self._state.plan:
             return None, problem
         where = f"the last accepted plan, serial {self._state.serial}"
@@ -264,7 +268,7 @@ class VehicleRollout:
             same = "another plan with that serial was accepted" if plan.serial == state.serial else "a replay"
             raise PlanError(f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
                             "the newest plan with a greater one")  # fmt: skip
-        before = read_signed(state.plan.encode(), self._key, where) if state.plan else None
+        before = self._last_accepted()
         check_time(plan, self._now(before), where)
         same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
         if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
@@ -285,6 +289,13 @@ class VehicleRollout:
                 self._bar(version, f"revoked by serial {plan.serial}")
                 self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
         self._save()
+
+    def _last_accepted(self) -> RolloutPlan | None:
+        """The plan before; None for none, or where the vehicle has been given another key since."""
+        try:
+            return read_signed(self._state.plan.encode(), self._key, "the last accepted plan")
+        except PlanError:
+            return None
 
     def _now(self, plan: RolloutPlan | None) -> datetime.datetime:
         """The clock, or the time of a signature that was accepted: a clock that jumps back makes no plan valid anew."""
