@@ -86,6 +86,11 @@ setup(
             "distributed",
             "pyarrow",  # a frame's record as a row of Parquet
         ],
+        "rollout": [  # new versions onto a fleet: on vehicles that follow signed plans, and for who signs them
+            "cryptography",  # Ed25519: the signature of a plan
+            "mmh3",  # flagd's hash of a vehicle's id, in C, without dependencies; MIT, 0.4 MB
+            "openfeature-flagd-core",  # flagd's targeting rules, evaluated in process; brings cbor2; Apache-2.0, 0.1 MB
+        ],
         "test": [
             "pytest<8.4",  # from 8.4 on launch_pytest does not work
             "pytest-timeout",

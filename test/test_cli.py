@@ -26,7 +26,7 @@ def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_load
 import sys
 from typer.testing import CliRunner
 from torchperf_ros.cli import main as cli
-for words in [], *([name] for name in ("demo", "make-log", "tune")):
+for words in [], *([name] for name in ("demo", "make-log", "tune", "rollout")):
     result = CliRunner().invoke(cli.app, [*words, "--help"])
     assert result.exit_code == 0 and (words or "demo" in result.output), result.output
 heavy = {"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.demo.drive", "torchperf_ros.demo.make_log"}

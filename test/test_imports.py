@@ -25,12 +25,12 @@ ALLOWED = {
     "telemetry": RULES | {"safety", "workers", "stage"},
     "watch": RULES | {"workers", "stage", "telemetry"},
     "recorder": RULES | {"workers", "telemetry", "watch"},
-    "rollout": NODE_SIDE | {"runs", "replay"},
     "node": NODE_SIDE | {"rollout"},
     "top": NODE_SIDE | {"node", "runs"},
     "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
+    "rollout": RULES | {"runs", "replay.golden.message_rule", "workers.process_setup"},
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
     "models": RULES | {"model", "train"},  # `training_task` only
     "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup"},

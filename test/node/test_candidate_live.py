@@ -7,7 +7,9 @@ import signal
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from torchperf_ros.cli.main import app
 from torchperf_ros.frame.outcome import Outcome
 
 pytestmark = pytest.mark.ros
@@ -102,6 +104,22 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert set_parameter("candidate_serves", False).successful
     assert set_parameter("candidate", str(candidate)).successful
     drive("candidate", "b: shadow")
+
+
+def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_serves(node, candidate, monkeypatch):
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
+
+    def run(*words):
+        result = CliRunner().invoke(app, ["rollout", *words, "--node", node.name])
+        return result.exit_code, result.output.strip().splitlines()[-1]
+
+    assert run("end", "perception") == (0, "perception: version base serves")
+    assert run("start", str(candidate), "perception") == (0, "perception: version base serves")
+    assert run("serve", "perception") == (0, "perception: version b serves")
+    assert run("back", "perception") == (0, "perception: version base serves")
+    assert run("end", "perception") == (0, "perception: version base serves")
+    status, said = run("start", __file__)
+    assert (status, "is not YAML" in said or "is no mapping" in said) == (1, True)
 
 
 def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_refused(set_parameter, tmp_path):

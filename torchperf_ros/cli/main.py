@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from torchperf_ros import __version__
 from torchperf_ros.cli.anomalies_command import anomalies
@@ -15,7 +14,8 @@ from torchperf_ros.cli.drive_commands import demo, drive, node, profile, record,
 from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
 from torchperf_ros.cli.replay_command import replay
-from torchperf_ros.cli.shell import Command
+from torchperf_ros.cli.rollout_command import rollout
+from torchperf_ros.cli.shell import Command, CommandGroup
 from torchperf_ros.cli.train_command import train
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
@@ -29,20 +29,9 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
              "anomalies": anomalies},
 }  # fmt: skip
 
-
-class _Commands(TyperGroup):
-    """Says in whole sentences what its commands are for, in a narrow terminal, too."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
-        whole = 1000
-        for title, names in _COMMANDS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(whole)) for name in names])
-
-
 app = typer.Typer(
     name="torchperf",
-    cls=_Commands,
+    cls=CommandGroup,
     help="PyTorch perception and planning in a vehicle: an answer for every frame by its deadline.",
     no_args_is_help=True,
     add_completion=False,
@@ -75,3 +64,4 @@ for _group, _commands in _COMMANDS.items():
             cls=CompareCommand if _name == "compare" else Command,
             context_settings=_ANY_ARGUMENTS if _name == "node" else None,
         )(_function)
+app.add_typer(rollout, name="rollout", rich_help_panel="Fleet")

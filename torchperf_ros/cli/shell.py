@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BAD_INPUT: Final = 2
 """The exit status for input that cannot be used."""
 _ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
+_ROLLOUT: Final = "`pip install 'torchperf_ros[rollout]'`"
+_OF_ROLLOUT: Final = {"cryptography", "mmh3", "openfeature"}
 _ROS: Final = "source a ROS 2 installation, or `pip install torchperf_ros[ros]`"
 _LINE_EVERY_S: Final = 10.0
 _BAR_EVERY_S: Final = 0.25
@@ -40,6 +42,21 @@ class Command(TyperCommand):
             fail(str(error))
 
 
+class CommandGroup(TyperGroup):
+    """Says in whole sentences what its commands are for, in a narrow terminal, too."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
+        """Write them under the titles that they have in a wide one."""
+        whole, titles = 1000, dict[str, list[tuple[str, str]]]()
+        for name, command in self.commands.items():
+            title = getattr(command, "rich_help_panel", None)
+            shown = titles.setdefault(title if isinstance(title, str) else "Commands", [])
+            shown.append((name, command.get_short_help_str(whole)))
+        for title, rows in titles.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 def fail(text: str, status: int = BAD_INPUT) -> NoReturn:
     """One line for what cannot be done, and the exit status."""
     sys.stderr.write(f"torchperf: {text}\n")
@@ -50,7 +67,7 @@ def need(*libraries: str) -> None:
     """Say what to install, and stop, where a library is not there."""
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
-        how = _ROS if "rclpy" in missing else _ANALYSIS
+        how = _ROS if "rclpy" in missing else _ROLLOUT if _OF_ROLLOUT & set(missing) else _ANALYSIS
         fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
 
 

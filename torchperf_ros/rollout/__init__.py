@@ -1,1 +1,1 @@
-"""New versions onto vehicles: beside the one that serves, compared, by stages, and back by themselves."""
+"""New versions onto vehicles: signed plans, who gets what, verdicts, and the way back; no torch, no rclpy."""

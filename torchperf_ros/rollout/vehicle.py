@@ -1,0 +1,396 @@
+"""What one vehicle does about a plan, by itself and offline: whether it is meant, what runs, and the way back.
+
+The order of writing keeps it safe: a version is written down as `trial` before it serves and as good after its
+probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of the two states.
+"""
+
+import datetime
+import enum
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.rollout.guards import WINDOW_S, Figures, Guards, PlanError, broken_guard
+from torchperf_ros.rollout.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
+from torchperf_ros.rollout.records import BLOCK_S, SERVING, Block, RecordWriter
+from torchperf_ros.rollout.signature import check_time, read_public_key, read_signed
+from torchperf_ros.rollout.targeting import bucket_percent, check_installed, facts_of, is_for, unit_of
+from torchperf_ros.rollout.vehicle_state import VehicleState, Version, load_state, save_state
+
+MOST_CUT_OFF: Final = 5
+"""So often a trial may end with a loss of power: a candidate that brings the machine down is not tried for ever."""
+_MIN_S: Final = 60.0
+
+
+class RolloutStateError(TorchperfError):
+    """The vehicle cannot remember what it is about to do, so it must not do it; the message says why and what to do."""
+
+
+class Role(enum.Enum):
+    """What the candidate does on this vehicle."""
+
+    NONE = "none"
+    SHADOW = "shadow"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the stage has to run now.
+
+    Attributes:
+        role: of the plan's candidate.
+        serve: the version that answers and publishes.
+        beside: the version that takes the same frames and never publishes; None for none.
+        why: in words, with the figures that decided.
+        plan: that is followed; None for none.
+        limits: the guards of this step.
+        problem: what is wrong with a file, "" for nothing; the decision holds all the same.
+    """
+
+    role: Role
+    serve: Version
+    beside: Version | None
+    why: str
+    plan: RolloutPlan | None = None
+    limits: Guards = Guards()
+    problem: str = ""
+
+
+def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good: bool) -> tuple[Role, str]:
+    """The candidate's role on a vehicle that the plan may be for, and a remark; the simulation asks it, too.
+
+    Args:
+        plan: neither rolled back nor revoked.
+        bucket: of the vehicle, percent.
+        shadow_s: how long the candidate ran there beside the version in service.
+        begun: whether it ever ran there.
+        good: whether it served its probation there.
+    """
+    if bucket >= plan.share:
+        return Role.NONE, ""
+    if plan.state == HELD and not begun:
+        return Role.NONE, "; the roll-out is held, and no vehicle begins"
+    if plan.now_at.shadow:
+        return Role.SHADOW, " as a shadow"
+    left_min = plan.shadow_min - shadow_s / _MIN_S
+    if left_min > 0 and not good:
+        return Role.SHADOW, f"; {left_min:.0f} min as a shadow come first"
+    return Role.SERVING, ""
+
+
+class VehicleRollout:
+    """One stage of one vehicle; not for several threads at once, and not for the thread that answers frames."""
+
+    def __init__(
+        self, folder: Path, facts: Mapping[str, object], public_key: Path, plan_path: Path, stage: str,
+        clock: Callable[[], datetime.datetime] = utc_now,
+    ) -> None:  # fmt: skip
+        """Come up with what the folder remembers.
+
+        Args:
+            folder: of this stage: `state.json` and the records lie in it; it is made when it is needed.
+            facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
+            public_key: of the one who signs plans.
+            plan_path: the signed plan; it may come, change and go at any time. Its files are found from its folder.
+            stage: the node's stage; a plan for another one is refused.
+            clock: UTC.
+
+        Raises:
+            TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
+            ConfigError: the public key is none.
+            OSError: the public key cannot be read.
+        """
+        check_installed()
+        self.facts = facts_of(facts)
+        self._folder, self._plan_path, self._stage, self._clock = folder, plan_path, stage, clock
+        self._key = read_public_key(public_key)
+        self._state, self._damage = load_state(folder)
+        self._unsaved = self._refused = ""
+        self._hashed: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
+        self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
+        self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
+        if self._state.trial:  # nobody ended it: the power went, or the process was killed
+            self._state.cut_off += 1
+            if self._state.cut_off >= MOST_CUT_OFF:
+                self._bar(self._state.trial, f"its trial was cut off {self._state.cut_off} times")
+            else:
+                self._save()
+
+    @property
+    def running(self) -> Version:
+        """The one version to begin with after a start: the last good one."""
+        return self._state.last_good
+
+    @property
+    def state(self) -> VehicleState:
+        """What is remembered, to look at."""
+        return self._state
+
+    @property
+    def probation_left_s(self) -> float:
+        """How long the candidate has to serve until `confirmed` may be called; 0: now."""
+        plan = self._decision.plan
+        served = self._state.serving_s.get(self._state.trial, 0.0)
+        return max(plan.probation_min * _MIN_S - served, 0.0) if plan and self._state.trial else 0.0
+
+    def look(self) -> Decision:
+        """Read the plan and say what has to run; call it at the start, and every few seconds. It takes about 1 ms.
+
+        It changes what is remembered where the plan says so: a newer serial, a version that is revoked. It never
+        raises: what is wrong stands in `problem`, and the last accepted plan, or the last good version, holds.
+        """
+        if self._unsaved:
+            self._save()
+        plan, problem = self._current_plan()
+        problem = "; ".join(filter(None, (self._damage, problem)))
+        role, why = (Role.NONE, "there is no plan") if plan is None else self._role(plan)
+        if self._unsaved and role is not Role.NONE and not self._confirmed(plan):
+            role, why = Role.NONE, "nothing begins that cannot be remembered"
+        problem = "; ".join(filter(None, (problem, self._unsaved)))
+        if self._state.trial and (role is not Role.SERVING or plan is None or plan.version != self._state.trial):
+            self._state.trial, self._state.cut_off = "", 0
+            self._save()
+        self._decision = self._decide(role, plan, why, problem)
+        return self._decision
+
+    def begins_trial(self) -> None:
+        """To be called before the candidate is let serve, whenever `look` says SERVING: it is on the disk on return.
+
+        Raises:
+            RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must not serve.
+        """
+        plan = self._serving_plan("begins_trial")
+        if self._confirmed(plan) or self._state.trial == plan.version:
+            return
+        self._state.trial, self._state.cut_off = plan.version, 0
+        if not self._save():
+            self._state.trial = ""
+            raise RolloutStateError(f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk")
+        self.records.event("trial", plan.version, plan.serial)
+
+    def confirmed(self) -> None:
+        """To be called when the candidate has served its probation: it is the last good version from now on.
+
+        Raises:
+            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down; the vehicle
+                then comes up with the version before it after a loss of power.
+        """
+        plan = self._serving_plan("confirmed")
+        if self._confirmed(plan):
+            return
+        if self._state.trial != plan.version or self.probation_left_s:
+            raise RolloutStateError(f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
+                                    f"probation of {plan.probation_min:g} min are left")  # fmt: skip
+        self._state.good.append(_candidate(plan))
+        self._state.trial, self._state.cut_off = "", 0
+        self.records.event("confirmed", plan.version, plan.serial)
+        if not self._save():
+            raise RolloutStateError(
+                f"version {plan.version} is good, and after a loss of power the one before it comes up: {self._unsaved}"
+            )
+
+    def rolled_back(self, reason: str) -> Decision:
+        """To be called after the candidate was taken out of service, or its shadow ended: it stays out.
+
+        Args:
+            reason: the figure and its limit, as `broken_guard` has it.
+
+        Returns:
+            What runs now: the last good version that is not this one. It holds even where it cannot be written down,
+            which `look` then tries again.
+        """
+        plan = self._decision.plan
+        if plan is not None:
+            self._bar(plan.version, reason)
+            self.records.event("rolled_back", plan.version, plan.serial, reason)
+        self._decision = self._decide(Role.NONE, plan, f"rolled back here: {reason}", self._unsaved)
+        return self._decision
+
+    def stops(self) -> None:
+        """To be called when the node is stopped in order: the trial goes on later, and was not cut off."""
+        self._state.trial, self._state.cut_off = "", 0
+        self._save()
+
+    def minute(self, block: Block) -> str:
+        """Keep a minute of both versions, count its exposure, and look at the guards.
+
+        The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not wait.
+
+        Returns:
+            The guard that is broken within the last hour, "" for none.
+        """
+        served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
+        served[block.version] = served.get(block.version, 0.0) + BLOCK_S
+        self._save()
+        self.records.minute(block)
+        self._recent.append(block.figures)
+        return broken_guard(self._decision.limits, sum(self._recent, Figures()))
+
+    def _current_plan(self) -> tuple[RolloutPlan | None, str]:
+        problem = ""
+        try:
+            self._accept(self._plan_path.read_bytes())
+        except FileNotFoundError:
+            problem = f"plan {self._plan_path}: is not there" if self._state.plan else ""
+        except OSError as error:
+            problem = f"plan {self._plan_path}: cannot be read: {error.strerror or error}"
+        except PlanError as error:
+            problem = str(error)
+            if problem != self._refused:  # once, not at every look
+                self.records.event("refused", "", self._state.serial, problem)
+            self._refused = problem
+        if not self._state.plan:
+            return None, problem
+        where = f"the last accepted plan, serial {self._state.serial}"
+        try:
+            plan = read_signed(self._state.plan.encode(), self._key, where)
+            check_time(plan, self._now(plan), where)
+        except PlanError as error:
+            return None, problem or str(error)
+        return plan, f"{problem}; {where} holds" if problem else ""
+
+    def _accept(self, text: bytes) -> None:
+        """Remember a plan that is signed, valid now, and not older than the one before; a `PlanError` says why not."""
+        where = f"plan {self._plan_path}"
+        state = self._state
+        if text == state.plan.encode():
+            return
+        plan = read_signed(text, self._key, where)
+        if plan.stage != self._stage:
+            raise PlanError(f"{where}: is for stage {plan.stage!r}; this is {self._stage!r}")
+        if plan.serial <= state.serial:
+            same = "another plan with that serial was accepted" if plan.serial == state.serial else "a replay"
+            raise PlanError(f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
+                            "the newest plan with a greater one")  # fmt: skip
+        before = self._last_accepted()
+        check_time(plan, self._now(before), where)
+        same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
+        if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
+            raise PlanError(f"{where}: exposes {plan.share:g} %, less than the {before.share:g} % of serial "
+                            f"{before.serial}; to take a version back: `torchperf rollout rollback`")  # fmt: skip
+        state.serial, state.plan = plan.serial, text.decode()
+        for version in (*plan.again, *((before.version,) if before and not same_rollout else ())):
+            state.shadow_s.pop(version, None)
+            state.serving_s.pop(version, None)
+        for version in plan.again:
+            state.barred.pop(version, None)
+        if state.lost and plan.version not in plan.again:
+            state.barred[plan.version] = f"in doubt, for what was rolled back here is not known: {state.lost}"
+        state.lost = ""
+        self._recent.clear()
+        for version in plan.revoked:
+            if version in {state.trial, *state.shadow_s, *state.serving_s, *(one.name for one in state.good)}:
+                self._bar(version, f"revoked by serial {plan.serial}")
+                self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
+        self._save()
+
+    def _last_accepted(self) -> RolloutPlan | None:
+        """The plan before; None for none, or where the vehicle has been given another key since."""
+        try:
+            return read_signed(self._state.plan.encode(), self._key, "the last accepted plan")
+        except PlanError:
+            return None
+
+    def _now(self, plan: RolloutPlan | None) -> datetime.datetime:
+        """The clock, or the time of a signature that was accepted: a clock that jumps back makes no plan valid anew."""
+        now = self._clock()
+        return now if plan is None else max(now, plan.issued)
+
+    def _role(self, plan: RolloutPlan) -> tuple[Role, str]:
+        """What the candidate does here, and why."""
+        state, version = self._state, plan.version
+        try:
+            unit = unit_of(self.facts, plan.unit)
+            bucket = bucket_percent(plan.name, unit)
+            why = (f"vehicle {self.facts['vehicle']} is in bucket {bucket:.2f} %, step {plan.step} exposes"
+                   f" {plan.share:g} %")  # fmt: skip
+            if why_not := next(self._reasons_against(plan, unit), ""):
+                return Role.NONE, why_not
+        except PlanError as error:
+            return Role.NONE, str(error)
+        begun = version in state.shadow_s or version in state.serving_s
+        role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, self._confirmed(plan))
+        return role, f"{why}{remark}"
+
+    def _reasons_against(self, plan: RolloutPlan, unit: str) -> Iterator[str]:
+        """Why the candidate has no role here, whatever the bucket; nothing where it may have one."""
+        version = plan.version
+        if version in self._state.barred:
+            yield f"version {version} was rolled back here: {self._state.barred[version]}"
+        if plan.state == ROLLED_BACK or version in plan.revoked:
+            yield f"version {version} is rolled back by serial {plan.serial}"
+        if self._confirmed(plan) and plan.state == DONE:
+            yield f"version {version} is in service: the roll-out is done"
+        if not is_for(plan.name, plan.targeting, self.facts, unit):
+            yield f"the plan's targeting leaves vehicle {self.facts['vehicle']} out"
+        if changed := self._changed_file(plan):
+            yield changed
+
+    def _decide(self, role: Role, plan: RolloutPlan | None, why: str, problem: str) -> Decision:
+        good, limits = self._state.last_good, plan.limits if plan else Guards()
+        if role is Role.NONE or plan is None:
+            return Decision(Role.NONE, good, None, why, plan, limits, problem)
+        if role is Role.SHADOW:
+            return Decision(role, good, _candidate(plan), why, plan, limits, problem)
+        earlier = [Version(), *(one for one in self._state.good if one.name != plan.version)]
+        return Decision(role, _candidate(plan), earlier[-1], why, plan, limits, problem)
+
+    def _serving_plan(self, method: str) -> RolloutPlan:
+        plan = self._decision.plan
+        if plan is None or self._decision.role is not Role.SERVING:
+            raise RolloutStateError(f"{method}: no candidate is to serve here: {self._decision.why}")
+        return plan
+
+    def _confirmed(self, plan: RolloutPlan | None) -> bool:
+        return plan is not None and self._state.last_good.name == plan.version
+
+    def _bar(self, version: str, reason: str) -> None:
+        state = self._state
+        state.barred[version] = reason
+        state.good = [one for one in state.good if one.name != version]
+        if state.trial == version:
+            state.trial, state.cut_off = "", 0
+        self._recent.clear()
+        self._save()
+
+    def _save(self) -> bool:
+        try:
+            save_state(self._folder, self._state)
+        except OSError as error:
+            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
+            return False
+        self._unsaved = ""
+        return True
+
+    def _changed_file(self, plan: RolloutPlan) -> str:
+        """Which of the plan's files is not what was signed; a sum is made anew only for a file that was touched."""
+        for name, wanted in plan.files.items():
+            path = self._plan_path.parent / name
+            try:
+                status = path.stat()
+                mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+                if self._hashed.get(path, (None,))[0] != mark:
+                    with path.open("rb") as file:
+                        self._hashed[path] = mark, _sha256(file)
+            except OSError as error:
+                return f"file {path}: cannot be read ({error.strerror or error}); the plan needs it"
+            if self._hashed[path][1] != wanted:
+                return f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was signed"
+        return ""
+
+
+def _candidate(plan: RolloutPlan) -> Version:
+    return Version(plan.version, dict(plan.candidate), dict(plan.files))
+
+
+def _sha256(file: Any) -> str:  # noqa: ANN401 - any binary file; hashlib.file_digest is not in Python 3.10
+    found = hashlib.sha256()
+    while part := file.read(1 << 20):
+        found.update(part)
+    return found.hexdigest()
