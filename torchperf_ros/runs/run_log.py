@@ -359,6 +359,7 @@ class RunLogBuilder:
             if tiers := now.values.get("tiers", ""):
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
             stage.output = now.values.get("output", "")
+            stage.trigger = now.values.get("trigger") or stage.trigger
             stage.last_reason = now.values.get("last_reason", "").partition("\n")[0] or stage.last_reason
             if now.dropped is not None:  # counters begin anew with another process
                 before = now.dropped if stage.dropped_before is None else stage.dropped_before
