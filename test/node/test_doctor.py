@@ -25,7 +25,7 @@ def node(start_node):
     """A node with a stage whose model takes 20 ms."""
     stage = {
         "adapter": "adapters_for_graph:Slow", "options": json.dumps({"ms": 20.0}), "output": "point",
-        "tiers": ["fast"], "backup": "none", "budget_ms": 300.0, "input_reliability": "best_effort",
+        "tiers": ["fast"], "backup": "none", "budget_ms": 80.0, "input_reliability": "best_effort",
     }  # fmt: skip
     node = start_node({"stages": ["slow"], "slow": stage})
     node.wait_until_ready("slow")
@@ -101,19 +101,13 @@ def advised(found):
     return {one["part"]: one["command"] for one in found["advice"]}
 
 
-def test_given_stamps_of_80_ms_ago_when_asked_then_the_camera_is_the_largest_part(node, camera, doctor):
-    camera(20, age_ms=80.0)
+def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_part(node, camera, doctor):
+    camera(20, age_ms=65.0)
     status, output, found = doctor("--node", node.name)
     assert (status, found["largest"]) == (1, {"slow": "camera"}), output
     assert advised(found)["camera"] == "ros2 param dump /stranger"
+    assert "slow.budget_from: stamp" in output  # 80 ms, and outputs are older
     assert "slow: the largest part is camera" in output
-    assert "scheduling" in output
-
-
-def test_given_a_model_of_20_ms_when_asked_then_it_is_the_largest_part(node, camera, doctor):
-    camera(10)
-    _, output, found = doctor("--node", node.name)
-    assert found["largest"] == {"slow": "inference"}, output
 
 
 def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(node, camera, doctor):
@@ -121,7 +115,7 @@ def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_
     _, output, found = doctor("--node", node.name)
     parts = {part["name"]: part for part in found["cases"][0]["split"]["parts"]}
     assert parts["queue"]["mean_ms"] > 2.0, output
-    assert "the camera at" in advised(found)["queue"]
+    assert advised(found)["queue"] == "ros2 param list /stranger"
 
 
 def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(node, camera, receiver, doctor):

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from torchperf_ros.doctor.environment import Check, Need, look_around
 from torchperf_ros.doctor.rules import Advice, Case, advise, sentence
-from torchperf_ros.doctor.split import AFTER, PARTS, Heard, Message, Part, Split, split
+from torchperf_ros.doctor.split import AFTER, PARTS, Heard, Message, Split, split
 from torchperf_ros.runs.run_log import RunLogError, StageLog
 from torchperf_ros.runs.run_log_source import read_runs
 from torchperf_ros.telemetry.node_state import NodeState, StageState
@@ -130,6 +130,7 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     lacks = frozenset(check.name for check in checks if check.ok is False)
     cases = tuple(_live_case(ear, run.stage(name), one, lacks) for name, one in splits.items())
     notes = [why for why in ear.problems.values() if why]
+    notes += [_silent(ear, stage) for stage, one in splits.items() if not one.frames]
     notes += [] if own else ["the node's parameters could not be asked for: advice on these is left out"]
     if pid is None:
         notes.append("the node runs on another machine: the environment is of this one; run it there, too")
@@ -191,6 +192,20 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
     )  # fmt: skip
 
 
+def _silent(ear: Ear, name: str) -> str:
+    """Why no frame of a stage was answered."""
+    stage = ear.state.stages[name]
+    trigger = stage.values.get("trigger", "")
+    if not trigger:
+        return f"{name}: {stage.message}"
+    if not ear.drivers.get(trigger):
+        return f"{name}: nobody publishes {trigger}; start the driver, or remap the topic"
+    if wrong := next((event.text for event in ear.state.events if f"{trigger}: " in event.text), ""):
+        return f"{name}: {wrong}"
+    came = f"{len(ear.topics.get(trigger, []))} messages of {' and '.join(ear.drivers[trigger])} came on {trigger}"
+    return f"{name}: {came}; the stage is {stage.message or 'silent'}"
+
+
 def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[int, float]]:
     """By synchronised input: how many frames waited for it meanwhile, and how long together."""
     names = [key.removeprefix("input_").removesuffix("_waited") for key in now if key.endswith("_waited")]
@@ -228,14 +243,16 @@ def _pid_here(pid: str) -> int | None:
 def show(found: Findings, console: Console) -> None:
     """Print tables, the sentence on the largest part, advice, and the environment."""
     for case in found.cases:
-        console.print(_table(case))
+        if case.split.frames:
+            console.print(_table(case))
         console.print(f"{sentence(case.split)}\n", style="bold", markup=False, highlight=False)
         for note in case.split.notes:
             console.print(f"  not split: {note}\n", markup=False, highlight=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    title = "What to change, what may save the most first" if found.advice else "Nothing stands out to change."
-    console.print(f"\n{title}", style="bold")
+    if any(case.split.frames for case in found.cases):
+        title = "What to change, what may save the most first" if found.advice else "Nothing stands out to change."
+        console.print(f"\n{title}", style="bold")
     for number, one in enumerate(found.advice, start=1):
         console.print(f"{number}. {one.stage}, up to {one.saves_ms:.1f} ms of {one.part}: {one.do}", markup=False)
         console.print(f"     {one.command}", style="cyan", markup=False, highlight=False, soft_wrap=True)
@@ -252,24 +269,23 @@ def show(found: Findings, console: Console) -> None:
 def _table(case: Case) -> Table:
     found = case.split
     places = " to ".join(filter(None, (case.trigger, case.output)))
-    table = Table(title=f"{found.stage}: {found.frames:,} frames {places}", title_justify="left", box=None)
-    table.add_column("part")
-    table.add_column("what", no_wrap=True)
+    table = Table(
+        title=f"{found.stage}: {found.frames:,} frames {places}", title_justify="left", box=None, pad_edge=False
+    )
+    for name in ("part", "what"):
+        table.add_column(name, no_wrap=True)
     for name in ("p50 ms", "p99 ms", "share"):
         table.add_column(name, justify="right")
     table.add_column("", no_wrap=True, min_width=_BAR)
-    for part in (*(one for one in found.parts if one.name not in AFTER), found.whole):
-        _row(table, part, "bold" if part is found.whole or part is found.largest else "")
-    for part in (one for one in found.parts if one.name in AFTER):
-        _row(table, part, "bold" if part is found.largest else "")
+    before = [part for part in found.parts if part.name not in AFTER]
+    for part in (*before, found.whole, *(part for part in found.parts if part.name in AFTER), found.arrival):
+        figures = [f"{value:.1f}" for value in (part.p50_ms, part.p99_ms)]
+        shares = [f"{part.share:.0%}", "█" * round(min(part.share, 1.0) * _BAR)] if part in before else []
+        if part.count:
+            style = "bold" if part in {found.whole, found.largest} else ""
+            what = PARTS.get(part.name, "")
+            table.add_row(*((part.name, what) if what else ("", part.name)), *figures, *shares, style=style)
     return table
-
-
-def _row(table: Table, part: Part, style: str) -> None:
-    bar = "█" * round(min(part.share, 1.0) * _BAR) if math.isfinite(part.share) and part.name in PARTS else ""
-    share = "" if math.isnan(part.share) or part.name not in PARTS else f"{part.share:.0%}"
-    figures = ("-" if math.isnan(value) else f"{value:.1f}" for value in (part.p50_ms, part.p99_ms))
-    table.add_row(part.name, PARTS.get(part.name, ""), *figures, share, bar, style=style)
 
 
 def as_json(found: Findings) -> dict[str, Any]:

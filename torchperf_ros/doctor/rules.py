@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torchperf_ros.doctor.split import AFTER, PARTS, Split
+from torchperf_ros.doctor.split import AFTER, Split
 
 MOST_ADVICE: Final = 5
 WORTH_MS: Final = 1.0
@@ -99,12 +99,14 @@ def sentence(split: Split) -> str:
     """Which part is the largest, in one sentence."""
     largest = split.largest
     if largest is None or not split.frames:
-        return f"{split.stage}: no frames were answered, so nothing can be split"
-    whole = "on top of stamp to publish" if largest.name in AFTER else f"of {split.whole.mean_ms:.1f} ms"
-    share = "" if largest.name in AFTER else f" ({largest.share:.0%})"
+        return f"{split.stage}: no frame was answered, so nothing can be split"
+    of = (
+        "ms after the output left"
+        if largest.name in AFTER
+        else f"of {split.whole.mean_ms:.1f} ms ({largest.share:.0%})"
+    )
     slow = f"; the slowest 5 % are slow by {split.slow_part}, +{split.slow_ms:.1f} ms" if split.slow_part else ""
-    text = f"the largest part is {largest.name} ({PARTS[largest.name]}), {largest.mean_ms:.1f} ms {whole}{share}{slow}"
-    return f"{split.stage}: {text}"
+    return f"{split.stage}: the largest part is {largest.name}, {largest.mean_ms:.1f} {of}{slow}"
 
 
 def advise(cases: Sequence[Case]) -> list[Advice]:
@@ -123,6 +125,9 @@ def _camera(case: Case) -> Iterator[Advice]:
     because = f"{case.trigger} leaves {case.driver or 'its driver'} {part.p50_ms:.1f} ms after its stamp (p50)"
     because += f", one comes every {interval_ms:.1f} ms"
     yield case.advice("camera", part.p50_ms - interval_ms, do, f"ros2 param dump {case.driver or 'DRIVER'}", because)
+    part, do = case.split.part("input"), "find out whether it is the camera or the transport, beside the node"
+    because = f"frames are {part.p50_ms:.1f} ms old at receipt (p50), one comes every {interval_ms:.1f} ms"
+    yield case.advice("input", part.p50_ms - interval_ms, do, f"torchperf doctor --node {case.node}", because)
 
 
 def _budget(case: Case) -> Iterator[Advice]:
@@ -143,7 +148,7 @@ def _transport(case: Case) -> Iterator[Advice]:
     takes = f"transport takes {part.p50_ms:.1f} ms (p50), {part.p99_ms:.1f} (p99)"
     reliable = case.parameters.get("input_reliability") == "reliable"
     if share >= _LOSS_SHARE:
-        because = f"{lost} of {published} messages did not reach the node; {size}"
+        because = f"{lost} of {published} messages were lost on the way; {size}"
         if case.message_bytes >= LARGE_BYTES:
             do, command = "give the driver a larger shared-memory segment", LARGER_SEGMENT.format("the driver")
         else:
@@ -182,8 +187,8 @@ def _queue(case: Case) -> Iterator[Advice]:
         because = f"{count} of {frames} frames waited {mean_ms:.1f} ms each for {topic}"
         yield case.advice("queue", waited_ms / frames, f"wait for {topic} for a shorter time", command, because)
     elif run_ms > _NEARLY * case.interval_ms:
-        do = "answer a frame before the next one comes: a cheaper tier, more threads, or fewer frames"
-        command = f"{stage}.tiers: [{case.cheaper or 'CHEAPER'}]   # or the camera at {_NEARLY * 1e3 / run_ms:.0f} Hz"
+        do = f"answer each frame before the next one comes: {_NEARLY * 1e3 / run_ms:.0f} a second, or a cheaper tier"
+        command = f"{stage}.tiers: [{case.cheaper}]" if case.cheaper else f"ros2 param list {case.driver or 'DRIVER'}"
         because = f"{waits}: one comes every {case.interval_ms:.1f} ms and takes {run_ms:.1f}"
         because += f"; {case.dropped} were superseded or stale"
         yield case.advice("queue", part.mean_ms, do, command, because)

@@ -18,22 +18,22 @@ PARTS: Final = {
     "transport": "publication to receipt by the node",
     "input": "stamp to receipt: camera and transport together",
     "before": "stamp to hand-over by the stage before",
-    "queue": "in the node: mailbox, inputs that are waited for",
+    "queue": "mailbox, and inputs that are waited for",
     "decode": "CDR to a message",
     "preprocess": "message to tensors",
-    "inference": "the model, results that came too late included",
+    "inference": "the model; also results that came too late",
     "postprocess": "tensors to a message",
-    "publish": "hand-over to the worker and back, guard, publication",
+    "publish": "hand-over to the worker and back, guard, sending",
     "receive": "publication to arrival at another subscriber",
     "actuation": "publication to what the receiver publishes",
 }
 """The parts in the order of time; the last two come after `stamp to publish`."""
 AFTER: Final = ("receive", "actuation")
-WHOLE: Final = "stamp to publish"
 _MATCH_NS: Final = 8_000_000  # a row's stamp is computed from the time at which the row was sent
 _CLOCK_MS: Final = 1.0  # no message is sent so long before its stamp where all clocks agree
 _SLOWEST: Final = 95.0  # percentile from which frames are the slow ones
 _LEAST_EXCESS_MS: Final = 1.0
+_LEAST_EXCESS_SHARE: Final = 0.1
 
 
 class Message(NamedTuple):
@@ -72,12 +72,13 @@ class Split:
     """The parts of a stage's frames.
 
     Attributes:
-        whole: stamp to publish; receipt to publish where the frames have no stamps.
+        whole: stamp to publish; receipt to publish where no frame has a usable stamp.
+        arrival: how old outputs are when another subscriber has them; of no messages where nobody listened.
         age_ms: p50 of stamp to receipt, 0 where unknown.
         slow_part: the part that makes the slowest 5 % of the frames slow, empty if it is the largest part, or none.
         slow_ms: how much longer than usual it takes in these.
         published: triggers that were published between the first frame and the last; 0 where not known.
-        lost: those of them that did not reach the node.
+        lost: those of them that came neither to the node nor to another subscriber.
         clock_ms: how far the clock of who stamps, or publishes, is off, as far as it is seen; NaN if it is not.
         notes: what cannot be split or said, and why.
     """
@@ -86,6 +87,7 @@ class Split:
     frames: int
     parts: tuple[Part, ...]
     whole: Part
+    arrival: Part
     age_ms: float = 0.0
     slow_part: str = ""
     slow_ms: float = 0.0
@@ -115,12 +117,12 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     """
     heard = heard or Heard()
     frames = log.frames[log.counted & np.isfinite(log.total_ms)]
-    usable = (frames["age_ms"] >= 0.0) & (frames["age_ms"] <= USABLE_AGE_MS)
+    usable = (frames["age_ms"] >= -_CLOCK_MS) & (frames["age_ms"] <= USABLE_AGE_MS)
     age, total, wait = np.where(usable, frames["age_ms"], np.nan), frames["total_ms"], frames["wait_ms"]
     notes, clock_ms = _about_stamps(frames, sim_time=sim_time)
     match = np.full(len(frames), -1) if sim_time else _matches(frames, heard.triggers)
     sent_ms = np.array([(one.sent_ns - one.stamp_ns) / NS_PER_MS for one in heard.triggers] or [np.nan])
-    camera = np.where(match >= 0, sent_ms[match], np.nan)
+    camera = np.where((match >= 0) & usable, sent_ms[match], np.nan)
     early_ms = min(_median(camera), _median(age - camera))
     columns = {"before" if handed_over else "input": age}
     if early_ms < -_CLOCK_MS:
@@ -134,14 +136,18 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     columns["publish"] = total - sum(frames[step] for step in STEPS)
     whole = np.nan_to_num(age) + total
     parts = [_part(name, column, whole) for name, column in columns.items() if np.isfinite(column).any()]
-    parts += [
-        _part(name, column, whole)
-        for name, column in zip(AFTER, (_receive_ms(heard.outputs), _actuation_ms(heard)), strict=True) if len(column)
-    ]  # fmt: skip
+    came = [one for one in heard.outputs if one.received_ns]
+    receive = np.array([(one.received_ns - one.sent_ns) / NS_PER_MS for one in came if one.sent_ns])
+    arrival = np.array([(one.received_ns - one.stamp_ns) / NS_PER_MS for one in came if one.stamp_ns])
+    after = zip(AFTER, (receive, _actuation_ms(heard)), strict=True)
+    parts += [_part(name, column, whole) for name, column in after if len(column)]
     slow_part, slow_ms = _slow_part(columns, whole)
+    begin = "stamp" if usable.any() or not len(frames) else "receipt"
     largest = max(parts, key=lambda part: part.mean_ms, default=None)
     return Split(
-        log.name, len(frames), tuple(parts), _part(WHOLE, whole, whole), max(_median(age), 0.0),
+        log.name, len(frames), tuple(parts), _part(f"{begin} to publish", whole, whole),
+        _part("stamp to arrival", arrival if usable.any() and not sim_time else np.empty(0), whole),
+        max(_median(age), 0.0),
         "" if largest is None or slow_part == largest.name else slow_part, slow_ms,
         *_lost(frames["seq"], match, heard.triggers), clock_ms, tuple(notes),
     )  # fmt: skip
@@ -150,7 +156,7 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
 def _about_stamps(frames: NDArray[np.void], *, sim_time: bool) -> tuple[list[str], float]:
     """What stands against the stamps, and how far a clock is off."""
     age = frames["age_ms"]
-    odd = (age < 0.0) | (age > USABLE_AGE_MS)
+    odd = (age < -_CLOCK_MS) | (age > USABLE_AGE_MS)
     notes, without = [], int(np.isnan(age).sum())
     if without:
         notes.append(f"{without:,} of {len(age):,} frames have no stamp: camera and transport of these are not known")
@@ -181,18 +187,19 @@ def _matches(frames: NDArray[np.void], triggers: Sequence[Message]) -> NDArray[n
 
 
 def _lost(seq: NDArray[np.int64], match: NDArray[np.int64], triggers: Sequence[Message]) -> tuple[int, int]:
-    """How many triggers were published between the first matched frame and the last, and how many never came."""
+    """How many triggers were published between the first matched frame and the last, and how many were lost.
+
+    Lost is what came neither to the node nor here: an input keeps only its newest message, so what came here alone was
+    replaced by a newer one before the node took it.
+    """
     matched = np.flatnonzero(match >= 0)
     if len(matched) < 2:  # noqa: PLR2004
         return 0, 0
-    first, last = matched[0], matched[-1]
-    published = triggers[match[last]].number - triggers[match[first]].number
-    received = int(seq[last] - seq[first])
-    return (published, published - received) if published >= received > 0 else (0, 0)
-
-
-def _receive_ms(outputs: Sequence[Message]) -> Values:
-    return np.array([(one.received_ns - one.sent_ns) / NS_PER_MS for one in outputs if one.sent_ns and one.received_ns])
+    first, last = (triggers[match[place]].number for place in (matched[0], matched[-1]))
+    here = len({one.number for one in triggers if first < one.number <= last})
+    received = int(seq[matched[-1]] - seq[matched[0]])
+    published = last - first  # of one publisher; of several, whose counts differ, nothing is known
+    return (published, published - max(received, here)) if published >= max(received, here) > 0 else (0, 0)
 
 
 def _actuation_ms(heard: Heard) -> Values:
@@ -212,7 +219,8 @@ def _slow_part(columns: dict[str, Values], whole: Values) -> tuple[str, float]:
     excess = {name: _mean(column[slow]) - _median(column) for name, column in columns.items()}
     known = {name: value for name, value in excess.items() if math.isfinite(value)}
     name = max(known, key=lambda one: known[one], default="")
-    return (name, known[name]) if name and known[name] >= _LEAST_EXCESS_MS else ("", 0.0)
+    least_ms = max(_LEAST_EXCESS_MS, _LEAST_EXCESS_SHARE * _median(whole))
+    return (name, known[name]) if name and known[name] >= least_ms else ("", 0.0)
 
 
 def _part(name: str, column: Values, whole: Values) -> Part:
