@@ -57,6 +57,7 @@ def test_given_a_machine_that_lacks_nothing_when_looked_at_then_all_is_well(root
         ("load", lambda _: None, {"busy": 0.97}, "top -o %CPU"),
         ("segment", lambda root: segment(root, MIB // 2), {}, "FASTDDS_DEFAULT_PROFILES_FILE"),
         ("segment", lambda _: None, {"lost": 3}, "FASTDDS_DEFAULT_PROFILES_FILE"),
+        ("segment", lambda _: None, {"unheard": "/image", "message_bytes": 0}, "FASTDDS_DEFAULT_PROFILES_FILE"),
         ("clock", lambda _: None, {"clock_ms": -35.0}, "chronyc tracking"),
     ],
 )  # fmt: skip

@@ -74,6 +74,7 @@ EVIDENCE = [  # what is known, and of the advice that comes first: the part, wha
         ("queue", 8.0, "seg.priority: 2"),
     ),
     ("frames in bunches", case({"queue": (0.0, 12.0), "inference": 9.0}), ("queue", 12.0, "ros2 topic hz /image")),
+    ("a slow run that makes the next frame wait", case({"queue": (0.0, 12.0), "inference": (9.0, 45.0)}), None),
     (
         "a cheaper tier", case({"inference": 20.0}, tier="full", tiers={"full": 20.0, "medium": 21.0, "fast": 5.0}),
         ("inference", 15.0, "seg.tiers: [fast]"),

@@ -122,9 +122,12 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     sizes = [one.size_bytes for messages in ear.topics.values() for one in messages]
     clocks = [one.clock_ms for one in splits.values() if math.isfinite(one.clock_ms)]
     pid = _pid_here(ear.state.node.get("pid", ""))
+    triggers = {ear.state.stages[stage].values.get("trigger", "") for stage, one in splits.items() if one.frames}
+    unheard = next((topic for topic in sorted(triggers) if ear.topics.get(topic) == []), "")
     need = Need(
         pid, ear.state.node.get("scheduling", ""), own.get("realtime_priority", 10), own.get("lock_memory", False),
         max(sizes, default=0), sum(one.lost for one in splits.values()), max(clocks, key=abs, default=math.nan), busy,
+        unheard,
     )  # fmt: skip
     checks = look_around(need)
     lacks = frozenset(check.name for check in checks if check.ok is False)
@@ -132,6 +135,8 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     notes = [why for why in ear.problems.values() if why]
     notes += [_silent(ear, stage) for stage, one in splits.items() if not one.frames]
     notes += [] if own else ["the node's parameters could not be asked for: advice on these is left out"]
+    if unheard:
+        notes.append(f"nothing of {unheard} came to a second subscriber, so camera and transport are one part")
     if pid is None:
         notes.append("the node runs on another machine: the environment is of this one; run it there, too")
     return Findings(f"{name}, live", cases, tuple(advise(cases)), tuple(checks), tuple(notes))
@@ -179,11 +184,16 @@ def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> 
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
     predicted = {tier: _number(values.get(f"tier_{tier}_predicted_ms")) for tier in values.get("tiers", "").split(",")}
-    stages, trigger = list(ear.state.stages), values.get("trigger", "")
+    stages, trigger, known = (
+        list(ear.state.stages),
+        values.get("trigger", ""),
+        all(map(math.isfinite, predicted.values())),
+    )
     return replace(
         case, message_bytes=_size(heard.triggers), output_bytes=_size(heard.outputs), trigger=trigger,
         driver=" and ".join(ear.drivers.get(trigger, [])), output=values.get("publishes", ""), actuation=ear.actuation,
-        tier=state.tier, tiers=predicted if all(map(math.isfinite, predicted.values())) else case.tiers,
+        tier=state.tier, tiers=predicted if known else case.tiers,
+        tiers_by="as the ladder predicts" if known else case.tiers_by,
         engine=values.get("engine", ""), device=values.get("device", ""), lacks=lacks, stages=len(stages),
         scheduling=ear.state.node.get("scheduling", ""), cores=len(os.sched_getaffinity(0)),
         highest_priority=max((own.get(f"{stage}.priority", 0) for stage in stages), default=0),

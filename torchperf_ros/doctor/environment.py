@@ -47,6 +47,7 @@ class Need:
         lost: messages that did not reach it.
         clock_ms: how far stamps show a clock to be off; NaN if they do not.
         busy: share of the processors that was used while it was looked at; NaN where not known.
+        unheard: a topic that the node gets and a second subscriber did not: too large for its publisher's segment.
     """
 
     pid: int | None = None
@@ -57,6 +58,7 @@ class Need:
     lost: int = 0
     clock_ms: float = math.nan
     busy: float = math.nan
+    unheard: str = ""
 
 
 def kernel_clock() -> int:
@@ -115,6 +117,9 @@ def _segment(need: Need, root: Path) -> Check:
     sizes = [file.stat().st_size for file in (root / "dev/shm").glob("fast*") if _SEGMENT.match(file.name)]
     found = f"{len(sizes)} participants have {min(sizes) / _MIB:.1f} MiB and more" if sizes else "no Fast DDS segment"
     message = f"; the largest message has {need.message_bytes / _MIB:.1f}"
+    if need.unheard:
+        found += f"; a second subscriber gets nothing of {need.unheard}: too large for its publisher's"
+        return Check("segment", False, found, LARGER_SEGMENT.format("its publisher"))
     if need.message_bytes < LARGE_BYTES or not sizes:
         return Check("segment", None if not sizes else True, found + message * bool(need.message_bytes))
     ok = max(sizes) > 2 * need.message_bytes and not need.lost

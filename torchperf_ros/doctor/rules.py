@@ -34,7 +34,7 @@ class Case:
 
     Attributes:
         parameters: of the stage by name, those of the node among them.
-        tiers: by name in their order, what a run of each takes in ms.
+        tiers: by name in their order, what a run of each takes in ms; `tiers_by` says by what.
         waited: by synchronised input, how many frames waited for it, and how long together in ms.
         lacks: names of what the environment lacks.
     """
@@ -52,6 +52,7 @@ class Case:
     actuation: str = ""
     tier: str = ""
     tiers: Mapping[str, float] = field(default_factory=dict)
+    tiers_by: str = "median of its runs"
     engine: str = ""
     device: str = ""
     scheduling: str = ""
@@ -198,7 +199,8 @@ def _queue(case: Case) -> Iterator[Advice]:
             f"{waits}; a stage of higher priority goes first",
         )
         yield case.advice("queue", part.mean_ms, "give it the priority of the others", command, because)
-    else:
+    elif run_ms + case.split.part("inference").p99_ms - case.split.part("inference").p50_ms < case.interval_ms:
+        # no slow run makes the next frame wait
         do, command = "have frames come evenly: some come in bunches", f"ros2 topic hz {case.trigger or 'TRIGGER'}"
         yield case.advice("queue", part.p99_ms - part.p50_ms, do, command, f"{waits}; one takes {run_ms:.1f}")
 
@@ -209,9 +211,9 @@ def _model(case: Case) -> Iterator[Advice]:
     if cheaper:
         names, now_ms, then_ms = list(case.tiers), case.tiers[case.tier], case.tiers[cheaper]
         command = f"{case.split.stage}.tiers: [{', '.join(names[names.index(cheaper) :])}]"
-        because = f"tier {case.tier} takes {now_ms:.1f} ms, {cheaper} {then_ms:.1f}"
+        because = f"tier {case.tier} takes {now_ms:.1f} ms, {cheaper} {then_ms:.1f} ({case.tiers_by})"
         do = "begin with a cheaper tier, if it is good enough"
-        yield case.advice("inference", min(now_ms - then_ms, part.mean_ms), do, command, because)
+        yield case.advice("inference", part.mean_ms * (1.0 - then_ms / now_ms), do, command, because)
     if case.engine == "eager":
         do, command = "compile the model", "torchperf compile --params FILE   # the node's parameter file"
         because = f"tier {case.tier} runs in eager and takes {part.p50_ms:.1f} ms (p50); that half goes is assumed"
