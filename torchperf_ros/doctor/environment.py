@@ -123,7 +123,7 @@ def _segment(need: Need, root: Path) -> Check:
     if need.message_bytes < LARGE_BYTES or not sizes:
         return Check("segment", None if not sizes else True, found + message * bool(need.message_bytes))
     ok = max(sizes) > 2 * need.message_bytes and not need.lost
-    return Check("segment", ok, found + message, LARGER_SEGMENT.format("who publishes it"))
+    return Check("segment", ok, found + message, LARGER_SEGMENT.format("its publisher"))
 
 
 def _room(root: Path) -> Check:
