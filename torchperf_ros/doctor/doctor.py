@@ -280,7 +280,7 @@ def _table(case: Case) -> Table:
     found = case.split
     places = " to ".join(filter(None, (case.trigger, case.output)))
     table = Table(
-        title=f"{found.stage}: {found.frames:,} frames {places}", title_justify="left", box=None, pad_edge=False
+        title=f"{found.stage}: {found.frames:,} frames, {places}", title_justify="left", box=None, pad_edge=False
     )
     for name in ("part", "what"):
         table.add_column(name, no_wrap=True)

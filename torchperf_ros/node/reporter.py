@@ -136,7 +136,8 @@ class Reporter:
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
-        topics = {"trigger": trigger, "publishes": resolved(self._node, stage.config.output)}
+        publishes = resolved(self._node, stage.config.output) if self.inputs else ""  # names are checked by then
+        topics = {"trigger": trigger, "publishes": publishes}
         more = {**self._memory_watch.values(stage.config.name), **topics, "evidence": stage.pool.capture.last}
         return replace(status, values={**status.values, **more})
 
