@@ -27,6 +27,7 @@ ALLOWED = {
     "recorder": RULES | {"workers", "telemetry", "watch"},
     "node": NODE_SIDE | {"rollout"},
     "top": NODE_SIDE | {"node", "runs"},
+    "doctor": NODE_SIDE | {"runs", "top.listener"},
     "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},

@@ -93,6 +93,29 @@ class ObedientPlanner(Obedient):
         return message_class(self.output)(header=image.message.header, poses=poses)
 
 
+class Slow(Obedient):
+    """A model that takes the time, in ms, that the option `ms` says."""
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        super().__init__(options, device)
+        self._ms = float(options["ms"])
+
+    def build(self, tier: str) -> torch.nn.Module:
+        return Sleeper(self._ms).eval()
+
+
+class Sleeper(torch.nn.Module):
+    """Gives back what it is given, later."""
+
+    def __init__(self, ms: float) -> None:
+        super().__init__()
+        self._ms = ms
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._ms / 1e3)
+        return value
+
+
 class Unbuildable(Obedient):
     """Fails while its model is built, after it has said what it takes and gives."""
 

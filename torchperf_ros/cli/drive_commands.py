@@ -1,5 +1,6 @@
 """The commands that run a node, look at one, or ask something of it: node, demo, top, swap, record and the like."""
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,20 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import BAD_INPUT, JsonFile, NodeName, SvgFile, Text, check_outputs, console, fail, need
+from torchperf_ros.cli.shell import (
+    BAD_INPUT,
+    JsonFile,
+    NodeName,
+    SvgFile,
+    Text,
+    check_outputs,
+    console,
+    fail,
+    follow,
+    need,
+    node_option,
+    progress_bars,
+)  # fmt: skip
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
 _ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
@@ -127,6 +141,53 @@ def top(
         from torchperf_ros.top.top import look
 
     raise typer.Exit(look(name, shown, once=once, seconds=seconds, svg_file=svg_file))
+
+
+def doctor(
+    log: Annotated[Path | None, Argument(help="A log or run, as `torchperf report` takes; default: listen.")] = None,
+    name: Annotated[Text, node_option("--node", "Default: /perf; of a log all that are in it.")] = None,
+    seconds: Annotated[float, Option(min=1.0, max=3600.0, help="How long to listen.")] = 10.0,
+    actuation: Annotated[
+        str, Option(metavar="TOPIC", help="What a receiver publishes, with the outputs' stamps.")
+    ] = "",
+    json_file: JsonFile = None,
+) -> None:
+    """Why outputs are old: split stamp to actuation into its parts, and say what to change.
+
+    Camera (stamp to publication), transport, queue in the node, decode, model,
+    publication, arrival at another subscriber: p50 and p99 of each, and its
+    share. Then the largest part, at most five pieces of advice, each with what
+    to type and what it was derived from, and what the environment lacks.
+
+    It subscribes to the stages' triggers and outputs beside the node, on the
+    node's machine if it can be. A log has the node's own times only: camera and
+    transport are one part there, and the environment is not looked at.
+
+    Examples:
+        torchperf doctor --node /robot1/perf --seconds 30
+        torchperf doctor --actuation /cmd_path --json lag.json
+        torchperf doctor drive.mcap
+
+    Exit status: 0 nothing to mend, 1 something found, 2 input that cannot be used.
+    """
+    if log is not None and actuation:
+        fail("--actuation: is listened to; a log has only what the node said")
+    if log is None:
+        need("rclpy")
+    check_outputs({"--json": json_file}, [log] if log else [])
+    with console(stderr=True).status("loading"):
+        from torchperf_ros.doctor.doctor import as_json, examine_log, examine_node, show
+    with progress_bars() as bars:
+        if log is not None:
+            found = examine_log(log, name, follow(bars, f"reading {log.name}"))
+        else:
+            name = name or "/perf"
+            found = [examine_node(name, seconds, actuation, follow(bars, f"listening to {name}", per_s=1e3))]
+    for one in found:
+        show(one, console())
+    if json_file:
+        json_file.write_text(json.dumps([as_json(one) for one in found], indent=2) + "\n", encoding="utf-8")
+    raise typer.Exit(max(one.status for one in found))
 
 
 def demo(  # noqa: PLR0913, PLR0917 - options of a command line

@@ -10,7 +10,7 @@ from torchperf_ros import __version__
 from torchperf_ros.cli.anomalies_command import anomalies
 from torchperf_ros.cli.compare_command import CompareCommand, compare
 from torchperf_ros.cli.compile_command import cache, compile_tiers
-from torchperf_ros.cli.drive_commands import demo, drive, node, profile, record, snapshot, swap, top
+from torchperf_ros.cli.drive_commands import demo, doctor, drive, node, profile, record, snapshot, swap, top
 from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
 from torchperf_ros.cli.replay_command import replay
@@ -21,8 +21,8 @@ from torchperf_ros.cli.train_command import train
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
-    "Drive": {"node": node, "demo": demo, "drive": drive, "top": top, "record": record, "profile": profile,
-              "snapshot": snapshot, "swap": swap},
+    "Drive": {"node": node, "demo": demo, "drive": drive, "top": top, "doctor": doctor, "record": record,
+              "profile": profile, "snapshot": snapshot, "swap": swap},
     "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache,
               "train": train},
     "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,

@@ -16,7 +16,7 @@ from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved, ros_message_class
 from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
@@ -143,7 +143,10 @@ class Reporter:
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
-        more = {**self._memory_watch.values(name), "evidence": stage.pool.capture.last, **self.candidates(name)}
+        trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
+        publishes = resolved(self._node, stage.config.output) if self.inputs else ""  # names are checked by then
+        topics = {"trigger": trigger, "publishes": publishes, "evidence": stage.pool.capture.last}
+        more = {**self._memory_watch.values(name), **topics, **self.candidates(name)}
         return replace(status, values={**status.values, **more})
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:

@@ -367,6 +367,7 @@ class RunLogBuilder:
             if tiers := now.values.get("tiers", ""):
                 stage.tiers = tuple(tier.strip() for tier in tiers.split(","))
             stage.output = now.values.get("output", "")
+            stage.trigger = now.values.get("trigger") or stage.trigger
             if now.values.get("candidate"):
                 stage.candidate = {key: now.values.get(key, "") for key in CANDIDATE}
             stage.last_reason = now.values.get("last_reason", "").partition("\n")[0] or stage.last_reason

@@ -3,16 +3,21 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import rclpy
+from rcl_interfaces.srv import GetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.parameter import parameter_value_to_python
 from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 
-from torchperf_ros.node.endpoints import ros_message_class
+from torchperf_ros.config.message_types import has_header
+from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.frame.frame import header_stamp_ns
+from torchperf_ros.node.endpoints import HEARD_QOS, ros_message_class
 from torchperf_ros.runs.run_log import RunLog, RunLogBuilder, RunLogError
 from torchperf_ros.telemetry.node_state import NodeState, by_label
 from torchperf_ros.workers.process_setup import held_interrupt
@@ -57,6 +62,40 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
             while (left_s := end_s - time.monotonic()) > 0:
                 self._executor.spin_once(timeout_sec=left_s)
 
+    def hear(self, topic: str, callback: Callable[[int, Mapping[str, int], int], None]) -> str:
+        """Take the messages of a topic as bytes from now on, best effort; returns why it cannot, else nothing.
+
+        The callback gets the header's stamp in ns (0 without one), rclpy's information on the message, and its size.
+        """
+        kinds: list[str] = dict(self._node.get_topic_names_and_types()).get(topic, [])
+        if not kinds:
+            return f"nobody publishes {topic}"
+        try:
+            kind, stamped = ros_message_class(kinds[0]), has_header(kinds[0])
+        except UnknownMessageType as error:
+            return f"{topic}: {error}"
+
+        def take(data: bytes, info: Mapping[str, int]) -> None:
+            callback(header_stamp_ns(data) if stamped else 0, info, len(data))
+
+        self._node.create_subscription(kind, topic, take, HEARD_QOS, raw=True)
+        return ""
+
+    def publishers(self, topic: str) -> list[str]:
+        """Whole names of the nodes that publish a topic."""
+        found = self._node.get_publishers_info_by_topic(topic)
+        return sorted({f"{one.node_namespace.rstrip('/')}/{one.node_name}" for one in found})
+
+    def parameters(self, of: str, names: Sequence[str], within_s: float) -> dict[str, Any]:
+        """A node's parameters by name; none of them where it does not answer in time, or does not know one."""
+        client = self._node.create_client(GetParameters, f"{of}/get_parameters")
+        if not client.wait_for_service(within_s):
+            return {}
+        future = client.call_async(GetParameters.Request(names=list(names)))
+        self._executor.spin_until_future_complete(future, within_s)
+        values = future.result().values if future.done() else []
+        return dict(zip(names, map(parameter_value_to_python, values), strict=False))
+
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown()
         self._node.destroy_node()
@@ -68,10 +107,13 @@ def _sent_ns(info: Mapping[str, int]) -> int:
     return info["source_timestamp"] or time.time_ns()
 
 
-def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) -> RunLog:
+def listen_for(
+    name: str, seconds: float, progress: Callable[[int, int], None],
+    look: Callable[[NodeListener, NodeState], None] = lambda _listener, _state: None,
+) -> RunLog:  # fmt: skip
     """Listen to a node such as `/perf` for a while, so that `torchperf report` can show it like a log.
 
-    `progress` is called with how many of how many milliseconds have passed.
+    `progress` is called with how many of how many milliseconds have passed, and `look` as often, to hear more.
 
     Raises:
         RunLogError: nothing was heard of it.
@@ -88,7 +130,9 @@ def listen_for(name: str, seconds: float, progress: Callable[[int, int], None]) 
         while (passed_s := time.monotonic() - start_s) < seconds:
             progress(round(passed_s * 1e3), round(seconds * 1e3))
             node.at(passed_s)
+            look(listener, node)
             listener.listen(min(0.5, seconds - passed_s))
+        look(listener, node)
     run = builder.build(f"{name}, live", None)
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""

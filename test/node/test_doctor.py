@@ -1,0 +1,141 @@
+"""`torchperf doctor` beside a real node, with a camera and a receiver whose faults are known."""
+
+import json
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("rclpy", reason="rclpy is not installed")
+
+from geometry_msgs.msg import PointStamped
+from sensor_msgs.msg import Image
+
+from torchperf_ros.cli.main import app
+
+from .perf_process import DOMAIN_ID
+
+pytestmark = pytest.mark.ros
+RECEIVER_MS = 60.0
+
+
+@pytest.fixture(scope="module")
+def node(start_node):
+    """A node with a stage whose model takes 20 ms."""
+    stage = {
+        "adapter": "adapters_for_graph:Slow", "options": json.dumps({"ms": 20.0}), "output": "point",
+        "tiers": ["fast"], "backup": "none", "budget_ms": 80.0, "input_reliability": "best_effort",
+    }  # fmt: skip
+    node = start_node({"stages": ["slow"], "slow": stage})
+    node.wait_until_ready("slow")
+    return node
+
+
+@pytest.fixture
+def doctor(monkeypatch, tmp_path):
+    """Runs the command; gives its exit status, what it printed, and its figures."""
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
+
+    def ask(*arguments):
+        file = tmp_path / "found.json"
+        result = CliRunner().invoke(app, ["doctor", *arguments, "--seconds", "4", "--json", str(file)])
+        return result.exit_code, result.output, json.loads(file.read_text())[0] if file.exists() else {}
+
+    return ask
+
+
+@pytest.fixture
+def camera(stranger, node, image):
+    """Publishes images at a rate, stamped so many ms ago or not at all, until the test ends."""
+    ending, threads = threading.Event(), []
+
+    def start(hz, *, age_ms=0.0, stamped=True):
+        publisher = stranger.create_publisher(Image, f"{node.namespace}/image", 10)
+
+        def speak():
+            while not ending.wait(1.0 / hz):
+                publisher.publish(image(time.time_ns() - round(age_ms * 1e6) if stamped else 0))
+
+        threads.append(threading.Thread(target=speak))
+        threads[-1].start()
+
+    yield start
+    ending.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.fixture
+def receiver(stranger, node):
+    """A receiver of the stage's outputs that takes its time in its callback."""
+    from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+
+    publisher = stranger.create_publisher(PointStamped, f"{node.namespace}/command", 10)
+
+    def act(point):
+        time.sleep(RECEIVER_MS / 1e3)
+        publisher.publish(point)
+
+    stranger.create_subscription(PointStamped, f"{node.namespace}/point", act, 1)
+    executor, ending = SingleThreadedExecutor(context=stranger.context), threading.Event()
+    executor.add_node(stranger)
+
+    def spin():
+        while not ending.is_set():
+            try:
+                executor.spin_once(timeout_sec=0.1)
+            except ExternalShutdownException:
+                return
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    yield publisher.topic_name
+    ending.set()
+    thread.join()
+    executor.shutdown()
+
+
+def advised(found):
+    return {one["part"]: one["command"] for one in found["advice"]}
+
+
+def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_part(node, camera, doctor):
+    camera(20, age_ms=65.0)
+    status, output, found = doctor("--node", node.name)
+    assert (status, found["largest"]) == (1, {"slow": "camera"}), output
+    assert advised(found)["camera"] == "ros2 param dump /stranger"
+    assert "slow.budget_from: stamp" in output  # 80 ms, and outputs are older
+    assert "slow: the largest part is camera" in output
+
+
+def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(node, camera, doctor):
+    camera(70)
+    _, output, found = doctor("--node", node.name)
+    assert advised(found).get("queue") == "ros2 param list /stranger", output
+
+
+def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(node, camera, receiver, doctor):
+    camera(10)
+    _, output, found = doctor("--node", node.name, "--actuation", receiver)
+    assert found["largest"] == {"slow": "actuation"}, output
+    assert "depth=1" in advised(found)["actuation"]
+
+
+def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(node, camera, doctor):
+    camera(10, stamped=False)
+    _, output, found = doctor("--node", node.name)
+    assert "frames have no stamp" in output
+    assert found["largest"] == {"slow": "inference"}
+
+
+def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_status_is_1(node, doctor):
+    status, output, _ = doctor("--node", node.name)
+    assert status == 1
+    assert f"nobody publishes {node.namespace}/image" in output
+
+
+def test_given_no_node_when_asked_then_the_status_is_2(doctor):
+    status, output, _ = doctor("--node", "/nobody")
+    assert status == 2
+    assert "node /nobody: nothing heard in 4 s" in output
