@@ -190,8 +190,10 @@ def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_
     node.graph.wait_for(lambda: points, "an output")
     assert points[0].point.x == 64.0
     until("version", "b")
-    issue(state="rolled_back", revoked=["b"])
+    issue(name="another", version="c")  # another one, while the first is on trial
+    until("version", "c")
+    issue(name="another", version="c", state="rolled_back", revoked=["c"])
     until("version", "base")
-    until("candidate", ".*version b was rolled back here: revoked by serial.*")
+    until("candidate", ".*version c was rolled back here: revoked by serial.*")
     assert points[-1].point.x == 64.0
     assert node.end() == 0

@@ -30,6 +30,7 @@ _LOOK_S: Final = 0.1
 """A candidate that breaks a guard is out of service a tenth of a second and one frame later."""
 _MINUTE_S: Final = 60.0
 _SECOND_S: Final = 1.0
+_LATER_S: Final = 30.0
 _MIB: Final = 1 << 20
 _COUNTED: Final = ("frames", "deaths", "refused", "misses")
 
@@ -133,6 +134,12 @@ class Trial:
         figures, self._minute_before = self._since(self._minute_before), self._counts()
         return source.minute(shadow.figures.take_block(), figures, self._memory_mib, serves=self.serves)
 
+    def target(self, wish: Wish) -> str:
+        """Which of the two versions is to serve: where neither is wished for any more, the one not on trial."""
+        shadow = self.stage.shadow
+        both = [self.stage.version, *([] if shadow is None else [shadow.version])]
+        return wish.serve if wish.serve in both else next((one for one in both if one != self.candidate), both[0])
+
     def values(self) -> dict[str, str]:
         """For `/diagnostics`."""
         shadow = self.stage.shadow
@@ -175,6 +182,7 @@ class Rollouts:
         self._config: NodeConfig | None = None
         self._sources: dict[str, Source] = {}  # by stage
         self._trials: dict[str, Trial] = {}  # by stage
+        self._later_s: dict[str, float] = {}  # by stage: when there may be memory for a candidate
         self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
         self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
         self._stopping = threading.Event()
@@ -276,7 +284,10 @@ class Rollouts:
         name, wish = stage.config.name, source.wish()
         trial = self._trials.get(name)
         if trial is None:
-            if (other := wish.serve if wish.serve != stage.version else wish.beside) and stage.pool.ready:
+            other = wish.serve if wish.serve != stage.version else wish.beside
+            if other and stage.pool.ready:
+                if time.monotonic() < self._later_s.get(name, 0.0):
+                    return
                 self._start(stage, source, wish, other)
             elif wish.why:
                 self._said[name] = wish.why
@@ -290,8 +301,8 @@ class Rollouts:
             self._say(name, f"version {stage.version} serves from now on; {other} is warm beside it")
         if not trial.over:
             wish = self._judge(trial, source, wish)
-        if wish.serve != stage.version:
-            self._exchange(trial, source, wish)
+        if trial.target(wish) != stage.version:
+            self._exchange(trial, source)
         elif trial.over:
             self._end(trial)
 
@@ -313,6 +324,11 @@ class Rollouts:
 
     def _start(self, stage: StageActor, source: Source, wish: Wish, other: str) -> None:
         name = stage.config.name
+        if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
+            self._later_s[name] = time.monotonic() + _LATER_S
+            self._said[name] = f"version {other} takes one more worker, for which there is no memory: {why}"
+            self._say(name, self._said[name])
+            return
         try:
             assert self._config is not None
             if other == BASE:
@@ -320,8 +336,6 @@ class Rollouts:
             else:
                 version = source.version(other)
                 changes, config = dict(version.changes), version.config
-            if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
-                raise ConfigError(f"version {other} takes one more worker, for which there is no memory: {why}")
             stage.add_shadow(other, changes, worker_setup(config, self._config))
         except ConfigError as error:
             self._said[name] = str(error)
@@ -331,13 +345,14 @@ class Rollouts:
         self._trials[name] = Trial(stage, wish.candidate or other)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
-    def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
+    def _exchange(self, trial: Trial, source: Source) -> None:
         """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""
         stage, shadow = trial.stage, trial.stage.shadow
         if shadow is None or stage.exchanges:
             return
         if trial.serves:
-            stage.exchange()
+            if shadow.pool.ready:  # else nobody else can serve, and the stage's fallbacks do what they can
+                stage.exchange()
         elif shadow.ready:
             try:
                 source.begins()
