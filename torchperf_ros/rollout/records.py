@@ -188,8 +188,8 @@ def record_files(folders: Iterable[Path]) -> list[Path]:
 def read_records(files: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None) -> Brought:
     """Read what many vehicles wrote; what is damaged is left out and said, a minute that is there twice counts once.
 
-    One process reads, at 11 us a line: the day of 1,000 vehicles that drive for eight hours takes 5 s. Processes side by
-    side took longer on two cores (144,000 lines: 2.8 s, and 1.6 s in one), and so would a cluster.
+    One process reads, at 11 us a line: the day of 1,000 vehicles that drive for eight hours takes 5 s. Processes side
+    by side took longer on two cores: 2.8 s for 144,000 lines, and 1.6 s in one.
     """
     import numpy as np
 
