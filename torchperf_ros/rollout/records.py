@@ -5,6 +5,7 @@ by a loss of power is left out when it is read, and the next one begins a line o
 bounded: the oldest day goes first.
 """
 
+import errno
 import json
 import math
 import os
@@ -132,6 +133,8 @@ class RecordWriter:
                 if not size:
                     self._make_room(path)
                     before = _line({"kind": "vehicle", "v": VERSION, **self._facts})
+                elif size > self._limit_bytes:  # a clock that does not go on makes a day without an end
+                    raise OSError(errno.EFBIG, f"has its {self._limit_bytes:,} bytes")
                 elif file.seek(size - 1) >= 0 and file.read(1) != b"\n":  # cut by a loss of power, or a full disk
                     before = b"\n"
                 file.write(before + _line(line))
