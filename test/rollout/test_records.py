@@ -87,6 +87,16 @@ def test_given_a_limit_when_days_go_by_then_the_oldest_go_and_all_files_stay_bel
     assert sum(path.stat().st_size for path in files) <= limit
 
 
+def test_given_a_clock_that_stands_still_when_minutes_come_then_the_day_is_bounded_too(tmp_path, clock):
+    log = writer(tmp_path / "car", clock, limit_bytes=3000)
+    for number in range(50):
+        log.minute(minute(t_s=float(number)))
+    (path,) = record_files([tmp_path])
+    assert path.stat().st_size < 4000
+    assert "has its 3,000 bytes" in log.problem
+    assert log.lost > 30
+
+
 def test_given_a_folder_that_cannot_be_written_when_a_minute_ends_then_nothing_is_raised_and_it_is_counted(
     tmp_path, clock
 ):

@@ -57,6 +57,8 @@ def bring_home(folder, factor=1.0, rolled_back=0, step=0):
                 base_sum_ms=1800 * 20.0, candidate_sum_ms=1800 * 20.0 * factor * noise, base_p99_ms=30.0,
                 candidate_p99_ms=30.0 * factor * noise, base_misses=2, candidate_misses=2, compared=60, agreed=60,
             ))  # fmt: skip
+        if not number:
+            log.event("refused", "", 1, "plan plan.json: has serial 1")
         if number < rolled_back:
             log.event("rolled_back", "7", 1, "worker_deaths 2 is over its limit 1")
     return folder / "home"
@@ -68,6 +70,7 @@ def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_s
     assert before.files == {"detector.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
     shown = run("status", home, "--plan", "plan.json", "--json", "out.json", "--html", "out.html")
     assert "advance: every figure is within its margin" in shown
+    assert "- car-0 refused the plan: plan plan.json: has serial 1" in shown
     figures = json.loads((desk_folder / "out.json").read_text())
     assert (figures["vehicles"], figures["move"]) == (VEHICLES, "advance")
     assert {one["metric"]: one["verdict"] for one in figures["findings"]} == dict.fromkeys(

@@ -5,6 +5,7 @@ by a loss of power is left out when it is read, and the next one begins a line o
 bounded: the oldest day goes first.
 """
 
+import errno
 import json
 import math
 import os
@@ -132,6 +133,8 @@ class RecordWriter:
                 if not size:
                     self._make_room(path)
                     before = _line({"kind": "vehicle", "v": VERSION, **self._facts})
+                elif size > self._limit_bytes:  # a clock that does not go on makes a day without an end
+                    raise OSError(errno.EFBIG, f"has its {self._limit_bytes:,} bytes")
                 elif file.seek(size - 1) >= 0 and file.read(1) != b"\n":  # cut by a loss of power, or a full disk
                     before = b"\n"
                 file.write(before + _line(line))
@@ -175,8 +178,9 @@ class Brought:
 
 
 _COLUMNS: Final = tuple(one.name for one in fields(Block))
-_TEXTS: Final = ("drive", "version", "role")
-_WHOLE: Final = tuple(one.name for one in fields(Block) if one.type is int)
+_NEEDED: Final = frozenset(_COLUMNS)
+_KINDS: Final[dict[str, Any]] = {one.name: one.type for one in fields(Block)}
+_OF_EVENTS: Final = frozenset(("t_s", "what", "version", "serial", "reason"))
 
 
 def record_files(folders: Iterable[Path]) -> list[Path]:
@@ -187,52 +191,75 @@ def record_files(folders: Iterable[Path]) -> list[Path]:
 def read_records(files: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None) -> Brought:
     """Read what many vehicles wrote; what is damaged is left out and said, a minute that is there twice counts once.
 
-    One process reads: `json` takes 4 us a line, so a day of 1,000 vehicles takes seconds, and a cluster gains nothing.
+    One process reads, at 11 us a line: the day of 1,000 vehicles that drive for eight hours takes 5 s. Processes side
+    by side took longer on two cores: 2.8 s for 144,000 lines, and 1.6 s in one.
     """
-    facts: dict[str, dict[str, Any]] = {}
-    rows: dict[tuple[str, float, str], Mapping[str, Any]] = {}
-    events: dict[str, Mapping[str, Any]] = {}
-    left_out: list[str] = []
-    for number, path in enumerate(files):
-        progress(number, len(files))
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            left_out.append(f"{path}: cannot be read: {error.strerror or error}")
-            continue
-        vehicle, bad = path.parent.name, 0  # a file whose first line is lost goes by its folder
-        for line in text.split(b"\n"):
-            if not line:
-                continue
-            try:
-                found = json.loads(line)
-                kind = found.pop("kind")
-                if kind == "vehicle":
-                    vehicle = found["vehicle"]
-                    facts.setdefault(vehicle, {}).update(found)
-                elif kind == "event":
-                    events[f"{vehicle} {line!r}"] = {**found, "vehicle": vehicle, "t_s": float(found["t_s"])}
-                elif kind == "minute" and found.keys() >= set(_COLUMNS):
-                    rows[vehicle, float(found["t_s"]), str(found["version"])] = found
-                else:
-                    bad += 1
-            except (ValueError, KeyError, TypeError, AttributeError):
-                bad += 1
-        if bad:
-            left_out.append(f"{path}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut")
-    ids = {name: index for index, name in enumerate(dict.fromkeys([*facts, *(key[0] for key in rows)]))}
-    ordered = sorted(rows.items(), key=lambda item: (ids[item[0][0]], item[0][1]))
-    return Brought({name: facts.get(name, {"vehicle": name}) for name in ids},
-                   _columns([row for _, row in ordered], [ids[key[0]] for key, _ in ordered]),
-                   sorted(events.values(), key=lambda event: event["t_s"]), left_out)  # fmt: skip
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], vehicles: Sequence[int]) -> dict[str, "NDArray[Any]"]:
     import numpy as np
 
-    found: dict[str, np.ndarray[Any, Any]] = {"vehicle": np.array(vehicles, dtype=np.int64)}
-    for name in _COLUMNS:
-        kind = np.str_ if name in _TEXTS else np.int64 if name in _WHOLE else np.float64
-        values = [math.nan if row[name] is None else row[name] for row in rows]
-        found[name] = np.array(values, dtype=kind)
-    return found
+    parts: list[_Part] = []
+    for path in files:
+        parts.append(_read_file(path))
+        progress(len(parts), len(files))
+    facts: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for name, own in part.facts.items():
+            facts.setdefault(name, {"vehicle": name}).update(own)
+    ids = {name: index for index, name in enumerate(facts)}
+    blocks = {
+        name: np.concatenate([part.columns[name] for part in parts] or [column])
+        for name, column in _columns([]).items()
+    }  # fmt: skip
+    owners = [np.full(len(part.columns["t_s"]), ids.get(part.vehicle, -1)) for part in parts]
+    blocks["vehicle"] = np.concatenate([*owners, np.empty(0, np.int64)]).astype(np.int64)
+    order = np.lexsort((blocks["version"], blocks["t_s"], blocks["vehicle"]))
+    blocks = {name: column[order] for name, column in blocks.items()}
+    again = np.all([blocks[name][1:] == blocks[name][:-1] for name in ("vehicle", "t_s", "version")], axis=0)
+    blocks = {name: column[np.append([True], ~again)[: len(column)]] for name, column in blocks.items()}
+    events = {json.dumps(event, sort_keys=True): event for part in parts for event in part.events}
+    return Brought(facts, blocks, sorted(events.values(), key=lambda event: float(event["t_s"])),
+                   [part.left_out for part in parts if part.left_out])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one file holds, all of one vehicle."""
+
+    vehicle: str
+    facts: dict[str, dict[str, Any]]
+    columns: dict[str, "NDArray[Any]"]
+    events: list[dict[str, Any]]
+    left_out: str
+
+
+def _read_file(path: Path) -> _Part:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        return _Part("", {}, _columns([]), [], f"{path}: cannot be read: {error.strerror or error}")
+    vehicle, bad = path.parent.name, 0  # a file whose first line is lost goes by its folder
+    own: dict[str, Any] = {}
+    rows, events = [], []
+    for line in filter(None, text.split(b"\n")):
+        try:
+            found = json.loads(line)
+            kind = found.pop("kind")
+            if kind == "vehicle":
+                own, vehicle = found, str(found["vehicle"])
+            elif kind == "event" and found.keys() >= _OF_EVENTS:
+                events.append({**found, "t_s": float(found["t_s"])})
+            elif kind == "minute" and found.keys() >= _NEEDED:
+                rows.append([math.nan if found[name] is None else _KINDS[name](found[name]) for name in _COLUMNS])
+            else:
+                bad += 1
+        except (ValueError, KeyError, TypeError, AttributeError):
+            bad += 1
+    left_out = f"{path}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut" if bad else ""
+    return _Part(vehicle, {vehicle: own}, _columns(rows), [{**event, "vehicle": vehicle} for event in events], left_out)
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> dict[str, "NDArray[Any]"]:
+    import numpy as np
+
+    values = list(zip(*rows, strict=True)) if rows else [()] * len(_COLUMNS)
+    return {name: np.array(own, dtype=np.str_ if _KINDS[name] is str else _KINDS[name])
+            for name, own in zip(_COLUMNS, values, strict=True)}  # fmt: skip

@@ -140,8 +140,9 @@ class VehicleRollout:
         return max(plan.probation_min * _MIN_S - served, 0.0) if plan and self._state.trial else 0.0
 
     def look(self) -> Decision:
-        """Read the plan and say what has to run; call it at the start, and every few seconds. It takes about 1 ms.
+        """Read the plan and say what has to run; call it at the start, and every few seconds.
 
+        It takes about 1 ms, and longer where a file of the plan is new or was touched: its sum is made.
         It changes what is remembered where the plan says so: a newer serial, a version that is revoked. It never
         raises: what is wrong stands in `problem`, and the last accepted plan, or the last good version, holds.
         """
