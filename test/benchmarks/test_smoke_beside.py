@@ -19,6 +19,18 @@ ARGUMENTS = {
     "parts": ["--models", "transformer", "--ways", "blocks", "--blocks", "4", "--seconds", "0"],
     "guard": ["--times", "20"],
     "ramps": ["--seeds", "1", "--drives", "1"],
+    "rollout": [
+        "--fleets",
+        "2",
+        "--rollouts",
+        "1",
+        "--same",
+        "1",
+        "--vehicles",
+        "300",
+        "--candidates",
+        "crashing,same",
+    ],
     "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
     "training": TRAINING.split(),
 }
@@ -83,3 +95,10 @@ def test_shared_has_memory_and_times_of_each_arm(report):
     figures = report("shared")
     assert [arm["memory_mib"]["processes"] for arm in figures.values()] == [4, 2, 2, 1]
     assert all(stage["p50_ms"] > 0 for arm in figures.values() for stage in arm["stages"].values())
+
+
+def test_rollout_has_fleets_on_which_nothing_differs_and_a_candidate_that_is_stopped(report):
+    figures = report("rollout")
+    assert all(0 <= share <= 100 for found in figures["null"].values() for share in found.values())
+    assert figures["rollouts"]["crashing"]["stopped"] == 1
+    assert figures["rollouts"]["crashing"]["once"]["reached"] > 90
