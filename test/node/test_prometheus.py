@@ -33,9 +33,10 @@ TARGETS = [
     for target in panel.get("targets", [])
 ]
 SCRAPES = 5
-ONLY_ELSEWHERE = {  # on CUDA, with a guard, with synchronised inputs
+ONLY_ELSEWHERE = {  # on CUDA, with a guard, with synchronised inputs, with a candidate
     "torchperf_cuda_memory_bytes", "torchperf_guard_verdicts_total", "torchperf_input_frames_total",
     "torchperf_input_waits_total", "torchperf_input_wait_seconds_total", "torchperf_input_skew_seconds",
+    "torchperf_version_info", "torchperf_version_pairs_total", "torchperf_version_difference_seconds",
 }  # fmt: skip
 
 

@@ -90,6 +90,16 @@ def test_given_frames_one_after_the_other_then_the_shadow_skips_what_has_no_slac
     assert first == second - 1
 
 
+def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_says_nothing(stage):
+    shadow = ready_shadow(stage)
+    first = stage.ask({"do": "sleep", "ms": 300, "only": shadow.pool.workers[0].pid})
+    stage.ask()
+    pair = pair_of(stage, shadow, first.frame.seq)
+    assert (pair.both, pair.disturbed, pair.timed, pair.late) == (True, True, False, False)
+    pair = pair_of(stage, shadow, stage.ask().frame.seq)
+    assert (pair.both, pair.disturbed, pair.timed) == (True, False, True)
+
+
 def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(stage):
     shadow = ready_shadow(stage)
     before = x_of(stage.ask(x=3.0).payload)

@@ -21,6 +21,7 @@ class Pair:
         steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
         payload: the shadow's output, CDR bytes; None where it has none.
         reason: why it has none.
+        disturbed: another frame was answered meanwhile, to which the shadow gives way: its time says nothing.
     """
 
     answer: Answer
@@ -28,23 +29,27 @@ class Pair:
     steps_ms: float
     payload: bytes | None
     reason: str = ""
+    disturbed: bool = False
 
     @property
     def both(self) -> bool:
-        """Whether both versions have a whole result of their own, whose outputs and times can be compared."""
-        return self.payload is not None and self.answer.fallback is None and self.timed
+        """Whether both versions have a whole result of their own, whose outputs can be compared."""
+        return self.payload is not None and self.answer.fallback is None
 
     @property
     def timed(self) -> bool:
-        """Whether the times of both are known."""
-        return not math.isnan(self.steps_ms) and not math.isnan(self.answer.steps.total_ms)
+        """Whether the times of both are known, and can be compared."""
+        return not (self.disturbed or math.isnan(self.steps_ms) or math.isnan(self.answer.steps.total_ms))
 
     @property
     def late(self) -> bool:
-        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's."""
+        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's.
+
+        Where it was disturbed only a result that is missing counts.
+        """
         own_ms = self.answer.steps.total_ms
         rest_ms = self.answer.wait_ms if math.isnan(own_ms) else self.answer.total_ms - own_ms
-        return self.payload is None or rest_ms + self.steps_ms > self.answer.budget_ms
+        return self.payload is None or (not self.disturbed and rest_ms + self.steps_ms > self.answer.budget_ms)
 
 
 @dataclass

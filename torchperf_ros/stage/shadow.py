@@ -74,6 +74,7 @@ class Shadow:
         self.pool = WorkerPool(replace(config, backup="none"), alone, self, parts.log, pool.ring)
         self.dispatcher = Dispatcher(self.pool, self.ladders, FallbackOutputs(), StageCounters())
         self._running: tuple[FrameInFlight, Answer] | None = None
+        self._disturbed = False  # whether the stage had another frame since then
         self._pairs: deque[Pair] = deque(maxlen=_PAIRS)
 
     # -- frames, on the stage's thread --------------------------------------------------------------------------------
@@ -87,14 +88,16 @@ class Shadow:
         if self.refused or not self.pool.ready or not answered.length or answered.suspect:
             return
         runs = free and self._running is None
+        self._disturbed = not runs
         mine = self.dispatcher.shadow(answered, now_ns, runs=runs)
         if mine is None:
             self.skipped += 1
         else:
             self._running = mine, answer
 
-    def receive(self, worker: WorkerProcess, now_ns: int) -> None:
-        """Take what a worker of its own says of a frame."""
+    def receive(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> None:
+        """Take what a worker of its own says of a frame; `free`: the stage answers none now."""
+        self._disturbed |= not free
         try:
             received = worker.receive()
         except EOFError:
@@ -125,7 +128,8 @@ class Shadow:
         self.dispatcher.learn(mine, now_ns)
         self.lost_pairs += len(self._pairs) == _PAIRS
         if mine.result is not None:
-            self._pairs.append(Pair(answer, Outcome.ON_TIME, mine.result.steps.total_ms, mine.result.payload))
+            steps_ms, payload = mine.result.steps.total_ms, mine.result.payload
+            self._pairs.append(Pair(answer, Outcome.ON_TIME, steps_ms, payload, disturbed=self._disturbed))
         elif mine.failure is not None:
             self._pairs.append(Pair(answer, mine.failure, math.nan, None, mine.reason))
 

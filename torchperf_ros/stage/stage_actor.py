@@ -572,7 +572,7 @@ class StageActor:
 
     def _receive(self, worker: WorkerProcess) -> None:
         if self.shadow is not None and self.shadow.has(worker):
-            self.shadow.receive(worker, self._clock())
+            self.shadow.receive(worker, self._clock(), free=self._in_flight is None)
             return
         try:
             received = worker.receive()
