@@ -54,6 +54,7 @@ NOT_RUN = {
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
     r"torchperf rollout (start|serve|back|end)": "talks to a running node: test/node/test_candidate_live.py",
+    r"torchperf rollout sign .*--gate": "test/rollout/test_rollout_command.py has gates that are open, and closed ones",
     r"torchperf rollout advance": "refuses without records: test/rollout/test_rollout_command.py has some",
     r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
 }

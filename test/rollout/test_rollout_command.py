@@ -162,3 +162,26 @@ def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(
     figures = json.loads((desk_folder / "out.json").read_text())
     assert figures["in steps"]["reached"] < 3 < figures["all at once"]["reached"]
     assert "</svg>" in (desk_folder / "out.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        ({"kind": "regress", "status": 0, "verdict": "nothing is worse"}, 0, "gate gate.json: open"),
+        ({"kind": "regress", "status": 1, "verdict": "1 worse: p99"}, 1, "gate.json: nothing is signed: 1 worse: p99"),
+        ({"targets": [{"what": "a", "value": 1, "relation": "<=", "limit": 2, "met": True}]}, 0, "open"),
+        (
+            {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]}, 1,
+            "nothing is signed: hits is None, the target <= 2",
+        ),
+        ({"targets": []}, 1, "it has no targets"),
+        ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
+        ([], 2, "is no JSON of"),
+    ],
+)  # fmt: skip
+def test_given_a_gate_when_signed_then_nothing_is_unless_it_is_open(desk_folder, content, status, said):
+    (desk_folder / "plan.json").unlink()
+    (desk_folder / "gate.json").write_text(json.dumps(content))
+    output = run("sign", "plan.yaml", "--gate", "gate.json", status=status)
+    assert said in " ".join(output.split())
+    assert (desk_folder / "plan.json").exists() is (status == 0)

@@ -137,17 +137,23 @@ def sign(
     plan: Annotated[Path, Argument(help="The plan, YAML.")],
     key: Private = _KEY,
     output: Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")] = None,
+    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare or a bench, that has to be good.")] = None,
 ) -> None:
     """Sign a plan: the file that goes onto vehicles, by any way, on any medium.
 
     What vehicles would refuse is not signed. A vehicle takes a plan only if its
-    serial is greater than that of the last one.
+    serial is greater than that of the last one. With --gate nothing is signed
+    unless `torchperf compare --json` found nothing worse, and `./run bench safety
+    --json` (or another benchmark) met its targets.
 
-    Example: torchperf rollout sign plan.yaml --key rollout.key -o plan.json
+    Examples: torchperf rollout sign plan.yaml --key rollout.key -o plan.json
+              torchperf rollout sign plan.yaml --gate verdict.json --gate safety.json
 
-    Exit status: 0, or 2 for a plan or a key that cannot be used.
+    Exit status: 0, 1 if a gate is closed, or 2 for a file that cannot be used.
     """
     need(*_LIBRARIES)
+    for file in gate or ():
+        _check_gate(file)
     from torchperf_ros.rollout.plan import read_plan_file
     from torchperf_ros.rollout.signature import read_private_key
     from torchperf_ros.rollout.signature import sign as signed
@@ -159,6 +165,25 @@ def sign(
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until {found.expires:%Y-%m-%d}"
     )
+
+
+def _check_gate(file: Path) -> None:
+    """End with status 1 where a comparison found something worse, or too little, or a benchmark missed a target."""
+    try:
+        found = json_text.loads(file.read_text(encoding="utf-8"))
+        if found.get("kind") == "regress":
+            closed = "" if found["status"] == 0 else str(found["verdict"])
+        else:
+            missed = [f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
+                      for t in found["targets"] if not t["met"]]  # fmt: skip
+            closed = "; ".join(missed) if found["targets"] else "it has no targets"
+    except OSError as error:
+        fail(f"--gate {file}: cannot be read ({error.strerror or error})")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        fail(f"--gate {file}: is no JSON of `torchperf compare --json` or `./run bench NAME --json`")
+    if closed:
+        fail(f"--gate {file}: nothing is signed: {closed}", 1)
+    typer.echo(f"gate {file}: open")
 
 
 @rollout.command(cls=Command)
