@@ -100,6 +100,17 @@ def test_given_a_frame_while_the_shadow_runs_another_then_the_time_of_that_one_s
     assert (pair.both, pair.disturbed, pair.timed) == (True, False, True)
 
 
+def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_knows_of_the_gap(stage):
+    shadow = ready_shadow(stage)
+    stage.ask()
+    pid = shadow.pool.workers[0].pid
+    deadly = stage.ask({"do": "os_exit"})
+    assert deadly.outcome is Outcome.CRASHED
+    wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
+    assert pair_of(stage, shadow, stage.ask().frame.seq).both
+    assert (shadow.deaths, stage.notes("missed", pid)) == (0, [1])
+
+
 def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(stage):
     shadow = ready_shadow(stage)
     before = x_of(stage.ask(x=3.0).payload)

@@ -124,7 +124,7 @@ class StageConfig:
     candidate_serves: bool = param(False, "Whether that version serves, and the stage's own is beside it.", live=True)
     rollout_plan: str = param("", "File of a signed plan, which says when which version serves; '': none.")
     candidate_tolerance: float = param(
-        0.1, "Outputs of two versions are the same where numbers are so near each other.", 0.0, 1e9, live=True
+        0.1, "Outputs of two versions are the same where numbers are so near each other.", 0.0, 1e9
     )
 
     guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow

@@ -87,11 +87,13 @@ class Dispatcher:
     def shadow(self, answered: FrameInFlight, now_ns: int, *, runs: bool) -> FrameInFlight | None:
         """Run a frame once more that another dispatcher's workers answered; None if none of these does.
 
-        Those that do not run it observe it.
+        Those that do not run it observe it; one that ended its runner is a gap in their histories.
         """
         frame, place = answered.frame, (answered.offset, answered.length)
         mine = FrameInFlight(frame, 0.0, 0, offset=place[0], length=place[1], number=self._started)  # without an end
         self._started += 1
+        if answered.suspect:
+            return None
         self.use(frame.scene)
         if runs and (worker := self._idle_worker()) is not None:
             tier = answered.tier if answered.tier >= 0 else self.ladder.last
