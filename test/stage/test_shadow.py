@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperf_ros.config.candidate import candidate_of
+from torchperf_ros.config.candidate import candidate_of, read_candidate
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback, Outcome
 
@@ -197,3 +197,15 @@ def test_given_less_memory_than_a_worker_has_when_asked_for_room_then_the_pool_s
     monkeypatch.undo()
     stage.actor.pool.workers[0].memory_bytes |= {"reserved": 64 << 20, "free": 63 << 20}
     assert stage.actor.pool.why_no_room().endswith("has 64 MiB of its own on the device, 63 MiB are free")
+
+
+def test_given_a_parameter_file_when_read_as_a_candidate_then_what_it_says_of_the_stage_counts(tmp_path):
+    path = tmp_path / "tuned.yaml"
+    stage = "{adapter: 'm:C', output: path, engine: openvino}"
+    path.write_text(f"/**/perf: {{ros__parameters: {{worker_threads: 2, tested: {stage}}}}}")
+    values = {"adapter": "m:C", "output": "path", "engine": "eager"}
+    candidate = read_candidate(path, "tested", values)
+    assert (candidate.version, dict(candidate.changes)) == ("tuned", {"engine": "openvino"})
+    path.write_text(path.read_text().replace("output: path", "output: road"))
+    with pytest.raises(ConfigError, match="tuned.yaml: output cannot be changed"):
+        read_candidate(path, "tested", values)

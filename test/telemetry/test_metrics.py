@@ -36,7 +36,7 @@ def stages(make_stage, make_worker, make_answer, answered):
     perception.mailbox.superseded, perception.mailbox.stale = 7, 2
     perception.statistics.counters.ignored = 5
     perception.statistics.counters.probes = 6
-    perception.shadow = SimpleNamespace(version="b", figures=PairFigures())
+    perception.shadow = SimpleNamespace(version="b", figures=PairFigures("b"))
     for seq, pair_ms in enumerate((12.0, 100.0)):
         answer = make_answer(seq=seq, total_ms=20.0)
         perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x"), candidate_serves=False)
@@ -92,10 +92,10 @@ TIER = {"tier": "full"}
         ("torchperf_device_info", {"device": "cpu"}, 1),
         ("torchperf_version_info", {"version": "base", "role": "serves"}, 1),
         ("torchperf_version_info", {"version": "b", "role": "shadow"}, 1),
-        ("torchperf_version_pairs_total", {"result": "pairs"}, 2),
-        ("torchperf_version_pairs_total", {"result": "candidate_late"}, 1),
-        ("torchperf_version_pairs_total", {"result": "different"}, 1),
-        ("torchperf_version_difference_seconds", {"statistic": "p99"}, 0.09),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "pairs"}, 2),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "candidate_late"}, 1),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "different"}, 1),
+        ("torchperf_version_difference_seconds", {"version": "b", "statistic": "p99"}, 0.09),
         ("torchperf_tier_engine", {**TIER, "engine": "aoti", "package": "f00df00df00d"}, 1),
         ("torchperf_tier_engine", {"tier": "fast", "engine": "eager", "package": ""}, 1),
         ("torchperf_tier_recompiles_total", TIER, 2),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.config.config import StageConfig, stage_config
-from torchperf_ros.config.params_file import read_yaml
+from torchperf_ros.config.params_file import params_of_file, read_yaml
 from torchperf_ros.frame.errors import ConfigError
 
 CHANGES: Final = (
@@ -37,6 +37,9 @@ class Candidate:
 def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candidate:
     """Read the file of a candidate of this stage, whose own parameters are `values`, by name without the stage's.
 
+    It may also be a parameter file, such as `torchperf tune` writes: what it says of the stage counts, its name is the
+    version.
+
     Raises:
         ConfigError: it cannot be read, changes nothing, or what it may not change, or a value is not allowed.
     """
@@ -44,6 +47,9 @@ def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candida
     if not isinstance(found, dict) or not found:
         raise ConfigError(f"candidate {path}: is no mapping of parameters, such as `adapter: module:Class`")
     given = {str(name): value for name, value in found.items()}
+    if any(isinstance(value, Mapping) and "ros__parameters" in str(value) for value in given.values()):
+        own = {name.partition(".")[2]: v for name, v in params_of_file(path).items() if name.startswith(f"{stage}.")}
+        given = {name: value for name, value in own.items() if name in CHANGES or value != values.get(name)}
     return candidate_of(str(given.pop(_VERSION, path.stem)), given, stage, values, f"candidate {path}")
 
 

@@ -46,6 +46,8 @@ class Trial:
     def __init__(self, stage: StageActor, candidate: str) -> None:
         """Compare the two versions of `stage`, one of which is the candidate."""
         self.stage, self.candidate = stage, candidate
+        if stage.shadow is not None:
+            stage.shadow.figures.version = candidate
         self.over, self.served = "", self.serves
         self._comparer: OutputComparer | None = None
         self._before = self._minute_before = Figures()

@@ -80,12 +80,14 @@ class PairFigures:
     """Since the candidate stands beside; one thread adds, others read.
 
     Attributes:
+        version: the candidate's name.
         total: of all pairs.
         block: of those since the last `take_block`, which has to be called now and then.
         last_difference: of outputs, the last in words.
         last_failure: why the candidate had no result, the last time.
     """
 
+    version: str = ""
     total: PairBlock = field(default_factory=PairBlock)
     block: PairBlock = field(default_factory=PairBlock)
     last_difference: str = ""

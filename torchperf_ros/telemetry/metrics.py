@@ -196,11 +196,12 @@ METRICS = (
     # versions
     _M("torchperf_version_info", _G, "1 for the version that serves, and for the one beside it", _versions,
        ("stage", "version", "role")),
-    _M("torchperf_version_pairs_total", _C, "Frames that two versions had, by what came of them",
-       lambda s: {name: getattr(s.pairs.total, name) for name in _PAIRS} if s.pairs else {}, ("stage", "result")),
+    _M("torchperf_version_pairs_total", _C, "Frames that a candidate had beside another version",
+       lambda s: {(s.pairs.version, name): getattr(s.pairs.total, name) for name in _PAIRS} if s.pairs else {},
+       ("stage", "version", "result")),
     _M("torchperf_version_difference_seconds", _G, "The candidate's steps less the base's, of the last 1024 frames",
-       lambda s: {f"p{share}": s.pairs.quantile_ms(share / 100) / 1000 for share in (50, 99)} if s.pairs else {},
-       _STATISTIC),
+       lambda s: {(s.pairs.version, f"p{share}"): s.pairs.quantile_ms(share / 100) / 1000
+                  for share in (50, 99)} if s.pairs else {}, ("stage", "version", "statistic")),
     _M("torchperf_device_info", _G, "1 for the device that the stage's models run on",
        lambda s: {s.pool.description.device: 1} if s.pool.description is not None else {}, ("stage", "device")),
     _M("torchperf_build_info", _G, "1, with versions",
