@@ -27,6 +27,7 @@ _OF_STAGE: Final = ("budget_from", "input_reliability", "priority")
 _ASK_S: Final = 1.0
 _MOST_TRIES: Final = 3
 _LEAST_RUNS: Final = 5  # of a tier, for a figure
+_HEARD: Final = 0.5  # of the frames that were answered meanwhile
 _BAR: Final = 12
 _NOT_IN_A_LOG: Final = (
     "a log has only what the node said: camera and transport are one part, and what subscribers, parameters and the "
@@ -66,9 +67,12 @@ class Ear:
     problems: dict[str, str] = field(default_factory=dict)  # by topic
     tries: int = 0
 
-    def look(self, listener: "NodeListener", state: NodeState) -> None:
-        """Hear what the node's stages run for and publish, as soon as it says so; ask for its parameters once."""
-        self.state = state
+    def look(self, listener: "NodeListener", state: NodeState) -> bool:
+        """Hear what the node's stages run for and publish, as soon as it says so; ask for its parameters once.
+
+        Returns whether enough came of every trigger that the node has had, to tell where its time goes.
+        """
+        self.state, enough = state, True
         for stage in state.stages.values():
             self.first.setdefault(stage.name, dict(stage.values))
             trigger = stage.values.get("trigger", "")
@@ -76,10 +80,13 @@ class Ear:
                 self._hear(listener, topic)
             if trigger:
                 self.drivers[trigger] = listener.publishers(trigger)
+                answered = (stage.count("answered") or 0) - int(self.first[stage.name].get("answered") or 0)
+                enough &= len(self.topics[trigger]) >= _HEARD * answered
         if state.stages and not self.parameters and self.tries < _MOST_TRIES:
             self.tries += 1
             names = [*_OF_NODE, *(f"{stage}.{name}" for stage in state.stages for name in _OF_STAGE)]
             self.parameters = listener.parameters(self.node, names, _ASK_S)
+        return enough
 
     def _hear(self, listener: "NodeListener", topic: str) -> None:
         if topic not in self.topics:

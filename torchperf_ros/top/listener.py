@@ -109,11 +109,13 @@ def _sent_ns(info: Mapping[str, int]) -> int:
 
 def listen_for(
     name: str, seconds: float, progress: Callable[[int, int], None],
-    look: Callable[[NodeListener, NodeState], None] = lambda _listener, _state: None,
+    look: Callable[[NodeListener, NodeState], bool] = lambda _listener, _state: True,
 ) -> RunLog:  # fmt: skip
     """Listen to a node such as `/perf` for a while, so that `torchperf report` can show it like a log.
 
-    `progress` is called with how many of how many milliseconds have passed, and `look` as often, to hear more.
+    `progress` is called with how many of how many milliseconds have passed, and `look` as often, to hear more. Where it
+    says at the end that it has not heard enough, as another process may take seconds to know of a new subscriber, the
+    listening goes on for as long again at most.
 
     Raises:
         RunLogError: nothing was heard of it.
@@ -127,12 +129,14 @@ def listen_for(
         "/diagnostics": lambda message: builder.on_diagnostics(time.time_ns(), message),
     }
     with NodeListener(node, "torchperf_report", callbacks) as listener:
-        while (passed_s := time.monotonic() - start_s) < seconds:
-            progress(round(passed_s * 1e3), round(seconds * 1e3))
+        end_s = seconds
+        while (passed_s := time.monotonic() - start_s) < end_s:
+            progress(round(passed_s * 1e3), round(end_s * 1e3))
             node.at(passed_s)
             look(listener, node)
-            listener.listen(min(0.5, seconds - passed_s))
-        look(listener, node)
+            listener.listen(min(0.5, end_s - passed_s))
+            if not look(listener, node) and time.monotonic() - start_s >= end_s:
+                end_s = min(end_s + 0.5, 2 * seconds)
     run = builder.build(f"{name}, live", None)
     if run.span_ns == (0, 0) and not node.heard:
         heard = f"; heard instead: {', '.join(sorted(node.others))}" if node.others else ""
