@@ -81,6 +81,8 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     x, _ = drive("candidate_differs", "point.x is 64.5, in the version that serves 64.0")
     assert x == 64.0
     assert "of" in node.values("perception")["candidate_pairs"]
+    (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
+    assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
 
     assert set_parameter("candidate_serves", True).successful
     _, outcomes = drive("version", "b")

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _HEAD: Final = struct.Struct("<QII")  # seq, lengths of the two outputs
 _PIPE_BYTES: Final = 1 << 20  # a pair that fits never holds up who sends it
 _AGAIN_S: Final = 5.0  # after the process has ended
-_ENTRY: Final = "from torchperf_ros.rollout.comparer import main; main()"
+_ENTRY: Final = (  # a child of a real-time node is real-time, before it has imported anything, too
+    "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+    "from torchperf_ros.rollout.comparer import main; main()"
+)
 _NICE: Final = 19
 
 
