@@ -10,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.node.rollout_sources import ParameterSource
+from torchperf_ros.rollout.guards import Figures, broken_guard
 
 pytestmark = pytest.mark.ros
 
@@ -122,6 +125,17 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
     assert run("end", "perception") == (0, "perception: version base serves")
     status, said = run("start", __file__)
     assert (status, "is not YAML" in said or "is no mapping" in said) == (1, True)
+
+
+def test_given_a_candidate_by_hand_whose_outputs_all_differ_when_guarded_then_it_may_stay(candidate):
+    values = {"adapter": "adapters_for_graph:Obedient", "output": "point", "candidate": str(candidate)}
+    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: values)
+    wish = source.wish()
+    assert (wish.serve, wish.beside, wish.candidate) == ("base", "b", "b")
+    assert broken_guard(wish.limits, Figures(compared=5000, disagreements=5000)) == ""
+    assert "worker_deaths 2" in broken_guard(wish.limits, Figures(deaths=2))
+    source.rolled_back("worker_deaths 2")
+    assert (source.wish().beside, source.wish().why) == ("", "b: worker_deaths 2")
 
 
 def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_refused(set_parameter, tmp_path):

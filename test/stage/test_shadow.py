@@ -13,6 +13,7 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from .conftest import STORE, wait_until
 
 SHIFT = 0.5
+ADAPTERS = "adapters_under_test"
 
 
 def add_shadow(stage, **given):
@@ -20,7 +21,7 @@ def add_shadow(stage, **given):
     given = {"adapter": "adapters_under_test:Shifted", **given}
     candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
     setup = {**stage.actor._setup, "adapter": candidate.config.adapter, "options": stage.options}
-    stage.actor.add_shadow("new", dict(candidate.changes), setup)
+    stage.actor.add_shadow("new", candidate.config, dict(candidate.changes), setup)
     return stage.actor.shadow
 
 
@@ -129,6 +130,21 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
     stage.actor.remove_shadow()
     assert (stage.ask().outcome, stage.actor.shadow) == (Outcome.ON_TIME, None)
     stage.settle_accounts()
+
+
+def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has_its_own_configuration(stage):
+    own, setup = stage.actor.config, stage.actor._setup
+    ready_shadow(stage)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    stage.actor.remove_shadow()
+    stage.actor.add_shadow("base", own, {}, setup)
+    assert (stage.actor.shadow.pool.config.adapter, stage.actor.config.adapter) == (own.adapter, f"{ADAPTERS}:Shifted")
+    wait_until(lambda: stage.actor.shadow.pool.ready, lambda: stage.actor.shadow.pool.progress)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
+    assert stage.actor.config == own
+    assert x_of(stage.ask(x=3.0).payload) % 1 == 0
 
 
 def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_answers_it(stage):

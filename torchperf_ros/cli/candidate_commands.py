@@ -41,7 +41,8 @@ def serve(stage: _Stage = "perception", name: NodeName = "/perf", timeout_s: _Ti
     """Have the version that is beside a stage serve; the other one stays warm beside it.
 
     It comes back by itself as soon as a guard breaks: workers that die, a safe
-    stop, missed deadlines, refused plans, memory that grows, outputs that differ.
+    stop, missed deadlines, refused plans, memory that grows. How many outputs
+    differ is shown, and takes it back under a signed plan only.
 
     Example: torchperf rollout serve perception
 

@@ -24,6 +24,8 @@ Values = Callable[[], Mapping[str, Any]]
 """Gives a stage's own parameters as they are now, by name without the stage's."""
 _LOOK_S: Final = 2.0
 _GIB: Final = 1 << 30
+_BY_HAND: Final = Guards(disagreement=1.0)
+"""A new model is to give other outputs: who tries one by hand looks at how many, and none of them takes it back."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class ParameterSource:
         assert self._read[1] is not None
         name = self._read[1].version
         serve, beside = (name, BASE) if config.candidate_serves else (BASE, name)
-        return Wish(serve, beside, name)
+        return Wish(serve, beside, name, limits=_BY_HAND)
 
     def version(self, name: str) -> Candidate:
         """The one of the file."""

@@ -50,10 +50,9 @@ class Trial:
             stage.shadow.figures.version = candidate
         self.over, self.served = "", self.serves
         self._comparer: OutputComparer | None = None
-        self._before = self._minute_before = Figures()
         self._safe_stops, self._in_safe_stop = 0, False
         self._trend = MemoryTrend()
-        self._trend_of = self._minute_s = self._second_s = 0.0
+        self._trend_pid, self._minute_s, self._second_s = 0, 0.0, 0.0
         self._memory_mib = self._mib_per_h = math.nan
         self._before = self._minute_before = self._counts()
 
@@ -84,8 +83,8 @@ class Trial:
         worker = pool.workers[0]
         if worker is None or worker.ready_at_ns is None:
             return
-        if worker.pid != self._trend_of:
-            self._trend, self._trend_of = MemoryTrend(), worker.pid
+        if worker.pid != self._trend_pid:
+            self._trend, self._trend_pid = MemoryTrend(), worker.pid
         try:
             memory = psutil.Process(worker.pid).memory_info()
         except psutil.Error:
@@ -150,6 +149,8 @@ class Trial:
             return found
         figures = shadow.figures
         found |= {"candidate_pairs": figures.words, "candidate_skipped": str(shadow.skipped)}
+        left_out = 0 if self._comparer is None else self._comparer.left_out
+        found |= {"candidate_lost_pairs": str(shadow.lost_pairs), "candidate_not_compared": str(left_out)}
         if figures.last_difference:
             found["candidate_differs"] = figures.last_difference
         if figures.last_failure:
@@ -338,7 +339,7 @@ class Rollouts:
             else:
                 version = source.version(other)
                 changes, config = dict(version.changes), version.config
-            stage.add_shadow(other, changes, worker_setup(config, self._config))
+            stage.add_shadow(other, config, changes, worker_setup(config, self._config))
         except ConfigError as error:
             self._said[name] = str(error)
             self._say(name, str(error))

@@ -232,8 +232,8 @@ class StageActor:
         """Call what serves so; `changes` are the fields of its configuration that are its own; before `start`."""
         self.version, self._changes = version, changes
 
-    def add_shadow(self, version: str, changes: dict[str, Any], setup: dict[str, Any]) -> None:
-        """Have another version get the same frames from now on; `changes` are the fields of its configuration.
+    def add_shadow(self, version: str, config: StageConfig, changes: dict[str, Any], setup: dict[str, Any]) -> None:
+        """Have another version get the same frames from now on; `changes` are the fields of `config` that are its own.
 
         Raises:
             ConfigError: there is one already.
@@ -241,7 +241,6 @@ class StageActor:
         if self.shadow is not None:
             raise ConfigError(f"stage {self.config.name} has version {self.shadow.version} beside it already")
         parts = ShadowParts(self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description)
-        config = replace(self.config, **changes)
         shadow = Shadow(version, config, changes, setup, self.pool, parts)
         with self._lock:
             self.shadow = shadow
