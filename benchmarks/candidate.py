@@ -16,8 +16,8 @@ from rclpy.parameter import Parameter
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
 from benchmarks.rig.bench_stage import OURS, STAGE
-from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import GraphError, Streaming
+from benchmarks.rig.lateness import lateness, show_lateness
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 
@@ -26,7 +26,6 @@ _WITHOUT, _WITH, _CHANGES = "without", "with a shadow", "while it serves and is 
 _ROOM_MS: Final = 0.1
 _BACK_S: Final = 1.0
 _PAUSE_S: Final = 1.0
-_STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 _EPILOG = """\
 target: p99.9 of the lateness grows by no more than 0.1 ms; called back, the base serves within 1 s
 
@@ -63,14 +62,15 @@ class Candidate:
     def begin(self) -> None:
         """Have the candidate beside, and wait until it is ready."""
         self.set(candidate=self._file)
-        self._wait("candidate", "b: shadow")
+        self.wait("candidate", "b: shadow")
 
     def end(self) -> None:
         """Have none, and wait until it is gone."""
         self.set(candidate="", candidate_serves=False)
-        self._wait("candidate", "")
+        self.wait("candidate", "")
 
-    def _wait(self, key: str, value: str) -> None:
+    def wait(self, key: str, value: str) -> None:
+        """Wait until the stage's status says so."""
         self._streaming.graph.wait(
             lambda: self.says(key) == value, f"{key} {value}; it is {self.says(key)}", self._streaming.node.process
         )
@@ -100,7 +100,7 @@ def main() -> int:
         for _ in range(arguments.changes):
             back_s.append(_there_and_back(streaming, candidate, arguments))
         rows[_CHANGES] = list(streaming.seen.rows)
-    figures = {kind: _figures(found) for kind, found in rows.items()}
+    figures = {kind: lateness(found) for kind, found in rows.items()}
     figures["candidate"] = {"pairs": pairs, "skipped": skipped, "back_s": back_s}
     _show(report, figures)
     grown_ms = figures[_WITH]["lateness_ms"]["p99_9"] - figures[_WITHOUT]["lateness_ms"]["p99_9"]
@@ -115,11 +115,12 @@ def _there_and_back(streaming: Streaming, candidate: Candidate, arguments: argpa
     """Seconds from the call until an output of the base leaves; outputs name the process that made them."""
     camera, observer, outputs = streaming.camera, streaming.graph.observer, streaming.seen.outputs
     observer.listen(_PAUSE_S)  # the stream of the time before has ended
-    camera.begin(OURS, seconds=arguments.slice, rate=arguments.rate, size=arguments.size)
     candidate.set(candidate_serves=True)
-    observer.listen(60.0, lambda: candidate.says("version") == "b")
+    candidate.wait("version", "b")  # which takes seconds, as it first gets workers of the stage's priority
     count = len(outputs)
-    observer.listen(5.0, lambda: len(outputs) > count)
+    camera.begin(OURS, seconds=_PAUSE_S + arguments.slice, rate=arguments.rate, size=arguments.size)
+    if not observer.listen(30.0, lambda: len(outputs) > count):
+        raise GraphError("no image is answered while the candidate serves")
     before_ns, own = time.time_ns(), outputs[-1].source
     candidate.set(candidate_serves=False)
     count = len(outputs)
@@ -130,26 +131,8 @@ def _there_and_back(streaming: Streaming, candidate: Candidate, arguments: argpa
     return (back_ns - before_ns) / 1e9
 
 
-def _figures(rows: list[Row]) -> dict[str, Any]:
-    fresh = [row for row in rows if row["outcome"] == 0]
-    return {
-        "lateness_ms": distribution([row["total_ms"] - row["budget_ms"] for row in rows]),
-        "overhead_ms": distribution([row["total_ms"] - sum(row[step] for step in _STEPS) for row in fresh]),
-        "not_on_time": len(rows) - len(fresh),
-    }
-
-
 def _show(report: Report, figures: dict[str, Any]) -> None:
-    names = ("p50", "p99", "p99_9", "max")
-    for key, title in (("lateness_ms", "Lateness in ms"), ("overhead_ms", "Overhead in ms")):
-        report.table(
-            title, ("", "frames", "not on time", "p50", "p99", "p99.9", "max"),
-            [
-                [kind, figures[kind][key]["count"], figures[kind]["not_on_time"],
-                 *(figures[kind][key][name] for name in names)]
-                for kind in (_WITHOUT, _WITH, _CHANGES)
-            ],
-        )  # fmt: skip
+    show_lateness(report, {kind: figures[kind] for kind in (_WITHOUT, _WITH, _CHANGES)})
     found = figures["candidate"]
     report.table("The candidate", ("", ""), [
         ["pairs of the last turn", found["pairs"]],

@@ -18,11 +18,11 @@ import psutil
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import Streaming
+from benchmarks.rig.lateness import lateness, show_lateness
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.rig.scraper import Scrapes, free_port
 
-_STEPS = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 _NS_PER_MS = 1e6
 _FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
 _WITH, _WITHOUT, _DURING = "with scrapes", "without", "during a scrape"
@@ -94,7 +94,7 @@ def _figures(slices: dict[str, Slices], scrapes: Scrapes) -> dict[str, Any]:
     rows[_DURING] = [row for row in rows[_WITH] if scrapes.touches(row)]
     more_ms = 1000 * (slices[_WITH].processor_s - slices[_WITHOUT].processor_s)
     return {
-        **{kind: _lateness(found) for kind, found in rows.items()},
+        **{kind: lateness(found) for kind, found in rows.items()},
         "scrape_ms": distribution([(end_ns - began_ns) / _NS_PER_MS for began_ns, end_ns in scrapes.spans_ns]),
         "processor_ms_per_scrape": more_ms / max(1, len(scrapes.spans_ns)),
         "page_bytes": scrapes.page_bytes,
@@ -102,25 +102,8 @@ def _figures(slices: dict[str, Slices], scrapes: Scrapes) -> dict[str, Any]:
     }
 
 
-def _lateness(rows: list[Row]) -> dict[str, Any]:
-    fresh = [row for row in rows if row["outcome"] == 0]
-    return {
-        "lateness_ms": distribution([row["total_ms"] - row["budget_ms"] for row in rows]),
-        "overhead_ms": distribution([row["total_ms"] - sum(row[step] for step in _STEPS) for row in fresh]),
-        "not_on_time": len(rows) - len(fresh),
-    }
-
-
 def _show(report: Report, figures: dict[str, Any]) -> None:
-    columns = ("", "frames", "not on time", "p50", "p99", "p99.9", "max")
-    names = ("p50", "p99", "p99_9", "max")
-    titles = {"lateness_ms": "Lateness in ms; negative: before the deadline", "overhead_ms": "Overhead in ms"}
-    for key, title in titles.items():
-        lines = []
-        for kind in (_WITHOUT, _WITH, _DURING):
-            found = figures[kind][key]
-            lines.append([kind, found["count"], figures[kind]["not_on_time"], *(found[name] for name in names)])
-        report.table(title, columns, lines)
+    show_lateness(report, {kind: figures[kind] for kind in (_WITHOUT, _WITH, _DURING)})
     took = figures["scrape_ms"]
     report.table("The scrapes", ("", ""), [
         ["scrapes", took["count"]],

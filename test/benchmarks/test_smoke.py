@@ -15,6 +15,7 @@ ARGUMENTS = {
     "soak": ["--frames", "200", "--rate", "100", "--model-ms", "0", *ALONE],
     "telemetry": ["--seconds", "1.1", "--turns", "1", "--slice", "0.5", *SMALL, *ALONE],
     "scrape": ["--seconds", "2", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
+    "candidate": ["--seconds", "1", "--slice", "1", "--changes", "1", "--budget-ms", "900", *SMALL, *ALONE],
     "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
     "priority": ["--seconds", "1", "--slice", "1", "--model-ms", "0", "--lower-ms", "0", "--budget-ms", "900"],
     "scenes": ["--seconds", "2", "--engine", "eager", "--model-ms", "0"],
@@ -68,6 +69,13 @@ def test_telemetry_times_the_record_and_its_parts_and_scrape_has_frames_with_and
     assert scrape["without"]["overhead_ms"]["p50"] > 0
     assert scrape["scrape_ms"]["count"] > 3
     assert scrape["page_lines"] > 100
+
+
+def test_candidate_has_frames_with_and_without_and_the_way_back(report):
+    figures = report("candidate")
+    assert all(figures[kind]["lateness_ms"]["count"] > 0 for kind in ("without", "with a shadow"))
+    (back_s,) = figures["candidate"]["back_s"]
+    assert back_s > 0
 
 
 def test_emergency_times_each_stop(report):
