@@ -31,7 +31,9 @@ ALLOWED = {
     "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
-    "rollout": RULES | {"runs", "replay.golden.message_rule", "workers.process_setup"},
+    "rollout": RULES
+    | {"runs", "replay.golden.message_rule", "workers.process_setup", "safety.guard", "stage.pair_figures"}
+    | {"model.adapter"},  # in the process that compares outputs only
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
     "models": RULES | {"model", "train"},  # `training_task` only
     "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup"},

@@ -113,10 +113,15 @@ CAR, TRUCK = (0.9, 0.3, 0.5, 0.1, 0.2, 0), (0.8, 0.7, 0.5, 0.2, 0.3, 1)
         ((), 0.0),
     ],
 )
-def test_given_boxes_when_scored_then_it_is_their_f1_by_hand(found, score):
-    adapter = CameraAdapter({}, CPU)
-    assert adapter.score(cells(*found), cells(CAR, TRUCK)) == pytest.approx(score)
-    assert adapter.score(cells(CAR, TRUCK), cells(*found)) == pytest.approx(score)
+def test_given_boxes_when_scored_then_it_is_their_f1_by_hand_and_that_of_their_messages(found, score, vision_msgs):
+    adapter, seen = CameraAdapter({}, CPU), received(image(np.zeros((480, 640, 3), np.uint8)))
+    outputs = cells(*found), cells(CAR, TRUCK)
+    assert adapter.score(*outputs) == adapter.score(*reversed(outputs)) == pytest.approx(score)
+    for published in ("markers", "detection2d"):
+        adapter = CameraAdapter({"output": published}, CPU)
+        messages = [adapter.postprocess(each, seen) for each in outputs]
+        messages = [decode(bytes(encode(each, adapter.output)), adapter.output) for each in messages]
+        assert adapter.score_messages(*messages) == pytest.approx(score)
 
 
 def test_given_no_boxes_on_both_sides_when_scored_then_they_agree():

@@ -153,3 +153,6 @@ class Shifted(Obedient):
         if width.item() == 13:
             os._exit(3)
         return (width + 0.5,)
+
+    def score_messages(self, output: Any, reference: Any) -> float:
+        return 1.0 - abs(output.point.x - reference.point.x)

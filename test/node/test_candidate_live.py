@@ -81,11 +81,12 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert "candidate" not in node.values("perception")
     assert set_parameter("candidate", str(candidate)).successful
     drive("candidate", "b: shadow")
-    x, _ = drive("candidate_differs", "point.x is 64.5, in the version that serves 64.0")
+    x, _ = drive("candidate_differs", "point.x is 64.5, in the base 64.0")
     assert x == 64.0
     assert "of" in node.values("perception")["candidate_pairs"]
     (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
     assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
+    assert any("adapters_for_graph:Shifted" in argument for argument in comparer.cmdline())  # which has a score
 
     assert set_parameter("candidate_serves", True).successful
     _, outcomes = drive("version", "b")

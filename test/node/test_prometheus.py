@@ -37,6 +37,7 @@ ONLY_ELSEWHERE = {  # on CUDA, with a guard, with synchronised inputs, with a ca
     "torchperf_cuda_memory_bytes", "torchperf_guard_verdicts_total", "torchperf_input_frames_total",
     "torchperf_input_waits_total", "torchperf_input_wait_seconds_total", "torchperf_input_skew_seconds",
     "torchperf_version_info", "torchperf_version_pairs_total", "torchperf_version_difference_seconds",
+    "torchperf_version_score",
 }  # fmt: skip
 
 

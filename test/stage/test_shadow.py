@@ -4,6 +4,7 @@ import os
 import re
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from torchperf_ros.config.candidate import candidate_of, read_candidate
@@ -20,7 +21,7 @@ def add_shadow(stage, **given):
     """The version `new`, which differs from the stage's by what is given."""
     given = {"adapter": "adapters_under_test:Shifted", **given}
     candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
-    setup = {**stage.actor._setup, "adapter": candidate.config.adapter, "options": stage.options}
+    setup = {**stage.actor.setup, "adapter": candidate.config.adapter, "options": stage.options}
     stage.actor.add_shadow("new", candidate.config, dict(candidate.changes), setup)
     return stage.actor.shadow
 
@@ -133,7 +134,7 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
 
 
 def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has_its_own_configuration(stage):
-    own, setup = stage.actor.config, stage.actor._setup
+    own, setup = stage.actor.config, stage.actor.setup
     ready_shadow(stage)
     stage.actor.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
@@ -225,3 +226,34 @@ def test_given_a_parameter_file_when_read_as_a_candidate_then_what_it_says_of_th
     path.write_text(path.read_text().replace("output: path", "output: road"))
     with pytest.raises(ConfigError, match="tuned.yaml: output cannot be changed"):
         read_candidate(path, "tested", values)
+
+
+def test_given_a_frame_while_the_shadow_runs_then_it_stands_still_until_the_answer_and_is_not_taken_for_hung(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="none", hang_ms=2000.0, budget_ms=2000.0)
+    shadow = ready_shadow(stage)
+    (worker,) = shadow.pool.workers
+    held = []
+    shadow.comparing = held.append
+    first = stage.ask({"do": "sleep", "ms": 100, "only": worker.pid})
+    second = stage.offer({"do": "sleep", "ms": 1200, "only": stage.pids[0]})[0]
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, lambda: "a stop")
+    later = stage.offer({"do": "sleep", "ms": 1200, "only": stage.pids[0]})[0]
+    stage.answer(second)
+    assert psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
+    stage.answer(later)
+    pair = pair_of(stage, shadow, first.frame.seq)
+    assert (pair.outcome, pair.disturbed, shadow.deaths) == (Outcome.ON_TIME, True, 0)
+    assert psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED
+    assert held == [True, False, True, True, False]
+    assert pair_of(stage, shadow, stage.ask().frame.seq).timed
+
+
+def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shadow_has_skipped_that_frame(stage):
+    shadow = ready_shadow(stage)
+    pid, skipped = shadow.pool.workers[0].pid, shadow.skipped
+    stage.ask({"do": "sleep", "ms": 300, "only": pid})
+    for _ in range(200):
+        stage.ask()
+    wait_until(lambda: shadow.skipped > skipped, lambda: "a skipped frame")

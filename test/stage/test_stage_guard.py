@@ -1,5 +1,6 @@
 """A stage with a guard: what it publishes in place of a plan, and where the verdict is seen."""
 
+import pickle
 import time
 from dataclasses import replace
 
@@ -9,9 +10,11 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY
 
 from .conftest import wait_until
+from .test_shadow import SHIFT, pair_of, ready_shadow, x_of
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TYPES = STORE.types
@@ -121,6 +124,22 @@ def test_given_a_plan_into_a_standing_car_when_answered_then_it_brakes_and_topic
     assert (alert.values["check"], alert.values["verdict"]) == ("distance", answer.check.word)
     assert stage.published[-1] == answer.payload == stage.handed_on[-1][0]
     assert good.check is GuardVerdict.ACCEPT
+
+
+def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(stage):
+    shadow = ready_shadow(stage)
+    tell(stage)
+    free = pair_of(stage, shadow, stage.ask().frame.seq)
+    assert [Guard.refusal(plan, free.known) for plan in (free.served, free.payload)] == ["", ""]
+    tell(stage, obstacles=[9.0])
+    answer = stage.ask()
+    pair = pickle.loads(pickle.dumps(pair_of(stage, shadow, answer.frame.seq)))
+    assert answer.check is not GuardVerdict.ACCEPT
+    assert answer.payload != pair.served  # what the stage has published is the guard's
+    assert x_of(pair.payload) == x_of(pair.served) + SHIFT
+    for plan in (pair.served, pair.payload):
+        assert Guard.refusal(plan, pair.known).startswith("distance: the plan ")
+    stage.actor.remove_shadow()
 
 
 def test_given_a_refused_plan_when_the_next_frame_fails_then_the_accepted_one_before_it_is_held(stage):

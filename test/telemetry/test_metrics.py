@@ -16,7 +16,7 @@ from torchperf_ros import __version__
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.emergency import Emergency
-from torchperf_ros.stage.pair_figures import Pair, PairFigures
+from torchperf_ros.stage.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.telemetry.diagnostics import stage_status
 from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
 
@@ -39,8 +39,8 @@ def stages(make_stage, make_worker, make_answer, answered):
     perception.shadow = SimpleNamespace(version="b", figures=PairFigures("b"))
     for seq, pair_ms in enumerate((12.0, 100.0)):
         answer = make_answer(seq=seq, total_ms=20.0)
-        perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x"), candidate_serves=False)
-    perception.shadow.figures.compared("x is 1, in the version that serves 2")
+        perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False)
+    perception.shadow.figures.compared(Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5))
     return [perception, planning]
 
 
@@ -95,6 +95,8 @@ TIER = {"tier": "full"}
         ("torchperf_version_pairs_total", {"version": "b", "result": "pairs"}, 2),
         ("torchperf_version_pairs_total", {"version": "b", "result": "candidate_late"}, 1),
         ("torchperf_version_pairs_total", {"version": "b", "result": "different"}, 1),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "candidate_refused"}, 1),
+        ("torchperf_version_score", {"version": "b"}, 0.5),
         ("torchperf_version_difference_seconds", {"version": "b", "statistic": "p99"}, 0.09),
         ("torchperf_tier_engine", {**TIER, "engine": "aoti", "package": "f00df00df00d"}, 1),
         ("torchperf_tier_engine", {"tier": "fast", "engine": "eager", "package": ""}, 1),

@@ -61,6 +61,13 @@ class Adapter(abc.ABC):
         """
         return None
 
+    def score_messages(self, output: Any, reference: Any) -> float | None:  # noqa: ANN401 - of type `self.output`
+        """The same of two published messages: how far a candidate's is the answer of the version beside it.
+
+        Called in a process of its own, on an adapter made for the CPU, in idle time. Default: None, there is no score.
+        """
+        return None
+
     def score_inputs(self, tier: str) -> Sequence[tuple[torch.Tensor, ...]]:
         """Inputs as of `example_inputs` that hold what the task is about, to `score` the answers to them.
 
@@ -171,3 +178,13 @@ def load_adapter(path: str) -> type[Adapter]:
         msg = f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
         raise AdapterError(msg)
     return found
+
+
+def on_one_cpu(path: str, options: dict[str, Any]) -> Adapter:
+    """An adapter beside the workers, for what it says of messages; it gets one thread.
+
+    Raises:
+        AdapterError: see `load_adapter`; whatever the adapter raises comes through.
+    """
+    torch.set_num_threads(1)
+    return load_adapter(path)(options, torch.device("cpu"))

@@ -204,7 +204,8 @@ class Session:
         # asked of the bound method, so that an adapter that wraps another can pass the other's on
         self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
         self._names_scenes = getattr(self._adapter.scene, "__func__", None) is not Adapter.scene
-        self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes,
+        scores = getattr(self._adapter.score_messages, "__func__", None) is not Adapter.score_messages
+        self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes, scores=scores,
                   device=str(self._device.device), card=self._device.card)  # fmt: skip
         self._loader = TierLoader(
             self._adapter, self._setup, self._device, lambda text: self._say("anomaly", text=text)

@@ -107,15 +107,11 @@ class CameraAdapter(Adapter):
         """
         found, wanted = self._published(outputs), self._published(reference)
         classes = [cells[:, networks.BOX_FIELDS :].argmax(axis=1) for cells in (found, wanted)]
-        shares = networks.overlaps(networks.corners(found), networks.corners(wanted))
-        shares[classes[0][:, None] != classes[1]] = 0.0
-        agree = 0
-        for row in shares:  # a view: what is taken is seen by those that follow
-            if row.max(initial=0.0) >= networks.LEAST_OVERLAP:
-                shares[:, row.argmax()] = 0.0
-                agree += 1
-        both = len(found) + len(wanted)
-        return 2 * agree / both if both else 1.0
+        return _agreement((networks.corners(found), classes[0]), (networks.corners(wanted), classes[1]))
+
+    def score_messages(self, output: Any, reference: Any) -> float:  # noqa: ANN401
+        """The same of two messages; of markers it is their outlines across the camera's view that have to overlap."""
+        return _agreement(detection_messages.boxes(output), detection_messages.boxes(reference))
 
     def example_messages(self) -> Mapping[str, Received]:
         """A black image of 1280x720; none where images are compressed."""
@@ -171,6 +167,19 @@ class CameraAdapter(Adapter):
         scores = cells[:, 0]
         enough = np.flatnonzero(scores >= self._score_threshold)
         return cells[enough[np.argsort(-scores[enough], kind="stable")[: self._max_detections]]]
+
+
+def _agreement(found: tuple[np.ndarray, np.ndarray], wanted: tuple[np.ndarray, np.ndarray]) -> float:
+    """F1 of boxes, each as corners [n, 4] and classes [n], the strongest first."""
+    shares = networks.overlaps(found[0], wanted[0])
+    shares[found[1][:, None] != wanted[1]] = 0.0
+    agree = 0
+    for row in shares:  # a view: what is taken is seen by those that follow
+        if row.max(initial=0.0) >= networks.LEAST_OVERLAP:
+            shares[:, row.argmax()] = 0.0
+            agree += 1
+    both = sum(shares.shape)
+    return 2 * agree / both if both else 1.0
 
 
 def examples_of(weights: Path) -> Path:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from torchperf_ros.config.message_types import empty_message, header, message_class
 from torchperf_ros.models.networks import CLASSES
 
@@ -164,3 +166,24 @@ def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> ob
         box = made("BoundingBox2D", center=centre, size_x=one.width, size_y=one.height)
         found.append(made("Detection2D", header=head, results=[result], bbox=box, id=""))
     return made("Detection2DArray", header=head, detections=found)
+
+
+def boxes(message: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401 - one of the two types
+    """Left, top, right, bottom [n, 4] and class [n] of what is in a message of one of the types above.
+
+    Markers have no box in the image; theirs is across the camera's view, divided by the distance of the centre.
+    """
+    found = []
+    if hasattr(message, "detections"):
+        for one in message.detections:
+            box, kind = one.bbox, one.results[0].hypothesis.class_id
+            found.append((kind, box.center.position.x, box.center.position.y, box.size_x, box.size_y))
+    else:
+        for one in message.markers:
+            if one.ns in KINDS:
+                place, size = one.pose.position, one.scale
+                found.append((one.ns, *(value / place.z for value in (place.x, place.y, size.x, size.y))))
+    values = np.array([each[1:] for each in found]).reshape(-1, 4)
+    centre, half = values[:, :2], values[:, 2:] / 2
+    classes = np.array([CLASSES.index(each[0]) for each in found], int)
+    return np.concatenate((centre - half, centre + half), axis=1), classes

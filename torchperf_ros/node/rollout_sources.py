@@ -197,8 +197,8 @@ class PlanSource:
         broken = self.vehicle.minute(
             Block(
                 time.time(), self._drive, plan.version, plan.serial, plan.step, SERVING if serves else SHADOW,
-                **paired, compared=block.compared, agreed=block.compared - block.different, deaths=figures.deaths,
-                refused=figures.refused, safe_stops=figures.safe_stops, memory_mib=memory_mib,
+                **paired, compared=block.compared, agreed=block.compared - block.different, score=block.score,
+                deaths=figures.deaths, refused=figures.refused, safe_stops=figures.safe_stops, memory_mib=memory_mib,
                 memory_mib_per_h=figures.memory_mib_per_h,
             )
         )  # fmt: skip

@@ -63,20 +63,26 @@ class Trial:
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
-        shadow, description = self.stage.shadow, self.stage.pool.description
-        if shadow is None or description is None:
+        shadow = self.stage.shadow
+        if shadow is None:
+            return
+        pool, setup = (self.stage.pool, self.stage.setup) if self.serves else (shadow.pool, shadow.setup)
+        if pool.description is None:
             return
         if self._comparer is None:
-            self._comparer = OutputComparer(description.output, self.stage.config.candidate_tolerance)
+            scorer = {name: setup[name] for name in ("adapter", "options")} if pool.description.scores else None
+            self._comparer = OutputComparer(pool.description.output, self.stage.config.candidate_tolerance, scorer)
+            shadow.comparing = self._comparer.hold
         if (found := self._comparer.take()) is not None:
-            shadow.figures.compared(found.difference)
+            shadow.figures.compared(found)
         for pair in shadow.take_pairs():
             shadow.figures.add(pair, candidate_serves=self.serves)
-            if pair.both and pair.payload is not None and pair.answer.payload is not None:
-                self._comparer.offer(pair.answer.frame.seq, pair.answer.payload, pair.payload)
+            if pair.served is not None and pair.payload is not None:
+                outputs = (pair.payload, pair.served) if self.serves else (pair.served, pair.payload)
+                self._comparer.offer(pair.answer.frame.seq, *outputs, pair.known)
         if (now_s := time.monotonic()) - self._second_s > _SECOND_S:
             self._second_s = now_s
-            self._weigh(self.stage.pool if self.serves else shadow.pool, now_s)
+            self._weigh(pool, now_s)
 
     def _weigh(self, pool: WorkerPool, now_s: float) -> None:
         """Follow the memory of the candidate's first worker."""
@@ -115,7 +121,10 @@ class Trial:
     def _counts(self) -> Figures:
         shadow = self.stage.shadow
         if not self.serves:
-            return Figures(deaths=0 if shadow is None else shadow.deaths)
+            return (
+                Figures() if shadow is None
+                else Figures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
+            )  # fmt: skip
         counters, health = self.stage.statistics.counters, self.stage.statistics.health
         is_stopped = health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
@@ -153,6 +162,8 @@ class Trial:
         found |= {"candidate_lost_pairs": str(shadow.lost_pairs), "candidate_not_compared": str(left_out)}
         if figures.last_difference:
             found["candidate_differs"] = figures.last_difference
+        if figures.last_refusal:
+            found["candidate_refused"] = figures.last_refusal
         if figures.last_failure:
             found["candidate_failed"] = figures.last_failure
         if self._comparer is not None and self._comparer.problem:

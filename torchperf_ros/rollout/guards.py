@@ -23,7 +23,8 @@ class Guards:
 
     Attributes:
         worker_deaths: crashes, hangs and kills of the candidate's worker. One may be the machine's, two are not.
-        refused_plans: plans of the candidate that the guard of plans refused where it accepted the base's.
+        refused_plans: of the candidate; beside the base those that the guard of plans would replace where it accepts
+            the base's, in service those that it replaced by a stop.
         safe_stops: times that the stage went into SAFE_STOP.
         miss_ratio: share of frames without an own result in time, 0 to 1.
         memory_mib_per_h: growth of the candidate's worker in MiB per hour.

@@ -47,6 +47,7 @@ class Block:
         base_p99_ms, candidate_p99_ms: of the minute.
         base_misses, candidate_misses: frames over the budget, or without a result.
         compared, agreed: outputs by the rules of golden tests.
+        score: mean of the adapter's own score of the candidate's outputs beside the base's; NaN without one.
         deaths, refused, safe_stops: see `Figures`; of the candidate.
         memory_mib: of the candidate's worker at the end; NaN where it is not known.
         memory_mib_per_h: its trend; NaN where it is not known.
@@ -67,6 +68,7 @@ class Block:
     candidate_misses: int = 0
     compared: int = 0
     agreed: int = 0
+    score: float = math.nan
     deaths: int = 0
     refused: int = 0
     safe_stops: int = 0

@@ -48,8 +48,15 @@ class RunLogError(TorchperfError):
     """Runs cannot be read, compared or kept; the message says which, why, and what would do."""
 
 
-CANDIDATE: Final = ("version", "candidate", "candidate_pairs", "candidate_differs", "candidate_failed")
-"""What `/diagnostics` and records say of the two versions of a stage's model."""
+CANDIDATE: Final = {
+    "version": "serves",
+    "candidate": "candidate",
+    "candidate_pairs": "on the same frames",
+    "candidate_differs": "outputs differ, the last",
+    "candidate_refused": "the guard would refuse, the last",
+    "candidate_failed": "without a result, the last",
+}
+"""What `/diagnostics` and records say of the two versions of a stage's model, with titles."""
 
 
 @dataclass

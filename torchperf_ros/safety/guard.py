@@ -1,13 +1,13 @@
 """The guard of a stage's plans: judges each before it is published, and replaces one that fails."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict
@@ -61,6 +61,44 @@ class _Situation(NamedTuple):
     seen: Seen
     no_motion: str
     no_obstacles: str
+
+
+class Known(NamedTuple):
+    """What a guard knows at one time, by which other plans can be judged, elsewhere, too.
+
+    Attributes:
+        motion, sources: the newest of odometry and of each source of obstacles.
+        now_ns, ros_now_ns, age_ms: see `Guard.check`.
+    """
+
+    options: GuardOptions
+    motion: Motion | None
+    sources: tuple[Obstacles | None, ...]
+    now_ns: int
+    ros_now_ns: int
+    age_ms: float
+
+    def packed(self) -> list[Any]:
+        """The same in what JSON knows; `unpacked` makes it whole."""
+        options = {f"guard.{name}": _listed(value) for name, value in asdict(self.options).items()}
+        motion = None if self.motion is None else list(map(_text, astuple(self.motion)))
+        return [options, motion, [one and one.packed() for one in self.sources], *self[3:]]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> "Known":
+        """Of what `packed` gave."""
+        options, motion, sources, *times = packed
+        if motion is not None:
+            motion = Motion(motion[0].encode("latin-1"), motion[1].encode("latin-1"), *motion[2:])
+        return cls(guard_options(options), motion, tuple(one and Obstacles.unpacked(one) for one in sources), *times)
+
+
+def _listed(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value
+
+
+def _text(value: object) -> object:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 class _Judgement(NamedTuple):
@@ -175,6 +213,19 @@ class Guard:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
         payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None)
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
+
+    def known(self, now_ns: int, ros_now_ns: int, age_ms: float) -> Known:
+        """What is known now, for another plan to be judged by; copies nothing."""
+        return Known(self._options, self._motion, self._sources, now_ns, ros_now_ns, age_ms)
+
+    @classmethod
+    def refusal(cls, plan: bytes, known: Known) -> str:
+        """Why a plan would be replaced, "" where it would not, by the checks that act; `jump` asks for the last one."""
+        guard = cls(replace(known.options, act=known.options.act - {"jump"}, shadow=frozenset()))
+        guard._motion, guard._sources = known.motion, known.sources
+        _, judged = guard._read(plan, guard._situation(known.now_ns, known.ros_now_ns, known.age_ms))
+        failed = judged.failed(guard._acts)
+        return "" if failed is None else f"{failed.check}: the plan {failed.text}"
 
     def _checked(
         self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str

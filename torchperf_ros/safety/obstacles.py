@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,24 @@ class Obstacles:
     no_velocity: int
     steps: dict[tuple[bytes, int], _Step]
 
+    def packed(self) -> list[Any]:
+        """The same in what JSON knows, without the steps; `unpacked` makes it whole."""
+        seen = [np.stack((column.real, column.imag)).tolist() for column in self.seen]
+        return [self.received_ns, self.stamps_ns.tolist(), self.stamp_ns, seen, self.no_velocity]
 
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> "Obstacles":
+        """Of what `packed` gave."""
+        received_ns, stamps_ns, stamp_ns, columns, no_velocity = packed
+        parts = [np.array(column, np.float64) for column in columns]
+        seen = Seen(*(
+            real + 1j * imaginary if has is np.complex128 else real
+            for has, (real, imaginary) in zip(_COLUMNS, parts, strict=True)
+        ))  # fmt: skip
+        return cls(received_ns, np.array(stamps_ns, np.int64), stamp_ns, seen, no_velocity, {})
+
+
+_COLUMNS: Final = (np.complex128, float, np.complex128, float, np.complex128, float, float)  # of `Seen`
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
 _NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE)
 

@@ -2,11 +2,15 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
+
+if TYPE_CHECKING:
+    from torchperf_ros.safety.guard import Known
 
 _RECENT: Final = 1024
 
@@ -19,22 +23,26 @@ class Pair:
         answer: how the version that serves has answered it.
         outcome: what the shadow came to: `on_time` stands for a good result, whenever it came.
         steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
-        payload: the shadow's output, CDR bytes; None where it has none.
+        served: output of the version that serves, CDR bytes, before the guard; None where it has no whole one.
+        payload: the shadow's output, likewise.
         reason: why it has none.
+        known: what the guard would judge plans by; None without one.
         disturbed: another frame was answered meanwhile, to which the shadow gives way: its time says nothing.
     """
 
     answer: Answer
     outcome: Outcome
     steps_ms: float
+    served: bytes | None
     payload: bytes | None
     reason: str = ""
+    known: "Known | None" = None
     disturbed: bool = False
 
     @property
     def both(self) -> bool:
-        """Whether both versions have a whole result of their own, whose outputs can be compared."""
-        return self.payload is not None and self.answer.fallback is None
+        """Whether both versions have a whole output, which can be compared."""
+        return self.served is not None and self.payload is not None
 
     @property
     def timed(self) -> bool:
@@ -52,6 +60,24 @@ class Pair:
         return self.payload is None or (not self.disturbed and rest_ms + self.steps_ms > self.answer.budget_ms)
 
 
+class Compared(NamedTuple):
+    """What came of the outputs of a pair.
+
+    Attributes:
+        seq: the frame's.
+        difference: the first field that differs, "" if none does.
+        refusals: why the guard would replace the base's plan, and the candidate's; "" where it would not.
+        score: how far they are the same answer by the adapter's `score_messages`; None where it says nothing.
+        problem: why there is no score.
+    """
+
+    seq: int
+    difference: str
+    refusals: Sequence[str] = ("", "")
+    score: float | None = None
+    problem: str = ""
+
+
 @dataclass
 class PairBlock:
     """Counts of pairs.
@@ -60,6 +86,8 @@ class PairBlock:
         pairs, both: all pairs, and those whose times can be compared.
         base_late, candidate_late: pairs in which that version missed the deadline, or would have.
         compared, different: pairs whose outputs were compared, and differ.
+        base_refused, candidate_refused: of these, plans that the guard would replace, and would not the other's.
+        scored, score_sum: of these, pairs for which the adapter has a score, and these together.
         failed: pairs without a result of the candidate.
         base_ms, candidate_ms: what the steps took each, of `both`; of a block only, not of the total.
     """
@@ -70,9 +98,18 @@ class PairBlock:
     candidate_late: int = 0
     compared: int = 0
     different: int = 0
+    base_refused: int = 0
+    candidate_refused: int = 0
+    scored: int = 0
+    score_sum: float = 0.0
     failed: int = 0
     base_ms: list[float] = field(default_factory=list)
     candidate_ms: list[float] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """Mean of the adapter's score; NaN where it has none."""
+        return self.score_sum / self.scored if self.scored else math.nan
 
 
 @dataclass
@@ -84,6 +121,7 @@ class PairFigures:
         total: of all pairs.
         block: of those since the last `take_block`, which has to be called now and then.
         last_difference: of outputs, the last in words.
+        last_refusal: of a plan of the candidate that the guard would replace, but not the base's; likewise.
         last_failure: why the candidate had no result, the last time.
     """
 
@@ -91,6 +129,7 @@ class PairFigures:
     total: PairBlock = field(default_factory=PairBlock)
     block: PairBlock = field(default_factory=PairBlock)
     last_difference: str = ""
+    last_refusal: str = ""
     last_failure: str = ""
     _recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
@@ -116,12 +155,19 @@ class PairFigures:
             block.failed += failed
             block.both += pair.timed
 
-    def compared(self, difference: str) -> None:
-        """Count a pair whose outputs were compared, and what differs first."""
-        self.last_difference = difference or self.last_difference
+    def compared(self, found: Compared) -> None:
+        """Count a pair whose outputs were compared."""
+        self.last_difference = found.difference or self.last_difference
+        base, candidate = map(bool, found.refusals)
+        if candidate and not base:
+            self.last_refusal = found.refusals[1]
         for block in (self.total, self.block):
             block.compared += 1
-            block.different += bool(difference)
+            block.different += bool(found.difference)
+            block.base_refused += base and not candidate
+            block.candidate_refused += candidate and not base
+            if found.score is not None:
+                block.scored, block.score_sum = block.scored + 1, block.score_sum + found.score
 
     def take_block(self) -> PairBlock:
         """What there was since the last call."""
@@ -143,4 +189,8 @@ class PairFigures:
             parts.append(f"{middle:+.2f} ms p50, {high:+.2f} ms p99")
         if total.compared:
             parts.append(f"{total.different} of {total.compared} outputs differ")
+        if total.scored:
+            parts.append(f"score {total.score:.3f}")
+        if total.base_refused or total.candidate_refused:
+            parts.append(f"{total.candidate_refused} plans refused (base {total.base_refused})")
         return ", ".join([*parts, *([f"{total.failed} without a result"] if total.failed else [])])

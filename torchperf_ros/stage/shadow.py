@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import Clock
 from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.frame.tier_ladder import TierClock, TierLadder
+from torchperf_ros.safety.guard import Known
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
@@ -43,6 +44,7 @@ class ShadowParts:
     clock: Clock
     log: Log
     served: Callable[[], Description | None]  # how the version that serves describes itself
+    guard_knows: Callable[[Frame, int], Known | None]  # when a plan was computed from this frame, now
 
 
 class Shadow:
@@ -57,6 +59,7 @@ class Shadow:
         skipped: frames that it did not run, as there was no slack or no idle worker; it has observed them.
         lost_pairs: pairs that nobody took in time.
         figures: what the pairs come to; who takes them adds them.
+        comparing: holds what compares pairs (true), or lets it go on; None: nothing does.
     """
 
     def __init__(
@@ -73,8 +76,10 @@ class Shadow:
         alone = {**self.setup, "loaded": list(range(len(config.tiers))), "nice": _NICE, "stream_priority": 0}
         self.pool = WorkerPool(replace(config, backup="none"), alone, self, parts.log, pool.ring)
         self.dispatcher = Dispatcher(self.pool, self.ladders, FallbackOutputs(), StageCounters())
-        self._running: tuple[FrameInFlight, Answer] | None = None
+        self._running: tuple[FrameInFlight, FrameInFlight, Answer] | None = None  # its own, the stage's
         self._disturbed = False  # whether the stage had another frame since then
+        self._held: WorkerProcess | None = None  # while the stage has a frame
+        self.comparing: Callable[[bool], None] | None = None
         self._pairs: deque[Pair] = deque(maxlen=_PAIRS)
 
     # -- frames, on the stage's thread --------------------------------------------------------------------------------
@@ -82,6 +87,25 @@ class Shadow:
     def has(self, worker: WorkerProcess) -> bool:
         """Whether this worker is one of its own."""
         return any(worker is each for each in self.pool.everyone)
+
+    def give_way(self) -> None:
+        """The stage has a frame: whatever runs here is stopped, wherever it is, so that no core or cache is shared."""
+        if self._running is not None and self._held is None:
+            self._disturbed = True
+            worker = self._running[0].runner
+            if worker is not None and worker.seat is None:
+                worker.hold()
+                self._held = worker
+        if self.comparing is not None:
+            self.comparing(True)
+
+    def go_on(self, now_ns: int) -> None:
+        """The stage has none."""
+        if self._held is not None:
+            self._held.go_on(now_ns)
+            self._held = None
+        if self.comparing is not None:
+            self.comparing(False)
 
     def follow(self, answered: FrameInFlight, answer: Answer, now_ns: int, *, free: bool) -> None:
         """A frame was answered: run it if the stage is `free`, else observe it. Not one that ended its runner."""
@@ -93,7 +117,7 @@ class Shadow:
         if mine is None:
             self.skipped += 1
         else:
-            self._running = mine, answer
+            self._running = mine, answered, answer
 
     def receive(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> None:
         """Take what a worker of its own says of a frame; `free`: the stage answers none now."""
@@ -113,6 +137,7 @@ class Shadow:
     def drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone."""
         worker.usable = False
+        self._held = None if self._held is worker else self._held
         if self._parts.waiter.drop(worker):
             self.dispatcher.lost(worker)
             self._settle(self._parts.clock())
@@ -121,17 +146,22 @@ class Shadow:
         """Make a pair of the frame that it ran, once it is known what came of it."""
         if self._running is None:
             return
-        mine, answer = self._running
+        mine, answered, answer = self._running
         if mine.result is None and mine.failure is None:
             return
         self._running = None
         self.dispatcher.learn(mine, now_ns)
+        if mine.failure is Outcome.ERROR and not self.pool.ring.holds(mine.offset):
+            self.skipped += 1  # newer frames have taken its place
+            return
         self.lost_pairs += len(self._pairs) == _PAIRS
+        served = None if answered.result is None else answered.result.payload
         if mine.result is not None:
             steps_ms, payload = mine.result.steps.total_ms, mine.result.payload
-            self._pairs.append(Pair(answer, Outcome.ON_TIME, steps_ms, payload, disturbed=self._disturbed))
+            known = self._parts.guard_knows(answer.frame, now_ns)
+            self._pairs.append(Pair(answer, Outcome.ON_TIME, steps_ms, served, payload, "", known, self._disturbed))
         elif mine.failure is not None:
-            self._pairs.append(Pair(answer, mine.failure, math.nan, None, mine.reason))
+            self._pairs.append(Pair(answer, mine.failure, math.nan, served, None, mine.reason))
 
     def take_pairs(self) -> list[Pair]:
         """The pairs since the last call, oldest first; on any thread, takes no lock."""

@@ -28,7 +28,7 @@ from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
 from torchperf_ros.safety.alert_actions import AlertActions
 from torchperf_ros.safety.drift import DriftWatch
-from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety.guard import Guard, Known
 from torchperf_ros.safety.scenes import DEFAULT, SceneChooser, situation_budget_ms
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
@@ -90,6 +90,7 @@ class StageActor:
         guard: checks every output before it is published; None where the parameters ask for none.
         sync: which messages of other inputs fit a trigger; None where every one's latest does.
         lower: stages that give way to this one.
+        setup: what the workers of the version that serves are told at their start.
         version: name of the model that serves; `BASE` is the one of the stage's own parameters.
         shadow: another version, which gets the same frames; None mostly.
         exchanges: whether the two change places as soon as no frame is in flight.
@@ -137,7 +138,7 @@ class StageActor:
         self.pool = machinery.pool(config, setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
-        self.version, self._changes, self._setup = BASE, dict[str, Any](), setup
+        self.version, self._changes, self.setup = BASE, dict[str, Any](), setup
         self.shadow: Shadow | None = None
         self.exchanges = False
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
@@ -240,11 +241,19 @@ class StageActor:
         """
         if self.shadow is not None:
             raise ConfigError(f"stage {self.config.name} has version {self.shadow.version} beside it already")
-        parts = ShadowParts(self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description)
+        parts = ShadowParts(
+            self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description, self._guard_knows
+        )
         shadow = Shadow(version, config, changes, setup, self.pool, parts)
         with self._lock:
             self.shadow = shadow
         shadow.pool.start()
+
+    def _guard_knows(self, frame: Frame, now_ns: int) -> Known | None:
+        """What the guard would judge a plan by that was computed from this frame."""
+        if self.guard is None:
+            return None
+        return self.guard.known(frame, now_ns, time_of(frame, now_ns, self._ros_now()))
 
     def remove_shadow(self) -> None:
         """Have no other version any more, and end its workers; nothing if there is none."""
@@ -272,8 +281,8 @@ class StageActor:
     def _exchange(self, shadow: Shadow) -> None:
         """Called with the stage's lock held, while no frame is in flight."""
         self.exchanges = False
-        served = self.version, self.config, self._changes, self._setup, self.pool, self.ladders, self._dispatcher
-        self.version, self.config, self._changes, self._setup = (
+        served = self.version, self.config, self._changes, self.setup, self.pool, self.ladders, self._dispatcher
+        self.version, self.config, self._changes, self.setup = (
             shadow.version, shadow.config, shadow.changes, shadow.setup,
         )  # fmt: skip
         self.pool, self.ladders, self._dispatcher = shadow.pool, shadow.ladders, shadow.dispatcher
@@ -450,6 +459,7 @@ class StageActor:
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
         if self.exchanges and self.shadow is not None:
+            self.shadow.go_on(now_ns)
             self._exchange(self.shadow)
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
@@ -465,6 +475,8 @@ class StageActor:
         leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         self._go_on(in_flight, now_ns)
+        if self.shadow is not None:
+            self.shadow.give_way()
 
     def _go_on(self, in_flight: FrameInFlight, now_ns: int) -> None:
         """Hand the frame in flight over as soon as it has its inputs, and set the timer."""
@@ -668,6 +680,8 @@ class StageActor:
             if self._in_flight is None and answered.result is not None:
                 self._dispatcher.practise(answered, self._fresh_ms, now_ns)
             if self.shadow is not None:
+                if self._in_flight is None:
+                    self.shadow.go_on(now_ns)
                 self.shadow.follow(answered, answer, now_ns, free=self._in_flight is None)
         for stage in self.lower:
             stage.look_again()

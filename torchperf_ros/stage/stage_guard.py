@@ -10,7 +10,7 @@ from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.frame import Answer, Frame, usable_age_ms
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stage_figures import StageCounters
-from torchperf_ros.safety.guard import Checked, Guard
+from torchperf_ros.safety.guard import Checked, Guard, Known
 
 GUARD_ODOMETRY: Final = -100
 """Index of the guard's odometry among a stage's inputs, below those of scenes; obstacles have -101, -102, and so on."""
@@ -62,12 +62,13 @@ class StageGuard:
             now_ns: monotonic time.
             ros_now_ns: the same in the time that the output's stamps are in.
         """
-        age_ms = math.nan
-        if source is not None:
-            age_ms = usable_age_ms(source.age_ms) + (now_ns - source.received_ns) / NS_PER_MS
-        checked = self.guard.check(output, now_ns, ros_now_ns, age_ms)
+        checked = self.guard.check(output, now_ns, ros_now_ns, _age_ms(source, now_ns))
         self._stop = None
         return checked
+
+    def known(self, source: Frame, now_ns: int, ros_now_ns: int) -> Known | None:
+        """What a plan computed from this frame is judged by now; None where no check acts."""
+        return self.guard.known(now_ns, ros_now_ns, _age_ms(source, now_ns)) if self.guard.acts else None
 
     def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
         """What is to be published when `check` has raised: a stop, the same one until a check succeeds again.
@@ -98,3 +99,9 @@ class StageGuard:
                    "needed_deceleration": checked.needed_deceleration}  # fmt: skip
         values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
         return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
+
+
+def _age_ms(source: Frame | None, now_ns: int) -> float:
+    if source is None:
+        return math.nan
+    return usable_age_ms(source.age_ms) + (now_ns - source.received_ns) / NS_PER_MS

@@ -121,7 +121,8 @@ def _versions(scrape: _Scrape) -> dict[tuple[str, str], int]:
     return {(stage.version, "serves"): 1, **beside}
 
 
-_PAIRS = ("pairs", "both", "base_late", "candidate_late", "compared", "different", "failed")
+_PAIRS = ("pairs", "both", "base_late", "candidate_late", "compared", "different", "base_refused", "candidate_refused",
+          "scored", "failed")  # fmt: skip
 _FITTED, _INPUT = ("matched", "missing"), ("stage", "input")
 _WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
 _get = attrgetter
@@ -202,6 +203,8 @@ METRICS = (
     _M("torchperf_version_difference_seconds", _G, "The candidate's steps less the base's, of the last 1024 frames",
        lambda s: {(s.pairs.version, f"p{share}"): s.pairs.quantile_ms(share / 100) / 1000
                   for share in (50, 99)} if s.pairs else {}, ("stage", "version", "statistic")),
+    _M("torchperf_version_score", _G, "Mean of the adapter's own score of the candidate's outputs beside the base's",
+       lambda s: {s.pairs.version: s.pairs.total.score} if s.pairs else {}, ("stage", "version")),
     _M("torchperf_device_info", _G, "1 for the device that the stage's models run on",
        lambda s: {s.pool.description.device: 1} if s.pool.description is not None else {}, ("stage", "device")),
     _M("torchperf_build_info", _G, "1, with versions",

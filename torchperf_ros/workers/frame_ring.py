@@ -169,6 +169,10 @@ class FrameRing:
         """Tell whoever still runs this frame, or an older one, that its answer has left."""
         self._answered_word[0] = seq + 1
 
+    def holds(self, offset: int) -> bool:
+        """Whether the record at `offset` has not been overwritten."""
+        return self._head <= offset + self.capacity
+
     @property
     def used_bytes(self) -> int:
         """Bytes of memory that the ring has touched so far."""

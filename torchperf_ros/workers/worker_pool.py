@@ -440,7 +440,7 @@ class WorkerPool:
         if kind == "hello":
             inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
             output, observes, device = (message[name] for name in ("output", "observes", "device"))
-            found = Description(inputs, output, observes, device, message.get("card", ""))
+            found = Description(inputs, output, observes, device, message.get("card", ""), message["scores"])
             if self.description not in {None, found}:
                 worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
                 return

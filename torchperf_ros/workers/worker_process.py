@@ -41,7 +41,7 @@ _PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what 
 class Description:
     """What an adapter says of itself: inputs in order (topic, type), output type, whether it keeps histories.
 
-    On CUDA `card` is the device's name.
+    On CUDA `card` is the device's name; `scores`: it has a `score_messages`.
     """
 
     inputs: tuple[tuple[str, str], ...]
@@ -49,6 +49,7 @@ class Description:
     observes: bool
     device: str
     card: str = ""
+    scores: bool = False
 
 
 class WorkerProcess:
@@ -87,6 +88,7 @@ class WorkerProcess:
         self.error = self.kill_reason = ""
         self.hung = False
         self.away = ""  # why it takes no frames for a while, for example `profile: writing`; "" mostly
+        self.held = False  # stopped for a moment, see `hold`
         self.recording = ""  # what it records while it serves, "" mostly; it runs the frames if it can
         self.calibrations: list[Calibration] = []
         self.tiers: list[dict[str, Any]] = []  # what it last said of each tier, see `TierFacts`
@@ -210,7 +212,7 @@ class WorkerProcess:
         only observed.
         """
         handled = self._results.handled
-        if handled != self._handled_at_last_look:
+        if handled != self._handled_at_last_look or self.held:
             self._handled_at_last_look = handled
             self._waiting_since_ns = now_ns
         return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
@@ -227,6 +229,22 @@ class WorkerProcess:
     def has_not_waited(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it was busy with something else than what it has been given."""
         self._waiting_since_ns = now_ns
+
+    def hold(self) -> None:
+        """Stop it where it is, at once, until `go_on`; for one that has a process of its own."""
+        self.held = self._signal(signal.SIGSTOP)
+
+    def go_on(self, now_ns: int) -> None:
+        """End `hold`; the time in between does not count as its own."""
+        self._signal(signal.SIGCONT)
+        self.has_not_waited(now_ns)
+        self.held = False
+
+    def _signal(self, number: signal.Signals) -> bool:
+        with contextlib.suppress(OSError):  # it has ended
+            signal.pidfd_send_signal(self.pidfd, number)
+            return True
+        return False
 
     def receive(self) -> tuple[Response, bytes] | None:
         """The next response and its payload (result, or reason), None if there is none.

@@ -24,14 +24,6 @@ MOST_ROWS: Final = 4000
 """Of the table of many logs."""
 _POINTS, _SIDE, _LEAST_POINTS = 4000, 360, 50
 _WORST: Final = 10
-_VERSIONS: Final = (
-    "serves",
-    "candidate",
-    "on the same frames",
-    "outputs differ, the last",
-    "without a result, the last",
-)
-"""Titles of `CANDIDATE`."""
 _MOST_ANOMALIES: Final = 300
 _MOST_DOCUMENT: Final = 20_000
 _NS_PER_S: Final = 1e9
@@ -157,8 +149,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
 
 def _candidate(said: Mapping[str, str]) -> Block:
     """The two versions of a stage's model, as they stood at the end."""
-    named = zip(_VERSIONS, CANDIDATE, strict=True)
-    rows = [[words_of, {"text": said[key], "css": "text"}] for words_of, key in named if said.get(key)]
+    rows = [[title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)]
     return {"kind": "table", "css": "stack", "head": [("two versions", ""), ("at the end", "")], "rows": rows}
 
 
