@@ -122,10 +122,11 @@ def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_pa
     assert "depth=1" in advised(found)["actuation"]
 
 
-def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(node, camera, doctor):
+def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(node, camera, receiver, doctor):
     camera(10, stamped=False)
-    _, output, found = doctor("--node", node.name)
+    _, output, found = doctor("--node", node.name, "--actuation", receiver)
     assert "frames have no stamp" in output
+    assert f"messages of {receiver} came, none with the stamp of an output" in " ".join(output.split())
     assert found["largest"] == {"slow": "inference"}
 
 

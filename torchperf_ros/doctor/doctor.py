@@ -70,7 +70,8 @@ class Ear:
     def look(self, listener: "NodeListener", state: NodeState) -> bool:
         """Hear what the node's stages run for and publish, as soon as it says so; ask for its parameters once.
 
-        Returns whether enough came of every trigger that the node has had, to tell where its time goes.
+        Returns whether enough came of every trigger that the node has had, and an answer of the receiver, to tell
+        where the time goes.
         """
         self.state, enough = state, True
         for stage in state.stages.values():
@@ -82,6 +83,8 @@ class Ear:
                 self.drivers[trigger] = listener.publishers(trigger)
                 answered = (stage.count("answered") or 0) - int(self.first[stage.name].get("answered") or 0)
                 enough &= len(self.topics[trigger]) >= _HEARD * answered
+        if self.actuation in self.topics:
+            enough &= self.answers > 0
         if state.stages and not self.parameters and self.tries < _MOST_TRIES:
             self.tries += 1
             names = [*_OF_NODE, *(f"{stage}.{name}" for stage in state.stages for name in _OF_STAGE)]
@@ -99,6 +102,11 @@ class Ear:
             self.problems[topic] = listener.hear(topic, take)
             if not self.problems[topic]:
                 self.topics[topic] = messages
+
+    @property
+    def answers(self) -> int:
+        """How many messages of the receiver belong to an output."""
+        return sum(len(self.heard(stage).actuation_ms()) for stage in self.state.stages.values())
 
     def heard(self, stage: StageState) -> Heard:
         """What was heard of a stage."""
@@ -141,6 +149,9 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     cases = tuple(_live_case(ear, run.stage(name), one, lacks) for name, one in splits.items())
     notes = [why for why in ear.problems.values() if why]
     notes += [_silent(ear, stage) for stage, one in splits.items() if not one.frames]
+    if actuation in ear.topics and not ear.answers:
+        came = f"{len(ear.topics[actuation])} messages of {actuation} came, none with the stamp of an output"
+        notes.append(f"{came}: how long the receiver takes is left out")
     notes += [] if own else ["the node's parameters could not be asked for: advice on these is left out"]
     if unheard:
         notes.append(f"nothing of {unheard} came to a second subscriber, so camera and transport are one part")

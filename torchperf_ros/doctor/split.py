@@ -54,6 +54,14 @@ class Heard:
     outputs: list[Message] = field(default_factory=list)
     actuations: list[Message] = field(default_factory=list)  # of a receiver, with the stamps of outputs
 
+    def actuation_ms(self) -> Values:
+        """From the first output of a stamp to the first message of the receiver with that stamp, shape [n]."""
+        sent_ns: dict[int, int] = {}
+        for one in self.outputs:
+            sent_ns.setdefault(one.stamp_ns, one.sent_ns)
+        first = {one.stamp_ns: one.sent_ns for one in reversed(self.actuations) if one.stamp_ns}
+        return np.array([(at_ns - sent_ns[stamp]) / NS_PER_MS for stamp, at_ns in first.items() if stamp in sent_ns])
+
 
 @dataclass(frozen=True)
 class Part:
@@ -139,7 +147,7 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     came = [one for one in heard.outputs if one.received_ns]
     receive = np.array([(one.received_ns - one.sent_ns) / NS_PER_MS for one in came if one.sent_ns])
     arrival = np.array([(one.received_ns - one.stamp_ns) / NS_PER_MS for one in came if one.stamp_ns])
-    after = zip(AFTER, (receive, _actuation_ms(heard)), strict=True)
+    after = zip(AFTER, (receive, heard.actuation_ms()), strict=True)
     parts += [_part(name, column, whole) for name, column in after if len(column)]
     slow_part, slow_ms = _slow_part(columns, whole)
     begin = "stamp" if usable.any() or not len(frames) else "receipt"
@@ -200,15 +208,6 @@ def _lost(seq: NDArray[np.int64], match: NDArray[np.int64], triggers: Sequence[M
     received = int(seq[matched[-1]] - seq[matched[0]])
     published = last - first  # of one publisher; of several, whose counts differ, nothing is known
     return (published, published - max(received, here)) if published >= max(received, here) > 0 else (0, 0)
-
-
-def _actuation_ms(heard: Heard) -> Values:
-    """From the first output of a stamp to the first message of the receiver with that stamp."""
-    sent_ns: dict[int, int] = {}
-    for one in heard.outputs:
-        sent_ns.setdefault(one.stamp_ns, one.sent_ns)
-    first = {one.stamp_ns: one.sent_ns for one in reversed(heard.actuations) if one.stamp_ns}
-    return np.array([(at_ns - sent_ns[stamp]) / NS_PER_MS for stamp, at_ns in first.items() if stamp in sent_ns])
 
 
 def _slow_part(columns: dict[str, Values], whole: Values) -> tuple[str, float]:
