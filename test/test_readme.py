@@ -16,7 +16,8 @@ from torchperf_ros.config.config import node_config
 from torchperf_ros.config.message_types import decode, encode, message_class
 from torchperf_ros.engines.fingerprint import differing_weights
 from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import Answer, Frame, restamped
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
 IMAGE: Final = "sensor_msgs/msg/Image"

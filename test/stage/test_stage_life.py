@@ -142,7 +142,8 @@ def test_given_a_stage_that_runs_a_frame_then_the_frame_is_answered_by_its_deadl
 
 def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(tmp_path):
     from torchperf_ros.config.config import stage_config
-    from torchperf_ros.stage.stage_actor import StageActor, StagePorts
+    from torchperf_ros.stage.stage_actor import StageActor
+    from torchperf_ros.stage.stage_versions import StagePorts
 
     before = belongings()
 

@@ -24,7 +24,7 @@ from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
 from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
-from torchperf_ros.stage.stage_actor import Instead
+from torchperf_ros.stage.stage_versions import Instead
 from torchperf_ros.workers.process_setup import step_back
 
 SERVICE = "~/clear_emergency"

@@ -33,8 +33,9 @@ from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import Instead, StageActor, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage_versions import Instead, StagePorts
 from torchperf_ros.telemetry.diagnostics import warm_up
 from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.telemetry.metrics import MetricsExporter

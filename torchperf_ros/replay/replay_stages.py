@@ -15,8 +15,9 @@ from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor, StageMachinery, StagePorts
+from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage_versions import StageMachinery, StagePorts
 from torchperf_ros.workers.shared_process import share_processes
 from torchperf_ros.workers.worker_setup import worker_setup
 

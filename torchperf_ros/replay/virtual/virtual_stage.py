@@ -19,7 +19,7 @@ from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
-from torchperf_ros.stage.stage_actor import StageMachinery
+from torchperf_ros.stage.stage_versions import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
