@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import psutil
+
 from torchperf_ros.safety.guard import Guard, Known
 from torchperf_ros.stage.pair_figures import Compared
 
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES: Final = 1 << 20  # a pair that fits never holds up who sends it
 _AGAIN_S: Final = 5.0  # after the process has ended
-_HUNG_S: Final = 60.0  # on a machine that has next to no idle time
-_ENTRY: Final = (  # a child of a real-time node is real-time, before it has imported anything, too
+_HUNG_S: Final = 60.0
+_STARVED: Final = 10  # times as long may one take that is no further for want of idle time
+_ENTRY: Final = (
+    # A child of a real-time node is real-time, before it has imported anything, too; and where the kernel shares out
+    # time by sessions, the nice value of its session counts.
     "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+    "from torchperf_ros.workers.process_setup import set_nice; set_nice(os.getpid(), 19); "
     "from torchperf_ros.rollout.comparer import main; main()"
 )
-_NICE: Final = 19
 
 
 class OutputComparer:
@@ -89,8 +94,9 @@ class OutputComparer:
             return None
         descriptor = _pipe(self._process.stdout).fileno()
         if not select.select([descriptor], [], [], 0.0)[0]:
-            if time.monotonic() - self._since_s > _HUNG_S:
-                self._lost(f"said nothing for {_HUNG_S:.0f} s")
+            since_s = time.monotonic() - self._since_s
+            if since_s > _HUNG_S and (since_s > _STARVED * _HUNG_S or _sleeps(self._process.pid)):
+                self._lost(f"gave no answer for {since_s:.0f} s")
             return None
         self._said += (data := os.read(descriptor, 1 << 16))
         if not data:
@@ -143,6 +149,13 @@ class OutputComparer:
         return process.wait()
 
 
+def _sleeps(pid: int) -> bool:
+    """Whether a process waits for something else than a processor, and is not stopped."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    return True
+
+
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
@@ -150,9 +163,6 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 def main() -> None:
     """The process: read pairs from stdin until it ends, and say of each what came of it."""
-    from torchperf_ros.workers.process_setup import set_nice
-
-    set_nice(os.getpid(), _NICE)
     (kind, tolerance, scorer), source = sys.argv[1:], sys.stdin.buffer
     rules, score = _rules(kind, float(tolerance)), _Score(json.loads(scorer), kind)
     said, sys.stdout = sys.stdout, sys.stderr  # an adapter may print
