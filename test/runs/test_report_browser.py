@@ -50,8 +50,8 @@ def test_given_the_page_of_a_comparison_when_opened_then_every_plot_is_drawn(tmp
     base, new = (replace(of_run(made.run(made.latencies(300, at)), "run"), **memory) for at in range(2))
     (tmp_path / "v.html").write_text(verdict_page(compare([base], [new], Rules(resamples=300))), encoding="utf-8")
     drawn = browse(tmp_path / "v.html")
-    assert 'data-drawn="4"' in drawn
-    assert drawn.count('class="main-svg"') >= 4
+    assert 'data-drawn="3"' in drawn
+    assert drawn.count('class="main-svg"') >= 3
 
 
 def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_sorted_and_every_plot_is_drawn(
