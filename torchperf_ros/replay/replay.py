@@ -32,7 +32,6 @@ Progress = Callable[[int, int], None]
 """Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
-_AHEAD_BYTES: Final = 64 << 20
 
 
 def replay(
@@ -160,7 +159,7 @@ class _Replay(contextlib.ExitStack):
         copied: frozenset[str] = frozenset()
         if self._output is not None:
             copied = topics_to_copy(self._options.inputs, reader, stages.takers, stages.outputs)
-        ahead = ReadAhead(self._read(copied.union(stages.takers)), lambda message: len(message.data), _AHEAD_BYTES)
+        ahead = ReadAhead(self._read(copied.union(stages.takers)))
         try:
             with contextlib.closing(ahead) as messages:
                 for message in messages:
