@@ -47,7 +47,6 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
     fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
     keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,
-    dashboard: Annotated[str, Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, as :8787.")] = "",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
@@ -93,9 +92,9 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
         folder = output or Path("replays")
-        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
+        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
-    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
+    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler}
     if unused := [name for name, given in of_several.items() if given]:
         raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)

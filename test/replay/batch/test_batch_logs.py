@@ -16,11 +16,9 @@ from rich.progress import Progress
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
-from torchperf_ros.replay.batch.batch_logs import BatchError, duration_s, find_logs, is_batch
+from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs, is_batch
 from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
-
-from ..conftest import write_drive
 
 GIB = 1 << 30
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,14 +125,6 @@ def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the
     passed_over = f"link {tmp_path}/link.mcap", f"folder {tmp_path}/locked"
     told = [f"{what}: is passed over: Permission denied" for what in passed_over]
     assert (done.stdout.splitlines(), done.stderr) == ([*told, "['a', 'z']"], "")
-
-
-def test_given_logs_that_say_how_long_they_are_when_asked_then_nothing_else_is_read(tmp_path):
-    write_drive(tmp_path / "bag")
-    write_drive(tmp_path / "file.mcap")
-    make(tmp_path, "broken.mcap", "silent.bag")
-    lengths = {log.name: duration_s(log) for log in find_logs([tmp_path])}
-    assert lengths == {"bag": pytest.approx(0.18), "file": pytest.approx(0.18), "broken": None, "silent": None}
 
 
 @pytest.mark.parametrize(
