@@ -66,9 +66,7 @@ def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_
     click = "<script>document.querySelectorAll('.sortable th')[5].click()</script></body>"
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", click), encoding="utf-8")
     drawn = browse(page)
-    assert 'data-drawn="8"' in drawn
-    assert drawn.count('class="main-svg"') >= 8
+    assert 'data-drawn="7"' in drawn
+    assert drawn.count('class="main-svg"') >= 7
     assert "late (1)" in drawn
     assert re.findall(r"<td>(log_of_\w+\d)</td>", drawn) == [f"log_of_tuesday_morning{n}" for n in (0, 2, 1)]
-    ticks = re.findall(r'class="xtick"[^>]*><text[^>]*>([^<]*)<', drawn[: drawn.index("</header>")])
-    assert ticks == [f"log_of_tu…morning{n}" for n in range(3)]
