@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PARTIAL = 1
 _GOOD = {"on_time", "partial", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
+_IN_ONE_LOG = ("metadata.yaml", "black_box")  # what a folder holds that is a log, and none to search for logs
 _WORST = 5
 
 
@@ -71,7 +72,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     Exit status: 0, or 1 if it was interrupted, a stage's every frame failed, or some of several logs did
     (what was done is written), or 2 for input that cannot be used.
     """
-    if len(logs) == 1 and logs[0].is_file():
+    if len(logs) == 1 and (logs[0].is_file() or any((logs[0] / name).exists() for name in _IN_ONE_LOG)):
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
