@@ -71,13 +71,13 @@ def need(*libraries: str) -> None:
         fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
 
 
-def console(width: int = 100, *, stderr: bool = False, highlight: bool = True) -> "Console":
+def console(width: int = 100, *, stderr: bool = False) -> "Console":
     """The terminal; elsewhere lines of this width."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout  # the stream itself: what a model prints is put aside meanwhile
-    found = Console(file=file, highlight=highlight)
-    return found if found.is_terminal else Console(file=file, highlight=highlight, width=width)
+    found = Console(file=file)
+    return found if found.is_terminal else Console(file=file, width=width)
 
 
 def say(shown: "Console", text: str, style: str = "") -> None:
