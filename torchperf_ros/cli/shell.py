@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 BAD_INPUT: Final = 2
 """The exit status for input that cannot be used."""
 _ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
-_ROLLOUT: Final = "`pip install 'torchperf_ros[rollout]'`"
-_OF_ROLLOUT: Final = {"cryptography", "mmh3", "openfeature"}
+_EXTRAS: Final = {
+    **dict.fromkeys(("dask", "distributed", "pyarrow"), "`pip install 'torchperf_ros[logs]'`"),
+    **dict.fromkeys(("cryptography", "mmh3", "openfeature"), "`pip install 'torchperf_ros[rollout]'`"),
+}
 _ROS: Final = "source a ROS 2 installation, or `pip install torchperf_ros[ros]`"
 _LINE_EVERY_S: Final = 10.0
 _BAR_EVERY_S: Final = 0.25
@@ -67,7 +69,7 @@ def need(*libraries: str) -> None:
     """Say what to install, and stop, where a library is not there."""
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
-        how = _ROS if "rclpy" in missing else _ROLLOUT if _OF_ROLLOUT & set(missing) else _ANALYSIS
+        how = _ROS if "rclpy" in missing else next((_EXTRAS[one] for one in missing if one in _EXTRAS), _ANALYSIS)
         fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from typer.testing import CliRunner
 
+from torchperf_ros.cli.main import app
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
@@ -178,12 +180,12 @@ def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask
 
 
 def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_install(monkeypatch, tmp_path):
-    make(tmp_path, "a.mcap")
+    make(tmp_path, "logs/a.mcap")
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
-    console = Console(file=io.StringIO())
-    with pytest.raises(BatchError, match=r"several logs need dask, which is not installed: `pip install 'torch"):
-        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), Progress(console=console), console)
+    done = CliRunner().invoke(app, ["replay", str(tmp_path / "logs"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert done.output == "torchperf: dask is not installed: `pip install 'torchperf_ros[logs]'`\n"
     assert not (tmp_path / "out").exists()
 
 

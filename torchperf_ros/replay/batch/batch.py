@@ -20,7 +20,7 @@ from rich.table import Table
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.replay.batch import batch_results as results
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, find_logs
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
@@ -79,7 +79,6 @@ def replay_batch(
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
         OSError: the folder of results cannot be written.
     """
-    check_installed()
     told = bars.console
     say = functools.partial(told.print, highlight=False, markup=False, soft_wrap=True)
     options = _for_workers(options, batch)

@@ -5,7 +5,6 @@ time, and the next when that has ended: a worker that dies takes one log with it
 """
 
 import contextlib
-import importlib.util
 import logging
 import math
 import os
@@ -73,15 +72,6 @@ class Cluster:
     def reachable(self) -> bool:
         """Whether there is a scheduler to talk to."""
         return bool(self.client.status == "running")
-
-
-def check_installed() -> None:
-    """Ask for what many logs need and one log does not; raises `BatchError` where it is not installed."""
-    missing = [one for one in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(one)]
-    if missing:
-        are = "is" if len(missing) == 1 else "are"
-        msg = f"several logs need {', '.join(missing)}, which {are} not installed: `pip install 'torchperf_ros[logs]'`"
-        raise BatchError(msg)
 
 
 def default_parallel(pace: str, cores: int, available_bytes: int) -> int:
