@@ -78,7 +78,6 @@ setup(
             "jinja2",  # the one template of the pages of `torchperf report` and `torchperf compare`
             "plotly",  # the pictures of these pages
             "scipy",  # Welch's test of runs, slopes of memory, distributions; in tests, what our own are compared with
-            "statsmodels",  # intervals of shares
         ],
         "logs": [
             "cryptography",  # TLS between Dask's processes on this machine, so that nobody else on it can join

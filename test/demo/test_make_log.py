@@ -158,7 +158,6 @@ def test_given_something_that_is_there_when_written_then_it_stays_unless_it_is_a
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["log.mcap", "--format", "db3"], "--format is one of mcap, db3, bag, and the one of the name"),
         (["log.txt"], "a log is called .mcap, .db3, .bag, or has no suffix as a rosbag2 folder"),
         (["..", "--force"], "has to be the name of a log, such as drive.mcap, in a folder that is there"),
         (["nowhere/log"], "in a folder that is there"),

@@ -1,6 +1,7 @@
-"""When messages are due and go out, on a clock that is set by hand; reading ahead, with real threads."""
+"""Which messages of a log are played, and when, on a clock that is set by hand; reading ahead, with real threads."""
 
 import itertools
+import struct
 import threading
 from typing import NamedTuple
 
@@ -9,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, VirtualClock
-from torchperf_ros.logs.player import Pace, Player, ReadAhead, Tally
+from torchperf_ros.frame.frame import header_stamp_ns
+from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
+from torchperf_ros.logs.player import (
+    HeaderStamps,
+    Pace,
+    Player,
+    PlayError,
+    ReadAhead,
+    Tally,
+    choose_topics,
+    part_ns,
+    rounds,
+)
+
+from . import small_logs as logs
 
 LOG_MS = 1_600_000_000_000
 LOG_NS = LOG_MS * NS_PER_MS
@@ -118,11 +133,8 @@ def test_given_a_log_when_played_then_each_message_goes_out_when_it_is_due():
         # pauses: nothing goes out meanwhile
         ({"at_ms": [(10, Player.pause), (500, Player.toggle), (505, Player.toggle), (1505, Player.resume)]},
          (0, 33, 66), [0, 1523, 1556], 0),
-        # the next one asked for in a pause: the log goes on from there; messages of one time go out one by one
-        ({"paused": True, "at_ms": [(40, Player.play_next), (70, Player.play_next), (100, Player.resume),
-                                    (101, Player.play_next)]}, (0, 33, 66, 99), [40, 70, 133, 166], 0),
-        ({"paused": True, "at_ms": [(40, Player.play_next), (80, Player.play_next), (120, Player.play_next),
-                                    (200, Player.resume)]}, (0, 0, -20, 10), [40, 80, 120, 210], 0),
+        # a pause from the beginning
+        ({"paused": True, "at_ms": [(40, Player.resume)]}, (0, 33), [40, 73], 0),
         # the end, also in a pause
         ({"at_ms": [(20, Player.end)]}, (0, 10, 33), [0, 10], 0),
         ({"at_ms": [(5, Player.pause), (20, Player.end)]}, (0, 10), [0], 0),
@@ -166,6 +178,10 @@ def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_ea
 # -- read ahead -------------------------------------------------------------------------------------------------------
 
 
+def message(number):
+    return LogMessage("/topic", "std_msgs/msg/String", bytes(1000), number)
+
+
 def test_given_a_slow_taker_when_read_ahead_then_no_more_waits_than_allowed():
     read = []
     full = threading.Event()
@@ -175,22 +191,110 @@ def test_given_a_slow_taker_when_read_ahead_then_no_more_waits_than_allowed():
             read.append(number)
             if number == 4:  # the fifth finds no room
                 full.set()
-            yield number
+            yield message(number)
 
-    ahead = ReadAhead(source(), lambda _: 1000, 4 * 1512)
+    ahead = ReadAhead(source(), 4 * 1512)
     assert full.wait(10)
     assert read == [0, 1, 2, 3, 4]
-    assert next(iter(ahead)) == 0
+    assert next(iter(ahead)).t_ns == 0
     ahead.close()
     assert len(read) <= 6
 
 
 def test_given_a_source_that_breaks_off_when_read_ahead_then_what_came_before_is_given_first():
     def source():
-        yield from range(1000)
+        yield from map(message, range(1000))
         raise ValueError("damaged here")
 
-    items = iter(ReadAhead(source(), lambda _: 1, 4000))
-    assert [next(items) for _ in range(1000)] == list(range(1000))
+    items = iter(ReadAhead(source(), 4 * 1512))
+    assert [next(items).t_ns for _ in range(1000)] == list(range(1000))
     with pytest.raises(ValueError, match="damaged here"):
         next(items)
+
+
+# -- which messages, and what is stamped and said ---------------------------------------------------------------------
+
+HEADER = b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5) + bytes(8)
+TOPICS = {"/text": LogTopic("/text", logs.TEXT)}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """Five words, a second apart, and a number with each."""
+    entries = [(*entry[:3], logs.START_NS + number // 2 * NS_PER_S) for number, entry in enumerate(logs.cdr(10))]
+    with LogReader(logs.rosbag2(tmp_path_factory.mktemp("log") / "log", entries=entries)) as reader:
+        yield reader
+
+
+class Broken:
+    """A log that cannot be read any further after two messages, and one of another type."""
+
+    path = "broken"
+    start_ns = end_ns = 0
+
+    def messages(self, *_):
+        yield from (LogMessage("/text", logs.TEXT, b"", number * NS_PER_S) for number in range(2))
+        yield LogMessage("/text", logs.NUMBERS, b"", 2 * NS_PER_S)
+        raise LogError("log broken: cannot be read: Input/output error")
+
+
+def seconds(messages):
+    return [None if message is None else (message.t_ns - logs.START_NS) / NS_PER_S for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("part", "played", "span_s"),
+    [
+        ({}, [0, 1, 2, 3, 4], (0, 4)),
+        ({"start_s": 1.5}, [2, 3, 4], (1.5, 4)),
+        ({"start_s": 1.0, "duration_s": 2.0}, [1, 2], (1, 3)),
+    ],
+)
+def test_given_a_part_of_a_log_when_played_then_it_is_that_part(log, part, played, span_s):
+    assert seconds(rounds(log, TOPICS, **part)) == played
+    span_ns = part_ns(log, part.get("start_s", 0.0), part.get("duration_s"))
+    assert tuple((t_ns - logs.START_NS) / NS_PER_S for t_ns in span_ns) == span_s
+
+
+def test_given_a_loop_when_played_then_the_part_comes_again_and_again(log):
+    played = rounds(log, TOPICS, start_s=3.0, loop=True)
+    assert seconds(itertools.islice(played, 8)) == [3, 4, None, 3, 4, None, 3, 4]
+
+
+def test_given_a_part_without_messages_when_looped_then_it_says_so_and_does_not_search_for_ever(log):
+    with pytest.raises(PlayError, match="has no message of /text in this part of it"):
+        list(rounds(log, TOPICS, start_s=60.0, loop=True))
+
+
+def test_given_a_log_that_breaks_off_when_played_then_what_was_read_comes_first_and_other_types_do_not():
+    messages = rounds(Broken(), TOPICS)
+    assert [next(messages).type_name for _ in range(2)] == [logs.TEXT, logs.TEXT]
+    with pytest.raises(LogError, match="Input/output error"):
+        next(messages)
+
+
+def test_given_a_log_when_topics_are_chosen_then_all_or_those_that_are_named(log):
+    assert choose_topics(log, None).keys() == {"/numbers", "/text"}
+    assert choose_topics(log, {"/text"}).keys() == {"/text"}
+    for names, renamed in (({"/no"}, frozenset()), (None, {"/no"})):
+        with pytest.raises(PlayError, match="has no topic /no; it has: /numbers, /text$"):
+            choose_topics(log, names, renamed)
+
+
+def test_given_headers_when_stamped_then_those_that_can_be_get_the_log_s_time_and_the_others_are_counted():
+    stamps = HeaderStamps({"/point"}, log_time=True)
+    message = LogMessage("/point", "geometry_msgs/msg/PointStamped", HEADER, 100 * NS_PER_S)
+    assert header_stamp_ns(stamps.stamp(message, 0).data) == 100 * NS_PER_S
+    assert stamps.stamp(message._replace(topic="/other"), 0).data == HEADER
+    assert stamps.kept == 0
+    short, late = message._replace(data=HEADER[:8]), message._replace(t_ns=2**31 * NS_PER_S)
+    assert [stamps.stamp(each, 0) for each in (short, late)] == [short, late]
+    assert stamps.kept == 2
+
+
+def test_given_messages_when_all_is_over_then_the_summary_says_how_late_they_were():
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    from torchperf_ros.logs.play import summary
+
+    assert summary(Tally(4, 0, 2.0, 1), 1.5) == "played 4 messages in 1.5 s, none later than 5 ms, the worst by 2.0 ms"
+    assert summary(Tally(1, 1, 30.0, 3), 2) == "played 1 message in 3 rounds in 2.0 s, 1 late, the worst by 30.0 ms"

@@ -10,7 +10,7 @@ import pytest
 
 from torchperf_ros.frame.outcome import Outcome
 
-from .golden.stage_results import frame_row, stage_result
+from .golden.made_outputs import frame_row, stage_result
 
 KIND = "std_msgs/msg/Float64MultiArray"
 

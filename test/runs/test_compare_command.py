@@ -213,12 +213,7 @@ def test_given_a_longer_tail_when_a_page_is_written_then_it_has_table_and_pictur
     assert "<td>p99 latency [ms]</td>" in text
     assert "<script>x" not in text
     assert not re.findall(r"(?:src|href)=[\"']?http", text)
-    assert len(figures) == 4
-    at = figures[1]["data"][2]["x"]
-    assert at[0] == "p5"
-    assert {"p50", "p95", "p99", "p99.5"} <= set(at)
-    low, high = (figures[1]["data"][place]["y"] for place in (1, 0))
-    assert all(lower <= upper for lower, upper in zip(low, high, strict=True))
+    assert len(figures) == 3
 
 
 @pytest.mark.parametrize(("silent", "total_ms"), [("base", []), ("new", [math.nan] * 40)])

@@ -76,7 +76,7 @@ def test_given_misses_in_bursts_when_compared_then_they_count_for_less_than_as_m
 def test_given_no_miss_at_all_when_compared_then_the_interval_is_not_empty():
     base, new = missing([], 100), missing([], 100)
     new = stage(new.total_ms + 1)
-    for paired, reach in ((False, 3.7), (True, 1.95)):  # Newcombe 1998; Agresti and Min 2005
+    for paired, reach in ((False, 2.75), (True, 1.95)):  # Agresti and Caffo 2000; Agresti and Min 2005
         found = share(base, new, paired=paired).interval
         assert (found.low, found.high) == pytest.approx((-reach, reach), abs=0.2)
         assert found.p == pytest.approx(1.0)

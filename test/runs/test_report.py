@@ -12,8 +12,8 @@ from plotly.offline import get_plotlyjs
 
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.report import report_page
-from torchperf_ros.runs.report.report_page import MOST_ROWS, Overview, OverviewRow, write_report
-from torchperf_ros.runs.report.report_pictures import VERMILION, envelope, latencies
+from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
+from torchperf_ros.runs.report.report_pictures import VERMILION, envelope
 from torchperf_ros.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.runs.run_log import CANDIDATE, RunLogBuilder, RunLogError
@@ -213,21 +213,22 @@ def replayed(folder, name, pace="real"):
     return replace(read(folder / f"{name}.json"), name=name)
 
 
-def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_row_and_the_rest_is_counted(tmp_path):
-    names = [f"a_drive_with_a_long_name_{number:05}" for number in range(MOST_ROWS + 7)]
+def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_row_and_the_rest_is_counted(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(report_page, "MOST_ROWS", 40)
+    names = [f"a_drive_with_a_long_name_{number:05}" for number in range(47)]
     worst = [replayed(tmp_path, name) for name in names[:2]]
     figures = stage_figures(worst[0].stages[0])
     rows = [OverviewRow(name, "perception", figures, 1) for name in names]
-    text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "4,007 of 4,008 logs in out"))
+    text = written(tmp_path, worst, Overview(rows, [("bad<1>", "no & log")], "47 of 48 logs in out"))
     assert text.count("<section ") == 2
-    assert text.count("<td>perception</td>") == MOST_ROWS
+    assert text.count("<td>perception</td>") == 40
     assert "7 more rows, of the best, are left out" in text
     assert re.findall(r'<a href="#(run\d)">(a_\w+)</a>', text) == [("run0", names[0]), ("run1", names[1])]
     assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
     assert f'<b class="">{50 * len(rows):,}</b><span>frames answered, of all stages</span>' in text
-    assert "How the models did: 4,007 of 4,008 logs in out" in text
-    for count, ticks in ((1, ("a_drive_w…me_00000",)), (40, None)):  # a few have their names below the picture
-        assert latencies(rows[:count]).layout.xaxis.ticktext == ticks
+    assert "How the models did: 47 of 48 logs in out" in text
 
 
 def test_given_a_run_without_deadlines_when_reported_then_no_budget_is_shown(tmp_path):

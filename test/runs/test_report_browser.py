@@ -50,8 +50,8 @@ def test_given_the_page_of_a_comparison_when_opened_then_every_plot_is_drawn(tmp
     base, new = (replace(of_run(made.run(made.latencies(300, at)), "run"), **memory) for at in range(2))
     (tmp_path / "v.html").write_text(verdict_page(compare([base], [new], Rules(resamples=300))), encoding="utf-8")
     drawn = browse(tmp_path / "v.html")
-    assert 'data-drawn="4"' in drawn
-    assert drawn.count('class="main-svg"') >= 4
+    assert 'data-drawn="3"' in drawn
+    assert drawn.count('class="main-svg"') >= 3
 
 
 def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_sorted_and_every_plot_is_drawn(
@@ -66,9 +66,7 @@ def test_given_the_page_of_many_logs_when_a_column_is_clicked_then_its_rows_are_
     click = "<script>document.querySelectorAll('.sortable th')[5].click()</script></body>"
     page.write_text(page.read_text(encoding="utf-8").replace("</body>", click), encoding="utf-8")
     drawn = browse(page)
-    assert 'data-drawn="8"' in drawn
-    assert drawn.count('class="main-svg"') >= 8
+    assert 'data-drawn="7"' in drawn
+    assert drawn.count('class="main-svg"') >= 7
     assert "late (1)" in drawn
     assert re.findall(r"<td>(log_of_\w+\d)</td>", drawn) == [f"log_of_tuesday_morning{n}" for n in (0, 2, 1)]
-    ticks = re.findall(r'class="xtick"[^>]*><text[^>]*>([^<]*)<', drawn[: drawn.index("</header>")])
-    assert ticks == [f"log_of_tu…morning{n}" for n in range(3)]

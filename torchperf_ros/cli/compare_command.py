@@ -96,7 +96,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
         kept = store.save([*(runs or ()), *(new or ())] or fail("--save: name a run"), save, commit, replace)
         typer.echo(f"saved {kept.name} in {kept.runs[0].parent}")
         return
-    need("scipy", "arch", "statsmodels", *(("plotly", "jinja2") if html else ()))
+    need("scipy", "arch", *(("plotly", "jinja2") if html else ()))
     from torchperf_ros.runs.compare import verdict_text as text
     from torchperf_ros.runs.compare.verdict import METRICS, Rules, read_limits, read_margins
 

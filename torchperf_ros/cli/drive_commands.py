@@ -190,10 +190,9 @@ def doctor(
     raise typer.Exit(max(one.status for one in found))
 
 
-def demo(  # noqa: PLR0913, PLR0917 - options of a command line
+def demo(
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
     seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
-    rate: Annotated[float | None, Option(min=0.1, max=240.0, help="Images per second; default: recorded, 30.")] = None,
     sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
     engine: Annotated[Text, Option(help=_ENGINE)] = None,
     metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
@@ -219,7 +218,7 @@ def demo(  # noqa: PLR0913, PLR0917 - options of a command line
 
     shown = console()
     tui = shown.is_terminal and not no_tui
-    options = DriveOptions(log, seconds, rate, sabotage, engine, tui, metrics_port, json_file, svg_file)
+    options = DriveOptions(log, seconds, sabotage, engine, tui, metrics_port, json_file, svg_file)
     try:
         status = Drive(options, shown).run()
     except DriveError as error:

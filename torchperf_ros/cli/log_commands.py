@@ -1,6 +1,7 @@
 """The commands on recorded logs that are one call each: play, make-log, report."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,6 @@ from typer import Argument, Option
 from torchperf_ros.cli import shell
 from torchperf_ros.frame.errors import ConfigError
 
-_PLAIN_WIDTH = 1000  # a line is a line
 _LEAST_PX, _MOST_PX = 8, 8192
 
 
@@ -23,12 +23,10 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     topics: Annotated[shell.Texts, Option(metavar="NAME[,NAME]", help="Play only these topics.")] = None,
     remap: Annotated[shell.Texts, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")] = None,
     clock: Annotated[bool, Option("--clock", help="Publish the log's time on /clock, for use_sim_time.")] = False,
-    clock_hz: Annotated[float, Option(min=0.1, max=1000.0, help="How often, beside once with each message.")] = 40.0,
     restamp: Annotated[bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")] = False,
     pause: Annotated[bool, Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
     wait_for_subscribers: Annotated[float, Option(min=0.0, metavar="S", help="Wait for one on each, S at most.")] = 0.0,
     wait_for_node: Annotated[shell.Text, shell.node_option("--wait-for-node", "Until ready, 120 s at most.")] = None,
-    read_ahead: Annotated[int, Option(min=1, max=4096, metavar="MIB", help="Read so much in advance.")] = 64,
 ) -> None:
     """Publish a log's messages onto their topics, as they were recorded.
 
@@ -38,8 +36,8 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     5 ms after they are due are counted. Topics whose type is not installed here
     are left out, and said. What can be read of a broken log is played.
 
-    In a terminal: space pauses and goes on, n plays the next message, q ends.
-    Services: /player/pause, resume, toggle_paused, play_next (std_srvs/Trigger).
+    In a terminal: space pauses and goes on, q ends.
+    Services: /player/pause and /player/resume (std_srvs/Trigger).
 
     Example: torchperf play drive/ --clock --remap /camera/front:=/image
 
@@ -54,14 +52,15 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     names = shell.pairs("--remap", remap or (), ":=", "/A:=/B, the log's topic and its other name")
     options = PlayOptions(
         rate=rate, loop=loop, start_s=start, duration_s=duration, topics=chosen or None, remap=names,
-        clock_hz=clock_hz if clock else 0.0, restamp=restamp, paused=pause, subscribers_s=wait_for_subscribers,
-        node=wait_for_node, read_ahead_mib=read_ahead,
+        clock=clock, restamp=restamp, paused=pause, subscribers_s=wait_for_subscribers, node=wait_for_node,
     )  # fmt: skip
-    raise typer.Exit(publish(log, options, shell.console(_PLAIN_WIDTH, stderr=True, highlight=False)))
+    with shell.progress_bars() as bars:
+        status = publish(log, options, partial(shell.say, bars.console), shell.follow(bars, log.name, per_s=1e9))
+    raise typer.Exit(status)
 
 
 def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
-    output: Annotated[Path, Argument(help="A file .mcap, .db3 or .bag, or, without a suffix, a rosbag2 folder.")],
+    output: Annotated[Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")],
     seconds: Annotated[float, Option(min=0.01, help="How long the drive is.")] = 10.0,
     rate: Annotated[float, Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
     size: Annotated[str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")] = "1280x720",
@@ -70,7 +69,6 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
     drop: Annotated[float, Option(min=0.0, max=1.0, help="Share of messages that are lost.")] = 0.0,
     fault: Annotated[shell.Texts, Option(metavar="KIND@S[:S]", help="From second S on, for S s; repeatable.")] = None,
     seed: Annotated[int, Option(min=0, help="Of delays and losses.")] = 1,
-    format_: Annotated[shell.Text, Option("--format", help="mcap, db3 or bag (ROS 1); default: by the name.")] = None,
     force: shell.Force = False,
 ) -> None:
     """Write a synthetic drive: a log for tests and demos, of any length.
@@ -101,7 +99,7 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
         faults = tuple(fault_of(text) for text in fault or [])
         drive = DriveLog(seconds, rate, width, height, compressed, jitter_ms, drop, faults, seed)
         with shell.progress_bars() as bars:
-            write_drive(output, drive, format_=format_, force=force, progress=shell.follow(bars, output.name, 1e9))
+            write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
     except KeyboardInterrupt:
         shell.fail("interrupted; nothing was written", 130)
     _wrote(output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir())))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from torchperf_ros.cli.shell import DryRun, File, Texts, check_outputs, console, fail, follow, pairs, progress_bars, say
+from torchperf_ros.cli import shell
+from torchperf_ros.cli.shell import File, Texts
 from torchperf_ros.frame.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _PARTIAL = 1
 _GOOD = {"on_time", "partial", "late", "starting"}  # outcomes of frames that the model has answered, or will
 _PLAIN_WIDTH = 120
+_OF_LOGS = (".mcap", ".db3", ".bag", ".zstd", ".yaml")  # what no output may replace in a log's folder
+_IN_ONE_LOG = ("metadata.yaml", "black_box")  # what a folder holds that is a log, and none to search for logs
 _WORST = 5
 
 
@@ -40,14 +43,13 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     inputs: Annotated[str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")] = "none",
     json_file: Annotated[File, Option("--json", metavar="FILE", help="Summary and a row for each frame.")] = None,
     parquet_file: Annotated[File, Option("--parquet", metavar="FILE", help="The same, for long logs.")] = None,
-    dry_run: DryRun = False,
+    dry_run: shell.DryRun = False,
     parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
     retries: Annotated[int, Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
     timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
     fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
     keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,
-    dashboard: Annotated[str, Option(metavar="HOST:PORT", help="Several logs: Dask's dashboard, as :8787.")] = "",
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
@@ -72,30 +74,30 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     Exit status: 0, or 1 if it was interrupted, a stage's every frame failed, or some of several logs did
     (what was done is written), or 2 for input that cannot be used.
     """
-    if len(logs) == 1 and logs[0].is_file():
+    if len(logs) == 1 and (logs[0].is_file() or any((logs[0] / name).exists() for name in _IN_ONE_LOG)):
         from torchperf_ros.workers.fork_server import start_base
 
         start_base()  # it imports torch while this process imports the rest
-    with console(stderr=True).status("loading"):
+    with shell.console(stderr=True).status("loading"):
         from torchperf_ros.config.params_file import parse_value
         from torchperf_ros.replay.batch.batch_logs import is_batch
         from torchperf_ros.replay.log_feed import parse_maps
         from torchperf_ros.replay.replay_options import ReplayOptions
 
-    own = pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
+    own = shell.pairs("--set", sets or (), "=", "NAME=VALUE, for example perception.budget_ms=40.0")
     options = ReplayOptions(
         params, parse_maps(maps or []), pace, times, seed, start, duration, inputs, output,
         {name: parse_value(name, value) for name, value in own.items()},
     )  # fmt: skip
     files = [file for file in (json_file, parquet_file) if file]
-    check_outputs({"--json": json_file, "--parquet": parquet_file}, logs, (".mcap", ".db3", ".bag", ".zstd", ".yaml"))
+    shell.check_outputs({"--json": json_file, "--parquet": parquet_file}, logs, _OF_LOGS)
     if is_batch(logs):
         from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
         folder = output or Path("replays")
-        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output, dashboard)
+        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
-    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler, "dashboard": dashboard}
+    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler}
     if unused := [name for name, given in of_several.items() if given]:
         raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
@@ -106,17 +108,18 @@ def _many(logs: list[Path], options: "ReplayOptions", batch: "BatchOptions", fil
 
     if files:
         raise ConfigError(f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o")
-    shown = console()
+    shown = shell.console()
     if dry_run:
         for line in plan_batch(logs, options, batch):
-            say(shown, line)
+            shell.say(shown, line)
         return 0
+    shell.need("dask", "distributed", "pyarrow", "cryptography")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
-    return replay_batch(logs, options, batch, progress_bars(), shown).status
+    return replay_batch(logs, options, batch, shell.progress_bars(), shown).status
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    told, shown = console(stderr=True), console(_PLAIN_WIDTH)
+    told, shown = shell.console(stderr=True), shell.console(_PLAIN_WIDTH)
     with told.status("loading"):
         from torchperf_ros.replay.replay import plan
         from torchperf_ros.replay.replay import replay as play_back
@@ -128,24 +131,24 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
         check_run_path(file)
     if dry_run:
         for line in plan(log, options):
-            say(shown, line)
+            shell.say(shown, line)
         return True
     if options.pace == "real":
         scheduling = prefer_this_process(read_config(options, log))
         if ":" in scheduling:
             sys.stderr.write(f"scheduling is {scheduling}\n")
-    with progress_bars() as bars:
-        result = play_back(log, options, follow(bars, log.name, per_s=1e9), lambda text: say(told, text))
+    with shell.progress_bars() as bars:
+        result = play_back(log, options, shell.follow(bars, log.name, per_s=1e9), lambda text: shell.say(told, text))
     for file in files:
         write_run(result.run, file)
     shown.print(_stage_table(result))
     for line in _lines(result):
-        say(shown, line)
+        shell.say(shown, line)
     if written := [str(file) for file in (options.output, *files) if file]:
-        say(shown, f"wrote {', '.join(written)}")
+        shell.say(shown, f"wrote {', '.join(written)}")
     failed = [stage.name for stage in result.stages.values() if stage.outcomes and not _GOOD & stage.outcomes.keys()]
     if failed:
-        fail(f"{' and '.join(failed)}: no frame was answered by the model; the first reasons are above", _PARTIAL)
+        shell.fail(f"{' and '.join(failed)}: no frame was answered by the model; the first reasons are above", _PARTIAL)
     return result.complete
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 BAD_INPUT: Final = 2
 """The exit status for input that cannot be used."""
 _ANALYSIS: Final = "`pip install 'torchperf_ros[analysis]'`"
-_ROLLOUT: Final = "`pip install 'torchperf_ros[rollout]'`"
-_OF_ROLLOUT: Final = {"cryptography", "mmh3", "openfeature"}
+_EXTRAS: Final = {
+    **dict.fromkeys(("dask", "distributed", "pyarrow"), "`pip install 'torchperf_ros[logs]'`"),
+    **dict.fromkeys(("cryptography", "mmh3", "openfeature"), "`pip install 'torchperf_ros[rollout]'`"),
+}
 _ROS: Final = "source a ROS 2 installation, or `pip install torchperf_ros[ros]`"
 _LINE_EVERY_S: Final = 10.0
 _BAR_EVERY_S: Final = 0.25
@@ -67,17 +69,17 @@ def need(*libraries: str) -> None:
     """Say what to install, and stop, where a library is not there."""
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
-        how = _ROS if "rclpy" in missing else _ROLLOUT if _OF_ROLLOUT & set(missing) else _ANALYSIS
+        how = _ROS if "rclpy" in missing else next((_EXTRAS[one] for one in missing if one in _EXTRAS), _ANALYSIS)
         fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
 
 
-def console(width: int = 100, *, stderr: bool = False, highlight: bool = True) -> "Console":
+def console(width: int = 100, *, stderr: bool = False) -> "Console":
     """The terminal; elsewhere lines of this width."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout  # the stream itself: what a model prints is put aside meanwhile
-    found = Console(file=file, highlight=highlight)
-    return found if found.is_terminal else Console(file=file, highlight=highlight, width=width)
+    found = Console(file=file)
+    return found if found.is_terminal else Console(file=file, width=width)
 
 
 def say(shown: "Console", text: str, style: str = "") -> None:
@@ -104,10 +106,11 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
-    number, next_s, begun_s = bars.add_task(name, total=None, at=""), 0.0, monotonic()
+    number, next_s, begun_s = bars.add_task(name, total=None, at=""), 0.0, 0.0
 
     def tell(done: int, total: int) -> None:
-        nonlocal next_s
+        nonlocal next_s, begun_s
+        begun_s = begun_s or monotonic()  # what it waits for before, such as workers, says nothing about its speed
         if monotonic() < next_s:
             return
         next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)

@@ -19,7 +19,7 @@ from torchperf_ros.config.build_options import AUTO
 from torchperf_ros.config.config import STAGE_DEFAULTS
 from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
-from torchperf_ros.demo.player import DRAWN_HZ, drive_topics
+from torchperf_ros.demo.player import drive_topics
 from torchperf_ros.demo.verdict import DriveState, judge, report, summary
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogReader
@@ -57,7 +57,6 @@ class DriveOptions:
 
     log: Path | None = None
     seconds: float = 20.0
-    rate_hz: float | None = None
     sabotage: bool = False
     engine: str | None = None  # None: packages that are on this machine, else eager
     tui: bool = True  # whether the terminal shows the live view
@@ -73,14 +72,11 @@ class Drive:
         """Look at the log, if there is one; raises `LogError` where the log cannot be played."""
         self._options = options
         self._console = console
-        self._image_type, title, rate_hz = IMAGE_TYPE, "drawn road, 1280x720 rgb8", options.rate_hz
-        if options.log is None:
-            rate_hz = rate_hz or DRAWN_HZ
-        else:
+        self._image_type, title = IMAGE_TYPE, "drawn road, 1280x720 rgb8 at 30 Hz"
+        if options.log is not None:
             with LogReader(options.log) as log:
                 image = drive_topics(log)[0]
             self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
-        title += f" at {rate_hz:g} Hz" if rate_hz else ""
         self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
         self._evidence = open_incidents("", 1, 1)  # the node's defaults; here it is only looked at
 
@@ -171,7 +167,7 @@ class Drive:
         parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8")  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
-        what = [self._options.log and str(self._options.log), self._options.rate_hz, self._options.seconds]
+        what = [self._options.log and str(self._options.log), self._options.seconds]
         self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
         self._node = stack.enter_context(ChildProcess("node", node, folder))
         self._player = stack.enter_context(

@@ -158,7 +158,7 @@ def fault_of(text: str) -> Fault:
 
 
 def write_drive(
-    path: Path, drive: DriveLog, *, format_: str | None = None, force: bool = False,
+    path: Path, drive: DriveLog, *, force: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:  # fmt: skip
     """Write a drive, see `torchperf make-log --help`; the same arguments give the same bytes, and the path is returned.
@@ -169,17 +169,16 @@ def write_drive(
         MakeLogError: something is there already, the format cannot hold the drive, or it cannot be written.
     """
     named = path.suffix.removeprefix(".")
-    kind = format_ or named or "mcap"
-    if kind not in FORMATS or (named in FORMATS and named != kind):
-        msg = f"{path}: a log is called .{', .'.join(FORMATS)}, or has no suffix as a rosbag2 folder"
-        raise MakeLogError(f"{msg}; --format is one of {', '.join(FORMATS)}, and the one of the name")
+    kind = named or "mcap"
+    if kind not in FORMATS:
+        raise MakeLogError(f"{path}: a log is called .{', .'.join(FORMATS)}, or has no suffix as a rosbag2 folder")
     part = path.with_name(f".{path.name}.part") if path.name else path
     try:
         _check(path, drive, kind, force)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         try:
-            alone = kind != "bag" and named == kind
+            alone = named in _PLUGINS
             written = part / (path.stem if alone else path.name)
             with contextlib.ExitStack() as stack:
                 with held_interrupt():  # within what a message takes, some libraries swallow whatever is raised

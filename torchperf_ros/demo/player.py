@@ -1,6 +1,6 @@
 """Publishes a drive, real or drawn, as if it happened now: a process of its own, so that nothing else sets its pace.
 
-Its argument is a JSON list: the log or null for the drawn road, images per second or null for as recorded, and seconds.
+Its argument is a JSON list: the log, or null for the drawn road, and seconds.
 Its parent writes the line `go` to its standard input when the receivers are ready, and reads its standard output:
 one JSON object per line, with `event` ready, note or done.
 """
@@ -13,19 +13,15 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC, DriveLog
-from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader, LogTopic
 from torchperf_ros.logs.play_node import PlayNode
 from torchperf_ros.logs.player import HeaderStamps, Player, rounds
 from torchperf_ros.workers.process_setup import prefer_this_process
 from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
-
-DRAWN_HZ: Final = 30.0
-_RATE_IMAGES: Final = 31
 
 
 def drive_topics(log: LogReader) -> list[LogTopic]:
@@ -47,11 +43,6 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
     return [image, *sorted(odometries, key=lambda topic: topic.count)[-1:]]
 
 
-def _rate_hz(log: LogReader, image: LogTopic) -> float:
-    times = [message.t_ns for message in itertools.islice(log.messages({image.name}), _RATE_IMAGES)]
-    return (len(times) - 1) * NS_PER_S / (times[-1] - times[0]) if times[-1] > times[0] else 0.0
-
-
 def _say(event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
     print(json.dumps({"event": event, **values}), flush=True)
 
@@ -60,15 +51,12 @@ def _note(text: str) -> None:
     _say("note", text=text)
 
 
-def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
-    speed = 1.0
+def _run(log: LogReader | None, seconds: float) -> None:
     if log is None:
-        drawn = DriveLog(seconds, rate_hz or DRAWN_HZ, labelled=False)
+        drawn = DriveLog(seconds, labelled=False)
         chosen = [LogTopic(drawn.image_topic, IMAGE_TYPE), LogTopic(ODOMETRY_TOPIC, ODOMETRY_TYPE)]
     else:
         chosen = drive_topics(log)
-        recorded_hz = _rate_hz(log, chosen[0])
-        speed = rate_hz / recorded_hz if rate_hz and recorded_hz else 1.0
     topics = {topic.name: topic for topic in chosen}
     names = {topic.name: IMAGE_TOPICS.get(topic.type_name, ODOMETRY_TOPIC) for topic in chosen}
     messages = drawn.messages() if log is None else rounds(log, topics, loop=True)
@@ -86,7 +74,7 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
         # A camera does not wait for a free processor core. The node's own priority is higher, so this costs it nothing.
         prefer_this_process(1)
         node.wait_for_subscribers(10.0)
-        player = Player(publish, rate=speed, prepare=HeaderStamps(set(topics), log_time=False).stamp)
+        player = Player(publish, prepare=HeaderStamps(set(topics), log_time=False).stamp)
         end = threading.Timer(seconds, player.end)
         end.start()
         try:
@@ -102,12 +90,12 @@ def _run(log: LogReader | None, rate_hz: float | None, seconds: float) -> None:
 
 def main() -> int:
     """Entry of the process; returns its exit status."""
-    log_path, rate_hz, seconds = json.loads(sys.argv[1])
+    log_path, seconds = json.loads(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
             log = stack.enter_context(LogReader(Path(log_path), _note)) if log_path else None
-            _run(log, rate_hz, seconds)
+            _run(log, seconds)
     except TorchperfError as error:
         _note(str(error))
         return 2

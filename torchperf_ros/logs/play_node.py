@@ -106,22 +106,15 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             self._clock.publish(clock)
 
     def serve(self, player: Player) -> None:
-        """Offer `~/pause`, `~/resume`, `~/toggle_paused` and `~/play_next` from now on."""
-        acts: dict[str, tuple[Callable[[], bool | None], Mapping[bool | None, str]]] = {
-            "pause": (player.pause, {None: "paused"}),
-            "resume": (player.resume, {None: "playing"}),
-            "toggle_paused": (player.toggle, {True: "paused", False: "playing"}),
-            "play_next": (player.play_next, {True: "played", False: ""}),
-        }
+        """Offer `~/pause` and `~/resume` from now on."""
 
-        def answer(name: str, _: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
-            act, words = acts[name]
-            response.message = words[act()]
-            response.success = bool(response.message)
+        def answer(act: Callable[[], None], word: str, _: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+            act()
+            response.success, response.message = True, word
             return response
 
-        for name in acts:
-            self._node.create_service(Trigger, f"~/{name}", partial(answer, name))
+        for name, act, word in (("pause", player.pause, "paused"), ("resume", player.resume, "playing")):
+            self._node.create_service(Trigger, f"~/{name}", partial(answer, act, word))
 
     def _spin(self) -> None:
         with contextlib.suppress(ExternalShutdownException):

@@ -15,13 +15,13 @@ from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogMessage, LogReader, LogTopic
 from torchperf_ros.logs.log_storage import listed
 
-T = TypeVar("T")
+T = TypeVar("T", bound=LogMessage | None)
 
 _SET_BACK_NS: Final = NS_PER_S
 _LATE_NS: Final = 5 * NS_PER_MS
 _ROUND_GAP_NS: Final = NS_PER_S // 10  # between the last message of a round and the first of the next
 _LONGEST_WAIT_NS: Final = NS_PER_S  # a lock cannot wait for as long as a log can be silent
-_ITEM_BYTES: Final = 512  # what an item that was read ahead costs beside its data
+_MESSAGE_BYTES: Final = 512  # what a message that was read ahead costs beside its data
 
 
 class PlayError(TorchperfError):
@@ -195,7 +195,6 @@ class Player:
         self._pace = Pace(0, 0, rate)
         if paused:
             self._pace.pause(0)
-        self._waiting: LogMessage | None = None  # what waits until it is due, or asked for
         self._ended = False
 
     def pause(self) -> None:
@@ -208,20 +207,9 @@ class Player:
         with self._news():
             self._pace.resume(self._clock())
 
-    def toggle(self) -> bool:
-        """Pause or go on; returns whether it is paused now."""
+    def toggle(self) -> None:
+        """Pause or go on."""
         (self.resume if self.paused else self.pause)()
-        return self.paused
-
-    def play_next(self) -> bool:
-        """Have the next message go out and no further one; False if there is no pause, or no message yet."""
-        with self._news():
-            if self._waiting is None or not self._pace.paused:
-                return False
-            now_ns = self._clock()
-            self._pace.jump(max(self._waiting.t_ns, self._pace.log_ns(now_ns)), now_ns)
-            self._waiting = None
-            return True
 
     def end(self) -> None:
         """Have `play` return."""
@@ -261,7 +249,6 @@ class Player:
 
     def _play(self, message: LogMessage) -> bool:
         with self._changed:
-            self._waiting = message
             due_ns = self._pace.due_ns(message.t_ns)
         ready = self._prepare(message, due_ns)
         while (came_ns := self._wait_until_due(message)) != due_ns:
@@ -282,8 +269,7 @@ class Player:
                 now_ns = self._clock()
                 due_ns = self._pace.due_ns(message.t_ns)
                 wait_ns = math.inf if self._pace.paused else due_ns - now_ns
-                if wait_ns <= 0 or self._waiting is None:
-                    self._waiting = None
+                if wait_ns <= 0:
                     return due_ns
                 if self._tick_every_ns:
                     if now_ns >= self._next_tick_ns:
@@ -296,14 +282,14 @@ class Player:
 
 
 class ReadAhead(Generic[T]):
-    """Iterates over what another thread has read in advance, in memory that is bounded.
+    """Iterates over messages that another thread has read in advance, in memory that is bounded.
 
     What is due never waits for a disk or for decompression.
     """
 
-    def __init__(self, source: Iterable[T], size: Callable[[T], int], limit_bytes: int) -> None:
-        """Begin to read; of items of so many bytes this many bytes may wait, or one item, whatever its size."""
-        self._source, self._size, self._limit_bytes = source, size, limit_bytes
+    def __init__(self, source: Iterable[T], limit_bytes: int = 64 << 20) -> None:
+        """Begin to read; so many bytes of messages may wait, or one message, whatever its size."""
+        self._source, self._limit_bytes = source, limit_bytes
         self._held_bytes = 0
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
@@ -320,7 +306,7 @@ class ReadAhead(Generic[T]):
                     if self._closed:
                         break
                     self._items.append(item)
-                    self._held_bytes += self._size(item) + _ITEM_BYTES
+                    self._held_bytes += _size_bytes(item)
                     self._changed.notify_all()
         except Exception as error:  # the thread's boundary: raised again where the items are taken
             self._error = error
@@ -336,7 +322,7 @@ class ReadAhead(Generic[T]):
                 if not self._items:
                     break
                 item = self._items.popleft()
-                self._held_bytes -= self._size(item) + _ITEM_BYTES
+                self._held_bytes -= _size_bytes(item)
                 self._changed.notify_all()
             yield item
         if self._error is not None:
@@ -348,3 +334,7 @@ class ReadAhead(Generic[T]):
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+
+
+def _size_bytes(message: LogMessage | None) -> int:
+    return _MESSAGE_BYTES + (len(message.data) if message else 0)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+from torchperf_ros import __version__
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
@@ -23,7 +24,14 @@ from torchperf_ros.replay.replay_options import (
     recording_in,
 )
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.replay.replay_result import ReplayResult, anomalies_summary, log_hash, models_summary, stage_results
+from torchperf_ros.replay.replay_result import (
+    ReplayResult,
+    anomalies_summary,
+    commit_of,
+    log_hash,
+    models_summary,
+    stage_results,
+)
 from torchperf_ros.replay.replay_stages import RealPace, ReplayPace, ReplayStages
 from torchperf_ros.workers.fork_server import start_base
 from torchperf_ros.workers.process_setup import held_interrupt, step_back
@@ -32,7 +40,6 @@ Progress = Callable[[int, int], None]
 """Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
-_AHEAD_BYTES: Final = 64 << 20
 
 
 def replay(
@@ -133,7 +140,9 @@ class _Replay(contextlib.ExitStack):
 
     def run(self) -> ReplayResult:
         self._start()
-        identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}  # while the workers start
+        # while the workers start
+        identity = {"path": str(self._log), "sha256": log_hash(self._reader.path)}
+        commit = commit_of(Path.cwd())
         self._settle()
         options, pace, stages, record = self._options, self._pace, self._stages, self._record
         models, started_s = models_summary(stages.actors), time.monotonic()
@@ -147,6 +156,7 @@ class _Replay(contextlib.ExitStack):
         summary = {
             "log": {**identity, **found},
             "params_sha256": self._params_sha256, "pace": options.pace, "seed": options.seed, **pace.summary, **models,
+            "commit": commit, "torchperf_ros": __version__,
             "start_up_s": stages.start_up_s, "took_s": took_s, "memory": record.memory,
             "stages": [stage.summary() for stage in results.values()],
             "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
@@ -160,7 +170,7 @@ class _Replay(contextlib.ExitStack):
         copied: frozenset[str] = frozenset()
         if self._output is not None:
             copied = topics_to_copy(self._options.inputs, reader, stages.takers, stages.outputs)
-        ahead = ReadAhead(self._read(copied.union(stages.takers)), lambda message: len(message.data), _AHEAD_BYTES)
+        ahead = ReadAhead(self._read(copied.union(stages.takers)))
         try:
             with contextlib.closing(ahead) as messages:
                 for message in messages:

@@ -105,18 +105,11 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         return replace(config, stages=tuple(stages), worker_threads=1)
     if pace == "fast":
         stages = [
-            replace(
-                stage,
-                budget_ms=_NO_DEADLINE_MS,
-                budget_from="receipt",
-                backup="none",
-                hang_ms=_LONGEST_RUN_MS,
-                budget_least_ms=0.0,
-                scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
-                priority=0,
-            )
+            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS,
+                    budget_least_ms=0.0, scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
+                    priority=0)
             for stage in config.stages
-        ]
+        ]  # fmt: skip
         return replace(config, stages=tuple(stages))
     return config
 

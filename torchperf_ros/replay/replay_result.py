@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros import __version__
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
@@ -275,7 +274,6 @@ def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
         "model": {stage: hashlib.sha256(text.encode()).hexdigest() if text else "" for stage, text in models.items()},
         "compile_s": sum(compiled) if compiled else None,
         "machine": machine_facts("" if described is None else described.card or described.device),
-        "commit": commit_of(Path.cwd()), "torchperf_ros": __version__,
     }  # fmt: skip
 
 

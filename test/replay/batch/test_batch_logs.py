@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from typer.testing import CliRunner
 
+from torchperf_ros.cli.main import app
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
-from torchperf_ros.replay.batch.batch_logs import BatchError, duration_s, find_logs, is_batch
+from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs, is_batch
 from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
-
-from ..conftest import write_drive
 
 GIB = 1 << 30
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,14 +129,6 @@ def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the
     assert (done.stdout.splitlines(), done.stderr) == ([*told, "['a', 'z']"], "")
 
 
-def test_given_logs_that_say_how_long_they_are_when_asked_then_nothing_else_is_read(tmp_path):
-    write_drive(tmp_path / "bag")
-    write_drive(tmp_path / "file.mcap")
-    make(tmp_path, "broken.mcap", "silent.bag")
-    lengths = {log.name: duration_s(log) for log in find_logs([tmp_path])}
-    assert lengths == {"bag": pytest.approx(0.18), "file": pytest.approx(0.18), "broken": None, "silent": None}
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -188,12 +180,12 @@ def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask
 
 
 def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_install(monkeypatch, tmp_path):
-    make(tmp_path, "a.mcap")
+    make(tmp_path, "logs/a.mcap")
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
-    console = Console(file=io.StringIO())
-    with pytest.raises(BatchError, match=r"several logs need dask, which is not installed: `pip install 'torch"):
-        replay_batch([tmp_path], ReplayOptions(), BatchOptions(tmp_path / "out"), Progress(console=console), console)
+    done = CliRunner().invoke(app, ["replay", str(tmp_path / "logs"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert done.output == "torchperf: dask is not installed: `pip install 'torchperf_ros[logs]'`\n"
     assert not (tmp_path / "out").exists()
 
 

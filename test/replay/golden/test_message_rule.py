@@ -20,7 +20,7 @@ from torchperf_ros.replay.golden.message_rule import (
     compare_messages,
 )
 
-from .golden_messages import (
+from .made_outputs import (
     ARRAY,
     COMPRESSED,
     IMAGE,

@@ -20,8 +20,8 @@ from rich.table import Table
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.replay.batch import batch_results as results
-from torchperf_ros.replay.batch.batch_cluster import BatchOptions, check_installed, open_cluster, replay_on
-from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, duration_s, find_logs
+from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster, replay_on
+from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, find_logs
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
 
 _RUN: Final = ".run-"
@@ -61,10 +61,9 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
     kept = {} if batch.fresh else results.finished(batch.folder, keys)
     yield from passed_over
     for log in logs:
-        length = "" if (seconds := duration_s(log)) is None else f"{seconds:,.1f} s"
         near = log.path.relative_to(Path.cwd()) if log.path.is_relative_to(Path.cwd()) else log.path
         size = f"{log.size_bytes / _MIB:,.1f} MiB"
-        yield f"{'done' if log.name in kept else 'replay':6} {size:>12} {length:>10}  {log.name}  {near}"
+        yield f"{'done' if log.name in kept else 'replay':6} {size:>12}  {log.name}  {near}"
     size = f"{sum(log.size_bytes for log in logs) / _MIB:,.1f} MiB"
     yield f"{len(logs) - len(kept)} of {len(logs)} logs to replay, {size} in all"
 
@@ -80,7 +79,6 @@ def replay_batch(
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
         OSError: the folder of results cannot be written.
     """
-    check_installed()
     told = bars.console
     say = functools.partial(told.print, highlight=False, markup=False, soft_wrap=True)
     options = _for_workers(options, batch)
@@ -146,8 +144,6 @@ def _replay(
     ended: dict[FoundLog, results.Ended],
 ) -> None:  # fmt: skip
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
-        if cluster.dashboard:
-            say(f"dashboard: {cluster.dashboard}")
         sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
         with bars:
             shown = _Bars(bars, say, [task.log for task in tasks], ended)

@@ -5,7 +5,6 @@ time, and the next when that has ended: a worker that dies takes one log with it
 """
 
 import contextlib
-import importlib.util
 import logging
 import math
 import os
@@ -42,9 +41,7 @@ _QUIET: Final = {
     "distributed.nanny.pre-spawn-environ": {},  # what it sets for malloc and OpenMP would reach the models
     "distributed.admin.tick.interval": "1s",  # 20 ms would wake every process of the cluster 50 times a second
     "distributed.admin.tick.limit": "1h",  # a long-lasting step of a replay is none of the scheduler's worries
-}
-_NO_PAGES: Final[dict[str, list[str]]] = {  # every user of this machine could read them
-    "distributed.scheduler.http.routes": [],
+    "distributed.scheduler.http.routes": [],  # pages, which every user of this machine could read
     "distributed.worker.http.routes": [],
 }
 
@@ -60,7 +57,6 @@ class BatchOptions:
     timeout_s: float = 0.0  # how long a log may take; 0: as long as it needs
     fresh: bool = False  # replay what is done already, too
     keep_output: bool = False  # write what was published to an MCAP file beside each log's results
-    dashboard: str = ""  # address of Dask's dashboard, for example `:8787`; "": none
 
 
 @dataclass(frozen=True)
@@ -70,22 +66,12 @@ class Cluster:
     client: "Client"
     slots: int
     beside: int
-    dashboard: str = ""
     given: bool = False
 
     @property
     def reachable(self) -> bool:
         """Whether there is a scheduler to talk to."""
         return bool(self.client.status == "running")
-
-
-def check_installed() -> None:
-    """Ask for what many logs need and one log does not; raises `BatchError` where it is not installed."""
-    missing = [one for one in ("cryptography", "dask", "distributed", "pyarrow") if not importlib.util.find_spec(one)]
-    if missing:
-        are = "is" if len(missing) == 1 else "are"
-        msg = f"several logs need {', '.join(missing)}, which {are} not installed: `pip install 'torchperf_ros[logs]'`"
-        raise BatchError(msg)
 
 
 def default_parallel(pace: str, cores: int, available_bytes: int) -> int:
@@ -128,29 +114,26 @@ def _started(stack: contextlib.ExitStack, batch: BatchOptions, pace: str, logs: 
     available = min(psutil.virtual_memory().available, int(MEMORY_LIMIT))
     parallel = batch.parallel or default_parallel(pace, len(os.sched_getaffinity(0)), available)
     parallel = max(1, min(parallel, logs))
-    host, _, port = batch.dashboard.rpartition(":")
     # temporary files of scheduler and workers, so that nothing stays of those that are killed
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True))
-    pages: dict[str, list[str]] = {} if batch.dashboard else _NO_PAGES
-    stack.enter_context(dask.config.set({"temporary-directory": folder, **pages}))
+    stack.enter_context(dask.config.set({"temporary-directory": folder}))
     with _signals_held():
         try:
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=parallel, threads_per_worker=1, processes=True, memory_limit=0, host=_HERE,
-                    dashboard_address=f"{host or _HERE}:{port or 0}", worker_dashboard_address=None,
-                    scheduler_kwargs={"dashboard": bool(batch.dashboard)}, silence_logs=logging.CRITICAL,
+                    dashboard_address=f"{_HERE}:0", worker_dashboard_address=None,
+                    scheduler_kwargs={"dashboard": False}, silence_logs=logging.CRITICAL,
                     security=Security.temporary(),  # a port of this machine is open to all of its users
                     env={"TMPDIR": folder},
                 )
             )  # fmt: skip
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
-            what = f"--dashboard {batch.dashboard}" if batch.dashboard else "several logs"
-            msg = f"{what}: the processes of this machine that would replay could not be started: {why}"
+            msg = f"several logs: the processes of this machine that would replay could not be started: {why}"
             raise BatchError(msg) from error
         client = stack.enter_context(Client(cluster, set_as_default=False))
-    return Cluster(client, parallel, parallel, cluster.dashboard_link if batch.dashboard else "")
+    return Cluster(client, parallel, parallel)
 
 
 def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from torchperf_ros.config.params_file import read_yaml
-from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.logs.log_folder import SUFFIXES
 from torchperf_ros.logs.log_storage import LogError
@@ -79,22 +77,6 @@ def find_logs(
         msg = f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder with some"
         raise BatchError(msg)
     return _named(sorted(found.values(), key=lambda log: (log.name, log.path)), owner)
-
-
-def duration_s(log: FoundLog) -> float | None:
-    """How long a log is, where it says so at its beginning or end; None where all of it would have to be read."""
-    from mcap.reader import make_reader
-
-    try:
-        if log.path.is_dir():
-            metadata: Any = read_yaml(recording_in(log.path) / _METADATA, "metadata")
-            return float(metadata["rosbag2_bagfile_information"]["duration"]["nanoseconds"]) / NS_PER_S
-        with log.path.open("rb") as file:
-            summary = make_reader(file).get_summary() if log.path.suffix == ".mcap" else None
-    except Exception:  # a stranger's file: whatever is wrong with it, the replay says so
-        return None
-    statistics = None if summary is None else summary.statistics
-    return None if statistics is None else (statistics.message_end_time - statistics.message_start_time) / NS_PER_S
 
 
 def _is_split(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
-from torchperf_ros.runs.compare.estimates import Curve, pooled, stage_frames
+from torchperf_ros.runs.compare.estimates import pooled, stage_frames
 from torchperf_ros.runs.compare.verdict import JITTER, METRICS, OUTPUTS, Finding, Interval, Rules, Verdict, judge
 from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 
@@ -31,7 +31,6 @@ class StageComparison:
     """One stage on both sides.
 
     Attributes:
-        curve: differences of quantiles, for a picture; may be empty.
         block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
     """
 
@@ -39,7 +38,6 @@ class StageComparison:
     base: StageLog
     new: StageLog
     agreement: Mapping[str, int]
-    curve: Curve
     block: int
 
 
@@ -181,16 +179,16 @@ def _stage(base: list[StageLog], new: list[StageLog], rules: Rules) -> tuple[Sta
     first, second = pooled(base), pooled(new)
     found: list[Finding] = []
     if min(len(base), len(new)) < statistics.RUNS:
-        found, curve, block = statistics.latencies(first, second, rules)
+        found, block = statistics.latencies(first, second, rules)
         found += statistics.shares(first, second, statistics.same_frames(base, new), block, rules.alpha)
-        return StageComparison(first.name, first, second, agreement(base[0], new[0]), curve, block), found
+        return StageComparison(first.name, first, second, agreement(base[0], new[0]), block), found
     best = first.tiers[0] if first.tiers and second.tiers else ""
     values = [[statistics.figures(run, best) for run in side] for side in (base, new)]
     for metric in values[0][0]:
         before, after = ([run[metric] for run in side] for side in values)
         if metric is JITTER or np.isfinite([*before, *after]).any():  # of one frame there is no jitter
             found.append(statistics.of_runs(first.name, metric, before, after, rules.alpha))
-    return StageComparison(first.name, first, second, agreement(base[0], new[0]), (), 0), found
+    return StageComparison(first.name, first, second, agreement(base[0], new[0]), 0), found
 
 
 def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:

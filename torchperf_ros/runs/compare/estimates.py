@@ -21,8 +21,6 @@ from torchperf_ros.runs.run_log import UNKNOWN, RunLog, StageLog
 RUNS: Final = 3
 """So many runs a side, and the run is the sample: two have no spread worth the name."""
 _QUANTILES: Final = {verdict.P50: 0.50, verdict.P95: 0.95, verdict.P99: 0.99}
-_CURVE: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.97, 0.98, 0.985, 0.995)
-_ALL: Final = (*_QUANTILES.values(), *_CURVE)
 _NO_INTERVAL: Final = "a maximum has no interval: the next run's may be anything; it does not decide"
 _BLOCKS_LONGER: Final = 2.0  # than those of the best variance: intervals come out too short otherwise
 _LEAST_BLOCKS: Final = 10.0  # fewer say too little about how much a resample varies
@@ -35,8 +33,6 @@ _MOST_DROPPED: Final = 1 << 22
 _WHOLE: Final = 100.0
 
 Values = NDArray[np.float64]
-Curve = tuple[tuple[float, float, float, float], ...]
-"""Rows of a quantile (0 to 1), its difference, low and high in ms, for a picture."""
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Places of the same frames on both sides."""
 
@@ -102,16 +98,15 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
     return replace(shown, interval=interval)
 
 
-def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding], Curve, int]:
+def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding], int]:
     """The latencies of two sides by a circular block bootstrap (Politis and Romano 1992) of each.
 
-    Returns the metrics, the differences of many quantiles, and the frames in a block, of the side with the longer ones.
+    Returns the metrics, and the frames in a block, of the side with the longer ones.
     """
     series = [_Series(one) for one in (base, new)]
     before, after = (figures(one) for one in (base, new))
     samples = min(len(one.values) for one in series)
     metrics = [*_QUANTILES, verdict.JITTER]
-    curve: Curve = ()
     intervals: dict[Metric, Interval] = {}
     certain = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
     if certain:  # as on a virtual clock: nothing is chance
@@ -121,11 +116,10 @@ def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding
         first, second = (one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True))
         moved = _measured(series[1].values, series[1].steps) - _measured(series[0].values, series[0].steps)
         blocks = min(len(one.values) / one.block for one in series)
-        bounds = [_percentile(one, column, blocks, rules.alpha)
-                  for one, column in zip(moved, (second - first).T, strict=True)]  # fmt: skip
-        intervals = dict(zip(metrics, [*bounds[: len(_QUANTILES)], bounds[-1]], strict=True))
-        drawn = zip(_ALL, moved, bounds, strict=False)
-        curve = tuple(sorted((share, float(one), bound.low, bound.high) for share, one, bound in drawn))
+        intervals = {
+            metric: _percentile(float(one), column, blocks, rules.alpha)
+            for metric, one, column in zip(metrics, moved, (second - first).T, strict=True)
+        }
     longest = before[verdict.MAX], after[verdict.MAX]
     found = [Finding(base.name, verdict.MAX, *longest, None, samples, why=_NO_INTERVAL, decides=False)]
     for metric in metrics:
@@ -133,7 +127,7 @@ def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding
         enough, why = max(((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
         interval = intervals.get(metric)
         found.append(Finding(base.name, metric, before[metric], after[metric], interval, samples, enough, why))
-    return found, curve, max(one.block for one in series)
+    return found, max(one.block for one in series)
 
 
 def shares(base: StageLog, new: StageLog, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
@@ -255,7 +249,7 @@ class _Series:
 
 
 def _measured(values: Values, steps: Values) -> Values:
-    return np.append(np.quantile(values, _ALL), steps.mean())
+    return np.append(np.quantile(values, list(_QUANTILES.values())), steps.mean())
 
 
 def _number(fact: object) -> float:
@@ -317,28 +311,23 @@ def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
 
 
 def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
-    """Newcombe's interval (Statistics in Medicine 17 (1998), method 10), for frames in bursts.
+    """The interval of the difference of two shares, by the variance of Agresti and Caffo, for frames in bursts.
 
-    It counts as many frames as independent ones would say as much. Returns the interval in percentage points, how many
-    frames it takes to be believed (0 if there are), and why it is not.
+    The American Statistician 54 (2000). It counts as many frames as independent ones would say as much. Returns the
+    interval in percentage points, how many frames it takes to be believed (0 if there are), and why it is not.
     """
-    from scipy.stats import norm
-    from statsmodels.stats.proportion import confint_proportions_2indep
-
-    sides = [new, base]
+    sides = [base, new]
     # A side without a miss does not show how misses come in bursts: the other one's bursts count for both.
     length = min(min(map(len, sides)) // 2, max(block, *map(_blocks, sides)))
     inflated = max(inflation(one, length) for one in sides)
-    effective = [len(one) / inflated for one in sides]
-    wider = widening(min(map(len, sides)) / length, alpha)
-    counts = [number for one, count in zip(sides, effective, strict=True) for number in (one.mean() * count, count)]
-    z = float(norm.isf(alpha / 2))
-    low, high = confint_proportions_2indep(*counts, method="newcomb", compare="diff", alpha=2 * norm.sf(z * wider))
-    difference = sides[0].mean() - sides[1].mean()
-    reach = difference - low if difference > 0 else high - difference
-    p = float(2 * norm.sf(z * abs(difference) / reach)) if reach > 0 else 1.0
-    needs = [_needs(len(one), length, count) for one, count in zip(sides, effective, strict=True)]
-    return Interval(_WHOLE * float(low), _WHOLE * float(high), p), *max(needs)
+    variance = 0.0
+    for one in sides:
+        effective = len(one) / inflated
+        share = (one.mean() * effective + 1) / (effective + 2)
+        variance += share * (1 - share) / (effective + 2)
+    blocks = min(map(len, sides)) / length
+    needs = [_needs(len(one), length, len(one) / inflated) for one in sides]
+    return _interval(_percent(new) - _percent(base), variance, blocks, alpha), *max(needs)
 
 
 def _of_pairs(found: Finding, steps: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
@@ -348,18 +337,22 @@ def _of_pairs(found: Finding, steps: Values, block: int, alpha: float) -> tuple[
     (Statistics in Medicine 24 (2005)), for frames in bursts. From the metric's `plain` points on the frames are counted
     one by one: so large a change is judged, even if it is a single stretch of frames.
     """
-    from scipy.stats import norm
-
     difference = found.difference
     length = 1 if abs(difference) >= found.metric.plain else min(len(steps) // 2, max(block, _blocks(steps)))
     effective = len(steps) / inflation(steps, length)
-    wider = widening(len(steps) / length, alpha)
     worse, better = (float(np.mean(steps == sign)) * effective for sign in (1.0, -1.0))
     moved = (worse - better) / (effective + 2)
-    error = wider * _WHOLE * math.sqrt(((worse + better + 1) / (effective + 2) - moved**2) / (effective + 2))
+    variance = ((worse + better + 1) / (effective + 2) - moved**2) / (effective + 2)
+    return _interval(difference, variance, len(steps) / length, alpha), *_needs(len(steps), length, effective)
+
+
+def _interval(difference: float, variance: float, blocks: float, alpha: float) -> Interval:
+    """Around a difference in percentage points, of shares whose difference has this variance, from so many blocks."""
+    from scipy.stats import norm
+
+    error = widening(blocks, alpha) * _WHOLE * math.sqrt(variance)
     reach = float(norm.isf(alpha / 2)) * error
-    interval = Interval(difference - reach, difference + reach, float(2 * norm.sf(abs(difference) / error)))
-    return interval, *_needs(len(steps), length, effective)
+    return Interval(difference - reach, difference + reach, float(2 * norm.sf(abs(difference) / error)))
 
 
 def _needs(frames: int, block: int, effective: float) -> tuple[float, str]:

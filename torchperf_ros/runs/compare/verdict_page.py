@@ -1,6 +1,5 @@
 """The page of `torchperf compare`: one file that needs no network."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +10,7 @@ import plotly.graph_objects as go
 from torchperf_ros import __version__
 from torchperf_ros.runs.compare import verdict_text as text
 from torchperf_ros.runs.compare.comparison import Comparison, StageComparison
-from torchperf_ros.runs.compare.verdict import P99, Finding, Verdict
+from torchperf_ros.runs.compare.verdict import Finding, Verdict
 from torchperf_ros.runs.report import report_pictures as draw
 from torchperf_ros.runs.report.page import Block, Page
 from torchperf_ros.runs.run_log import RunLog
@@ -20,7 +19,6 @@ _POINTS: Final = 1500
 _WHOLE: Final = 100.0
 _BUDGET_SHOWN: Final = 3.0
 _COLOURS: Final = {"base": draw.BLUE, "new": draw.ORANGE}
-_BANDS: Final = "rgba(0,158,115,0.2)"
 _CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
 
@@ -39,12 +37,10 @@ def verdict_page(comparison: Comparison) -> str:
     ])  # fmt: skip
     for stage in comparison.stages:
         findings = [one for one in comparison.findings if one.stage == stage.name]
-        pictures = [("Latency: how many frames took longer", exceedance(stage))]
-        if stage.curve:
-            margin = next((one.margin for one in findings if one.metric is P99), math.nan)
-            pictures.append(("Each quantile: new less base", difference(stage, margin)))
-        blocks = [page.plots(*pictures), page.plots(("Latency over time", over_frames(stage)))]
-        page.section(stage.name, [_table(comparison, findings), *blocks])
+        page.section(stage.name, [
+            _table(comparison, findings), page.plots(("Latency: how many frames took longer", exceedance(stage))),
+            page.plots(("Latency over time", over_frames(stage))),
+        ])  # fmt: skip
     sides = {"base": comparison.base, "new": comparison.new}
     if findings := [one for one in comparison.findings if not one.stage]:
         sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
@@ -80,29 +76,6 @@ def exceedance(stage: StageComparison) -> go.Figure:
         draw.mark_budget(figure, stage.new.budget_ms)
     figure.update_yaxes(type="log", dtick=1)
     return draw.laid_out(figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True)
-
-
-def difference(stage: StageComparison, margin_ms: float) -> go.Figure:
-    """How much longer (up) or shorter each quantile of the new side is, with its interval; NaN for no margin."""
-    share, middle, low, high = (list(column) for column in zip(*stage.curve, strict=True))
-    at = [f"p{_WHOLE * one:g}" for one in share]
-    figure = go.Figure()
-    figure.add_scatter(x=at, y=draw.rounded(high), mode="lines", line={"width": 0}, showlegend=False, hoverinfo="skip")
-    figure.add_scatter(x=at, y=draw.rounded(low), mode="lines", line={"width": 0}, fill="tonexty", fillcolor=_BANDS,
-                       name="interval", hoverinfo="skip")  # fmt: skip
-    figure.add_scatter(
-        x=at, y=draw.rounded(middle), mode="lines+markers", name="new less base",
-        line={"color": draw.GREEN, "width": 2},
-        customdata=[list(pair) for pair in zip(draw.rounded(low), draw.rounded(high), strict=True)],
-        hovertemplate="%{x}: %{y:+.2f} ms (%{customdata[0]:+.2f} to %{customdata[1]:+.2f})",
-    )  # fmt: skip
-    figure.add_hline(y=0, line={"color": draw.GREY, "width": 1})
-    for side in (margin_ms, -margin_ms) if np.isfinite(margin_ms) else ():
-        figure.add_hline(y=side, line={"color": draw.VERMILION, "dash": "dot", "width": 1})
-    figure.update_xaxes(title_text="quantile; dotted: the margin of the p99", type="category")
-    figure.update_yaxes(title_text="ms longer")
-    figure.update_layout(height=340, legend=draw.LEGEND, showlegend=True)
-    return figure
 
 
 def over_frames(stage: StageComparison) -> go.Figure:

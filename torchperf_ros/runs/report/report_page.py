@@ -159,8 +159,6 @@ def _verdicts(run: RunLog, prefix: str) -> Block:
 
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
-    from torchperf_ros.runs.report.report_pictures import latencies
-
     rows = overview.rows
     frames = sum(row.figures.frames for row in rows)
     on_time = sum(row.figures.on_time_share * row.figures.frames for row in rows if row.figures.frames)
@@ -180,7 +178,6 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     if rows:
         shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS
         page.top += [
-            page.plots(("p99 of every log, the worst first", latencies(shown))),
             {"kind": "soft", "text": "The worst logs come first; those that are links have a section below. A click "
                                      "on a column sorts."},
             {"kind": "table", "sortable": True, "rows": [_row(row, anchors.get(row.run, "")) for row in shown],

@@ -7,7 +7,7 @@ import html
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,9 +17,6 @@ from plotly.subplots import make_subplots
 from torchperf_ros.frame.outcome import Health, Outcome
 from torchperf_ros.runs.report.report_words import safe_stops
 from torchperf_ros.runs.run_log import STEPS, LoggedAlert, RunLog, StageLog
-
-if TYPE_CHECKING:
-    from torchperf_ros.runs.report.report_page import OverviewRow
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
@@ -55,9 +52,7 @@ _STOP_BAND: Final = "rgba(213,0,0,0.16)"
 _GAP_INTERVALS, _GAP_S = 5, 1.0  # a line breaks where so many usual intervals, and a second, hold no frame
 _MOST_MARKS: Final = 300
 _GAP_PX, _AROUND_PX = 18, 110
-_MOST_NAMED: Final = 12  # logs that have their names below the picture
-_TICK, _TILT_DEGREES = 18, 30  # characters of a name there, and how it stands
-_HALF: Final = 0.5  # of a log's width
+_HALF: Final = 0.5  # of the height of a word of health
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
@@ -239,34 +234,6 @@ def memory(run: RunLog, most: int) -> go.Figure:
             )  # fmt: skip
     figure.update_xaxes(type="date")
     return laid_out(figure, 280, "", "MiB", hovermode="x unified")
-
-
-def latencies(rows: Sequence["OverviewRow"]) -> go.Figure:
-    """A point for each stage of each run; logs in the table's order, budgets as lines over the width of their log."""
-    figure = go.Figure()
-    places = {run: place for place, run in enumerate(dict.fromkeys(row.run for row in rows), start=1)}
-    for number, stage in enumerate(dict.fromkeys(row.stage for row in rows)):
-        own = [row for row in rows if row.stage == stage and math.isfinite(row.figures.p99_ms)]
-        colour = _MEMORY_COLOURS[number % len(_MEMORY_COLOURS)]
-        figure.add_scatter(
-            x=[places[row.run] for row in own], y=rounded(row.figures.p99_ms for row in own), name=stage,
-            text=[row.run for row in own], mode="markers", marker={"color": colour, "size": 6},
-            hovertemplate="%{text}: %{y:.2f} ms",
-        )  # fmt: skip
-        if budgets := [row for row in own if math.isfinite(row.figures.budget_ms)]:
-            figure.add_scatter(
-                x=[places[row.run] + side for row in budgets for side in (-_HALF, _HALF)],
-                y=[row.figures.budget_ms for row in budgets for _ in range(2)], name=f"budget of {stage}", mode="lines",
-                line={"color": colour, "width": 1.5, "dash": "dash"}, hoverinfo="skip",
-            )  # fmt: skip
-    figure.update_xaxes(type="linear", range=[1 - _HALF, len(places) + _HALF], zeroline=False)
-    if len(places) <= _MOST_NAMED:  # a name's beginning and end, which is where names of logs differ
-        names = [run if len(run) <= _TICK else f"{run[: _TICK // 2]}…{run[-_TICK // 2 + 1 :]}" for run in places]
-        figure.update_xaxes(tickvals=list(places.values()), ticktext=[name.replace("<", "&lt;") for name in names],
-                            tickangle=-_TILT_DEGREES, ticklabeloverflow="allow")  # fmt: skip
-    else:
-        figure.update_xaxes(tickformat=",")
-    return laid_out(figure, 360, "" if len(places) <= _MOST_NAMED else "place in the table", "p99, ms")
 
 
 def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> None:
