@@ -1,5 +1,6 @@
 """The node's parameters: each is declared once, as a field of the frozen dataclass that holds its checked value."""
 
+import difflib
 import ipaddress
 import json
 import re
@@ -7,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import (
     AUTO,
     COMPILE_MODES,
@@ -18,13 +18,12 @@ from torchperf_ros.config.build_options import (
     STATIC_ENGINE,
     BuildOptions,
 )
-from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
-from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
 from torchperf_ros.config.rollout_options import RolloutOptions, rollout_options
+from torchperf_ros.config.safety_options import EmergencyOptions, GuardOptions, emergency_options, guard_options
 from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
-from torchperf_ros.config.sync_options import SyncRule, parse_sync
+from torchperf_ros.config.stage_rules import ActionRule, SyncRule, parse_actions, parse_sync
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
@@ -302,14 +301,10 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
             prefix = next(iter(stages), "STAGE")
             word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
         if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
-            import difflib  # once it is needed, the node ends
-
             named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
             raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
-        import difflib
-
         for stage in [stage for stage in stages if stage not in given]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"

@@ -1,5 +1,6 @@
 """One ROS parameter, and how the fields of a frozen dataclass declare theirs."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -87,6 +88,7 @@ def nested(kind: type) -> Any:  # noqa: ANN401
     return field(metadata={_PARAMETERS: declared(kind), _NESTED: True})
 
 
+@functools.cache
 def declared(kind: type) -> tuple[Parameter, ...]:
     """The parameters that a configuration is made of."""
     return tuple(

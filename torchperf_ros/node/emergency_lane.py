@@ -15,7 +15,7 @@ from typing import Any, Final
 from rclpy.lifecycle import LifecycleNode
 
 from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.config.emergency_options import SENSOR_TYPES
+from torchperf_ros.config.safety_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback

@@ -29,7 +29,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
-from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOptions
+from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.stop_output import PATH
