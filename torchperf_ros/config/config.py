@@ -211,6 +211,11 @@ def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
     return (*plain, *scene_parameters(scenes))
 
 
+def of_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """A stage's own values, by their names without the stage's."""
+    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
+
+
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     """Check the values of one stage; missing ones take their default.
 
@@ -327,7 +332,7 @@ def _check_sharing(stages: Sequence[StageConfig]) -> None:
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
-    """Check the node's own values and those of each stage; missing ones take their default.
+    """Check the node's own values, among `values`, and those of each of the `stages`; missing ones take their default.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
