@@ -108,16 +108,8 @@ class NodeParameters:
         known = {change.name: _plain(change.value) for change in changes if change.name in self._known}
         try:
             for name, value in known.items():
-                if value == self._value(name):  # as where a file of all parameters is loaded
-                    continue
-                if self.configured and not self._known[name].live:
-                    raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
-                if name.endswith(".scenes"):
-                    raise ConfigError(
-                        f"parameter {name}: is read from the parameter file at start; start the node anew"
-                    )
-                if name == "stages" and value != self._stages:
-                    raise ConfigError("parameter stages: is read from the parameter file at start; start the node anew")
+                if value != self._value(name):  # equal where a file of all parameters is loaded
+                    self._check_may_change(name)
             config = self._read(known)
             if self.configured and known:
                 self.check(config)
@@ -127,6 +119,12 @@ class NodeParameters:
             self.config = config
             self.change(config)
         return SetParametersResult(successful=True)
+
+    def _check_may_change(self, name: str) -> None:
+        if self.configured and not self._known[name].live:
+            raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
+        if name == "stages" or name.endswith(".scenes"):
+            raise ConfigError(f"parameter {name}: is read from the parameter file at start; start the node anew")
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

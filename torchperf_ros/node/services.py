@@ -17,8 +17,7 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.recorder.incident_folder import CaptureRule
 from torchperf_ros.stage.stage_actor import StageActor
-
-Log = Callable[[str, str], None]
+from torchperf_ros.workers.worker_pool import Log
 
 
 class CaptureServices:
