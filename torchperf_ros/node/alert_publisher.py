@@ -17,7 +17,6 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
-from torchperf_ros.node.recording_setup import ANOMALY
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
@@ -109,7 +108,7 @@ class AlertPublisher:
         data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording
         self._publisher.publish(data)
         if recording is not None:
-            recording.message(ANOMALY, ros_now_ns, data)
+            recording.message(self._publisher.topic_name, ros_now_ns, data)
         self._log(event)
         for alert in event:
             self.told(alert)

@@ -168,7 +168,7 @@ class Endpoints:
 
     def _record(self, topic: str, data: bytes) -> None:
         if self.recording is not None:
-            self.recording.heard(topic, self._node.get_clock().now().nanoseconds, data)
+            self.recording.message(topic, self._node.get_clock().now().nanoseconds, data)
 
     def publish(self, index: int, payload: bytes) -> Instead | None:
         """Send the output of the stage of this index; returns what went out instead, if something did."""

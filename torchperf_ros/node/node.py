@@ -2,22 +2,26 @@
 
 import functools
 import math
+import os
+import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from torchperf_ros import __version__
+from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.config import NodeConfig
+from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, ros_message_class, stage_inputs
 from torchperf_ros.node.parameters import NodeParameters
-from torchperf_ros.node.recording_setup import recording_setup
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.rollouts import Rollouts
@@ -34,6 +38,14 @@ from torchperf_ros.workers.shared_process import share_processes
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _DESCRIBE_POLL_S = 0.02
+_TOPICS = (
+    ("~/memory", "std_msgs/msg/Float64"),
+    ("~/memory_stats", "std_msgs/msg/Float64MultiArray"),
+    ("~/anomaly", "diagnostic_msgs/msg/DiagnosticArray"),
+    ("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"),
+)
+"""What the reporter and the alert publisher publish, as the black box keeps it."""
+_PACKAGES = ("torch", "numpy", "rosbags", "rclpy", "ros-rclpy")
 _SUCCESS, _FAILURE, _ERROR = (
     TransitionCallbackReturn.SUCCESS,
     TransitionCallbackReturn.FAILURE,
@@ -239,7 +251,7 @@ class PerfNode(LifecycleNode):
     def _start_recording(self, config: NodeConfig) -> None:
         if config.recorder:
             rings = [stage.pool.ring for stage in self._stages]
-            setup = recording_setup(self, self._stages, self._endpoints.heard.items())
+            setup = _recording_setup(self, self._stages, self._endpoints.heard.items())
             self._recording = Recording(config, setup, rings)
             self._endpoints.recording = self._reporter.alert_publisher.recording = self._recording
 
@@ -321,3 +333,43 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
         except OSError as error:
             facts["cpu_affinity_warning"] = f"cpu_affinity {list(config.cpu_affinity)} cannot be set: {error}"
     return facts
+
+
+def _recording_setup(
+    node: LifecycleNode, stages: Sequence[StageActor], heard: Iterable[tuple[str, str]]
+) -> dict[str, Any]:
+    """The recorder's setup, see `recorder/recorder.py`; `heard`: topics and types of what no frame carries."""
+    outputs = {node.resolve_topic_name(stage.config.output) for stage in stages}
+    return {
+        "node": node.get_fully_qualified_name(),
+        "pid": os.getpid(),
+        "ros_offset_ns": node.get_clock().now().nanoseconds - monotonic_ns(),
+        "versions": _versions(),
+        "parameters": {one.name: one.value for one in node.get_parameters(sorted(node.list_parameters([], 0).names))},
+        "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in _TOPICS],
+        "heard": list(heard),
+        "stages": [_recorded_stage(node, stage, outputs) for stage in stages],
+    }
+
+
+def _recorded_stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[str, Any]:
+    config, description = stage.config, stage.pool.description
+    return {
+        "name": config.name,
+        "tiers": list(config.tiers),
+        "scenes": {scene.name: list(scene.tiers) for scene in config.scenes},
+        "budget_ms": config.budget_ms,
+        "output": (node.resolve_topic_name(config.output), "" if description is None else description.output),
+        "inputs": [
+            None if source.topic in outputs else (source.topic, source.type_name)
+            for source in stage_inputs(node, stage)
+            if source.index >= 0
+        ],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"torchperf_ros": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    # rclpy of a sourced ROS, or of wheels: one of the two
+    found |= {name: version for name in _PACKAGES if (version := version_of(name))}
+    return found | {"ros_distro": os.environ.get("ROS_DISTRO", "")}

@@ -17,7 +17,6 @@ from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved, ros_message_class
-from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
@@ -106,9 +105,9 @@ class Reporter:
         for stage in self.stages:
             stage.act(now_ns)
         diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
-        self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
-        self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
-        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
+        self._publish(self._diagnostics, ros_now_ns, diagnostics)
+        self._publish(self._memory, ros_now_ns, float64_bytes(memory.workers_mib))
+        self._publish(self._memory_stats, ros_now_ns, self._memory_array.encode(row))
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
@@ -142,10 +141,10 @@ class Reporter:
                 recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
         recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
 
-    def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
+    def _publish(self, publisher: Publisher, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)
         if (recording := self.alert_publisher.recording) is not None:
-            recording.message(index, ros_now_ns, data)
+            recording.message(publisher.topic_name, ros_now_ns, data)
 
     def _hand_to_stages(self, alert: Alert) -> None:
         for stage in self.stages:
