@@ -18,7 +18,7 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.safety.guard import Guard
 
 _SPEED, _BEND = 10.0, 0.01  # m/s and 1/m

@@ -82,7 +82,7 @@ def test_given_a_word_that_is_no_choice_when_checked_then_the_error_lists_the_ch
             assert all(choice in text for choice in parameter.choices)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parameter=st.sampled_from(EVERY), value=values_of_any_type)
 def test_given_any_value_when_checked_then_it_is_of_the_defaults_type_or_a_config_error(parameter, value):
     try:

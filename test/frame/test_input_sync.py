@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.sync_options import SyncRule
+from torchperf_ros.config.stage_rules import SyncRule
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.input_sync import KEPT, MOST_MISSES, InputSync, SyncedInput

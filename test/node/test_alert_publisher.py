@@ -57,7 +57,7 @@ class Lines:
 def announced(monkeypatch):
     """An alert publisher; `at(second, name)` finds something in that second, and returns the paths of incidents."""
     node = SimpleNamespace(
-        create_publisher=lambda *_: SimpleNamespace(publish=lambda data: None),
+        create_publisher=lambda *_: SimpleNamespace(publish=lambda data: None, topic_name="/perf/anomaly"),
         get_fully_qualified_name=lambda: "/perf",
         get_logger=lambda: SimpleNamespace(**{level: Lines(level) for level in ("info", "warning", "error")}),
     )

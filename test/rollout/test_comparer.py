@@ -5,8 +5,8 @@ import math
 import pytest
 
 from test.stage.conftest import wait_until
-from torchperf_ros.config.guard_options import guard_options
 from torchperf_ros.config.message_types import empty_message, encode, header
+from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.rollout import comparer
 from torchperf_ros.rollout.comparer import OutputComparer
 from torchperf_ros.safety.guard import Guard

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
-from torchperf_ros.config.guard_options import guard_options
+from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.safety.guard import Guard
 
 shapely = pytest.importorskip("shapely", reason="shapely is not installed")

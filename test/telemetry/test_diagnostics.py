@@ -29,9 +29,6 @@ def test_given_statuses_when_encoded_then_another_reader_finds_levels_names_and_
     assert (first.level, first.name, first.message, first.hardware_id) == (0, "perf: perception", "NOMINAL", "/perf")
     assert [(pair.key, pair.value) for pair in first.values] == [("tier", "full"), ("empty", "")]
     assert (second.level, second.message, len(second.values)) == (2, "SAFE_STOP: why", 0)
-
-
-def test_given_no_status_when_encoded_then_the_array_is_empty():
     assert len(read(diagnostic_bytes([], "", 0)).status) == 0
 
 

@@ -40,16 +40,11 @@ def test_given_an_answer_without_a_result_when_recorded_then_what_is_unknown_is_
     assert (found["outcome"], found["fallback"]) == (7, 2)
 
 
-def test_given_an_answer_without_an_input_when_recorded_then_it_says_which(make_answer):
+def test_given_an_answer_that_was_judged_and_lacks_inputs_when_recorded_then_verdict_and_inputs_are_there(make_answer):
     answer = make_answer()
-    answer.missing_inputs = 0b110
-    assert row(LatencyRecord(0), answer)["missing_inputs"] == 6
-
-
-def test_given_an_answer_that_the_guard_judged_when_recorded_then_the_verdict_is_there(make_answer):
-    answer = make_answer()
-    answer.check = GuardVerdict.REBASED
-    assert row(LatencyRecord(0), answer)["check"] == 2
+    answer.check, answer.missing_inputs = GuardVerdict.REBASED, 0b110
+    found = row(LatencyRecord(0), answer)
+    assert (found["check"], found["missing_inputs"]) == (2, 6)
 
 
 labels_and_values = st.lists(

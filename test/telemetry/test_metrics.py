@@ -273,14 +273,11 @@ def test_given_an_address_when_serving_then_nothing_else_is_open(stages, address
         exporter.close()
 
 
-def test_given_a_port_that_is_taken_when_exported_then_it_is_an_os_error(stages):
+def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_exported_then_it_is_an_os_error(stages):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="Address already in use"):
             MetricsExporter(config(metrics_port=taken.getsockname()[1]), stages)
-
-
-def test_given_an_address_of_another_machine_when_exported_then_it_is_an_os_error(stages):
     with pytest.raises(OSError, match="assign requested address"):
         MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)

@@ -34,21 +34,23 @@ def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers():
 
 def test_given_one_cause_when_several_things_are_found_then_they_are_one_message_with_the_cause_first():
     grouping = Grouping()
-    grouping.take(0, found("a: deadline missed", Level.ERROR), found("b: deadline missed"), found("a: worker died"))
-    [message] = grouping.told(1)
-    assert [status.name for status in message] == ["a: worker died", "a: deadline missed", "b: deadline missed"]
-    assert {status.values["event"] for status in message} == {"1"}
-    assert message[0].values["also"] == "a: deadline missed; b: deadline missed"
-
-
-def test_given_a_full_machine_when_deadlines_are_missed_then_the_load_stands_first():
-    grouping = Grouping()
-    names = ("a: deadline missed", "a: misses", "a: latency", "machine: load", "a: tier")
-    grouping.take(0, *(found(name, Level.ERROR if "missed" in name else Level.WARN) for name in names))
+    names = (
+        "a: rollout",
+        "a: misses",
+        "b: deadline missed",
+        "a: latency",
+        "machine: load",
+        "a: tier",
+        "a: worker died",
+    )
+    grouping.take(0, *map(found, names), found("a: deadline missed", Level.ERROR), found("a: worker died"))
     [message] = grouping.told(1)
     assert [status.name for status in message] == [
-        "machine: load", "a: tier", "a: latency", "a: misses", "a: deadline missed",
+        "a: worker died", "machine: load", "a: tier", "a: latency", "a: misses", "a: deadline missed",
+        "b: deadline missed", "a: rollout",
     ]  # fmt: skip
+    assert {status.values["event"] for status in message} == {"1"}
+    assert message[-3].values["also"].startswith("a: worker died; machine: load; a: tier; ")
 
 
 def test_given_an_event_when_more_is_found_soon_after_then_it_belongs_to_it_and_later_things_do_not():

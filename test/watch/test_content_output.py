@@ -52,8 +52,8 @@ def usual(second, rng):
     return detections(count, min(1.0, rng.gauss(0.8, 0.03)), rng.random()), rng.randbytes(100)
 
 
-def test_given_20_minutes_of_a_changing_scene_when_watched_then_nothing_is_told():
-    assert drive(1200, usual) == {}
+def test_given_minutes_of_a_changing_scene_when_watched_then_nothing_is_told():
+    assert drive(600, usual) == {}
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,11 @@ def test_given_markers_when_counted_then_what_is_deleted_is_no_object_and_alpha_
     assert statistics_of(message, MARKER_ARRAY) == (3.0, [0.5, 0.5, 0.5])
 
 
-def test_given_any_message_with_a_list_when_counted_then_scores_are_found_within_its_elements():
+def test_given_any_message_when_counted_then_scores_are_those_within_its_list_and_without_one_nothing_is_known():
     hypotheses = [SimpleNamespace(class_id="car", score=0.25), SimpleNamespace(class_id="bus", score=0.5)]
     results = [SimpleNamespace(hypothesis=hypothesis, pose=np.zeros(3)) for hypothesis in hypotheses]
     message = SimpleNamespace(header=None, detections=[SimpleNamespace(results=results), SimpleNamespace(results=[])])
     assert statistics_of(message, "vision_msgs/msg/Detection2DArray") == (2.0, [0.25, 0.5])
-
-
-def test_given_a_message_without_a_list_when_counted_then_nothing_is_known():
     count, scores = statistics_of(message_class("geometry_msgs/msg/Point")(x=1.0, y=2.0, z=np.nan), "")
     assert math.isnan(count)
     assert scores == []

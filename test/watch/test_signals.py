@@ -24,8 +24,30 @@ def run(rule, values):
     return {at: signal.alert("camera", why) for at, value in enumerate(values) if signal.update(1000.0 + at, value)}
 
 
-def test_given_hours_of_noise_when_watched_then_nothing_is_told():
-    assert run(LATENCY, latency(3 * 3600)) == {}
+def steady(usual, then, seconds, begin=300):
+    """Next to no noise around `usual`, and `then` from a second on."""
+    return [(then if second >= begin else usual) + 0.01 * (second % 3) for second in range(seconds)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(latency(3 * 3600), id="hours of noise"),
+        pytest.param(latency(400, lambda second: second in {300, 301}), id="two slow seconds"),
+        pytest.param(steady(18.0, 19.5, 400), id="below the floor"),
+        pytest.param(steady(30.0, 10.0, 400), id="the other direction"),
+        pytest.param(steady(18.0, 27.0, 58, begin=50), id="a start unlike what follows"),
+        pytest.param([math.nan if at % 3 == 0 else value for at, value in enumerate(latency(600))], id="gaps"),
+    ],
+)
+def test_given_seconds_that_are_no_departure_of_the_rule_when_watched_then_nothing_is_told(values):
+    assert run(LATENCY, values) == {}
+
+
+def test_given_a_rule_that_counts_it_when_watched_then_the_same_departure_is_told():
+    assert run(SignalRule("latency p50", "latency", "ms", "up", 0.5), steady(18.0, 19.5, 400))
+    assert min(run(RATE, steady(30.0, 10.0, 400))) <= 304
+    assert run(LATENCY, [math.nan, *latency(600), math.nan] + [27.0] * 20)
 
 
 @pytest.mark.parametrize("learnt_s", [90, 300, 1000])
@@ -48,34 +70,8 @@ def test_given_a_new_level_when_it_stays_then_it_is_the_usual_after_five_minutes
     assert 595 <= max(told) <= 605
 
 
-def test_given_two_slow_seconds_when_they_pass_then_nothing_is_told():
-    assert run(LATENCY, latency(400, lambda second: second in {300, 301})) == {}
-
-
-def test_given_departures_below_the_floor_when_they_last_then_nothing_is_told():
-    values = [18.0 + 0.01 * (second % 3) + (1.5 if second >= 300 else 0.0) for second in range(400)]
-    assert run(LATENCY, values) == {}
-    assert run(SignalRule("latency p50", "latency", "ms", "up", 0.5), values)
-
-
-def test_given_a_value_that_falls_when_only_rises_count_then_nothing_is_told_and_otherwise_it_is():
-    values = [30.0 + 0.01 * (second % 3) - (20.0 if second >= 300 else 0.0) for second in range(400)]
-    assert run(LATENCY, values) == {}
-    assert min(run(RATE, values)) <= 304
-
-
-def test_given_a_start_unlike_what_follows_when_it_is_not_a_minute_old_then_nothing_is_told():
-    assert run(LATENCY, [18.0 + 0.01 * (second % 3) + (9.0 if second >= 50 else 0.0) for second in range(58)]) == {}
-
-
-def test_given_seconds_without_a_value_when_they_pass_then_nothing_changes():
-    values = [math.nan if second % 3 == 0 else value for second, value in enumerate(latency(600))]
-    assert run(LATENCY, values) == {}
-    assert run(LATENCY, values + [27.0] * 20)
-
-
 def test_given_a_departure_when_said_then_the_sentence_has_value_baseline_and_time():
-    told = run(LATENCY, [18.0 + 0.01 * (second % 3) for second in range(200)] + [27.0] * 13)
+    told = run(LATENCY, steady(18.0, 18.0, 200) + [27.0] * 13)
     finding = told[max(told)]
     assert finding.name == "camera: latency"
     assert finding.level is Level.WARN

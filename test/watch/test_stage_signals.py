@@ -68,8 +68,8 @@ def between(begin, end, **fault):
     return lambda second: Moment(**fault) if begin <= second < end else Moment()
 
 
-def test_given_an_hour_of_usual_frames_when_watched_then_nothing_is_told():
-    assert drive(3600, lambda _: Moment(missed=0.002)) == {}
+def test_given_half_an_hour_of_usual_frames_when_watched_then_nothing_is_told():
+    assert drive(1800, lambda _: Moment(missed=0.002)) == {}
 
 
 @pytest.mark.parametrize(

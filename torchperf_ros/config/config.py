@@ -1,5 +1,6 @@
 """The node's parameters: each is declared once, as a field of the frozen dataclass that holds its checked value."""
 
+import difflib
 import ipaddress
 import json
 import re
@@ -7,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchperf_ros.config.action_options import ActionRule, parse_actions
 from torchperf_ros.config.build_options import (
     AUTO,
     COMPILE_MODES,
@@ -18,13 +18,12 @@ from torchperf_ros.config.build_options import (
     STATIC_ENGINE,
     BuildOptions,
 )
-from torchperf_ros.config.emergency_options import EmergencyOptions, emergency_options
-from torchperf_ros.config.guard_options import GuardOptions, guard_options
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
 from torchperf_ros.config.rollout_options import RolloutOptions, rollout_options
+from torchperf_ros.config.safety_options import EmergencyOptions, GuardOptions, emergency_options, guard_options
 from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
-from torchperf_ros.config.sync_options import SyncRule, parse_sync
+from torchperf_ros.config.stage_rules import ActionRule, SyncRule, parse_actions, parse_sync
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
 
@@ -212,6 +211,11 @@ def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
     return (*plain, *scene_parameters(scenes))
 
 
+def of_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """A stage's own values, by their names without the stage's."""
+    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
+
+
 def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     """Check the values of one stage; missing ones take their default.
 
@@ -302,14 +306,10 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
             prefix = next(iter(stages), "STAGE")
             word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
         if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
-            import difflib  # once it is needed, the node ends
-
             named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
             raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
-        import difflib
-
         for stage in [stage for stage in stages if stage not in given]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
@@ -332,7 +332,7 @@ def _check_sharing(stages: Sequence[StageConfig]) -> None:
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
-    """Check the node's own values and those of each stage; missing ones take their default.
+    """Check the node's own values, among `values`, and those of each of the `stages`; missing ones take their default.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.

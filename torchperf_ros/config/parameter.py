@@ -1,5 +1,6 @@
 """One ROS parameter, and how the fields of a frozen dataclass declare theirs."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -48,10 +49,6 @@ class Parameter:
                 raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
         return value
 
-    def renamed(self, name: str) -> "Parameter":
-        """The same under another name."""
-        return replace(self, name=name)
-
     def _allows(self, item: Any) -> bool:  # noqa: ANN401
         if self.choices:
             return item in self.choices
@@ -87,10 +84,11 @@ def nested(kind: type) -> Any:  # noqa: ANN401
     return field(metadata={_PARAMETERS: declared(kind), _NESTED: True})
 
 
+@functools.cache
 def declared(kind: type) -> tuple[Parameter, ...]:
     """The parameters that a configuration is made of."""
     return tuple(
-        parameter.renamed(f"{one.name}." * (_NESTED in one.metadata) + (parameter.name or one.name))
+        replace(parameter, name=f"{one.name}." * (_NESTED in one.metadata) + (parameter.name or one.name))
         for one in fields(kind)
         for parameter in one.metadata.get(_PARAMETERS, ())
     )

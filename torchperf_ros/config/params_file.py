@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, refuse_unknown
+from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, of_stage, refuse_unknown
 from torchperf_ros.frame.errors import ConfigError
 
 _NODE = "perf"
@@ -76,15 +76,10 @@ def config_of(values: Mapping[str, Any]) -> NodeConfig:
     Raises:
         ConfigError: a value is not allowed.
     """
-    node = {p.name: values[p.name] for p in NODE_PARAMETERS if p.name in values}
-    names = node.get("stages", NODE_PARAMETERS[0].default)
+    names = values.get("stages", NODE_PARAMETERS[0].default)
     names = [str(name) for name in names] if isinstance(names, list) else []
     refuse_unknown(values, names)
-    stages = {
-        name: {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
-        for name in names
-    }
-    return node_config(node, stages)
+    return node_config(values, {name: of_stage(values, name) for name in names})
 
 
 def _of_node(content: object, path: str) -> Iterator[Mapping[str, Any]]:

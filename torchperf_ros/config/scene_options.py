@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchperf_ros.config.parameter import Parameter, check_all, declared, one_each, param, require
@@ -48,7 +48,7 @@ def scene_parameters(names: object) -> Iterator[Parameter]:
     """The parameters of the scenes of these names, as `scene.NAME.PARAMETER`; nothing for what is no list of names."""
     for name in dict.fromkeys(_given(names)):
         for one in SCENE_PARAMETERS:
-            yield one.renamed(f"{_PREFIX}{name}.{one.name}")
+            yield replace(one, name=f"{_PREFIX}{name}.{one.name}")
 
 
 def _given(names: object) -> list[str]:
@@ -60,12 +60,8 @@ def parse_scenes(
 ) -> tuple[tuple[SceneOptions, ...], dict[str, str]]:
     """The scenes of a stage, `default` first, and the package of every tier, those that only a scene has at the end.
 
-    Args:
-        stage: its name.
-        names: of the scenes beside `default`.
-        values: of the stage's parameters, by name.
-        tiers: those of `default`.
-        packages: theirs.
+    `names` are of the scenes beside `default`, which has these `tiers` and their `packages`; `values` are those of the
+    stage's parameters.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.

@@ -3,27 +3,22 @@
 import os
 import pwd
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def user_folder(variable: str, below_home: str, environment: Mapping[str, str] = os.environ) -> Path:
+def user_folder(variable: str, below_home: str) -> Path:
     """`torchperf_ros` in the folder that the environment names, else below the user's home.
 
-    Never where others may write: packages that lie there are run, and evidence shows what a camera saw.
-
-    Args:
-        variable: for example `XDG_CACHE_HOME`; one that is not absolute counts as unset.
-        below_home: for example `.cache`.
-        environment: the process's, or a test's.
+    Never where others may write: packages that lie there are run, and evidence shows what a camera saw. A variable that
+    holds no absolute path counts as unset. For example `user_folder("XDG_CACHE_HOME", ".cache")`.
     """
-    base = environment.get(variable, "")
+    base = os.environ.get(variable, "")
     if base.startswith("/"):
         return Path(base) / "torchperf_ros"
     try:
-        home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+        home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:  # the user is not in the list of users, as in containers
         home = "/"
     return Path(home) / below_home / "torchperf_ros"

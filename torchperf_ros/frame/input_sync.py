@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final, Generic, TypeVar
 
 from torchperf_ros.config.message_types import has_header
-from torchperf_ros.config.sync_options import SyncRule, check_sync
+from torchperf_ros.config.stage_rules import SyncRule, check_sync
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS
 

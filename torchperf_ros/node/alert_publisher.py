@@ -6,10 +6,10 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from rclpy.node import Node
 
@@ -17,7 +17,6 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
-from torchperf_ros.node.recording_setup import ANOMALY
 from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
@@ -27,6 +26,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
 _MOST_EVENTS = 64
+_Value = TypeVar("_Value")
 
 
 class AlertPublisher:
@@ -101,14 +101,14 @@ class AlertPublisher:
     def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Alert]:
         """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
         status = recording.status
-        found = [_finding(fields) for fields in recording.step()]
+        found = [Alert(Level[one["level"]], one["name"], one["message"], one["values"]) for one in recording.step()]
         return self._last_findings.update(found, now_ns, looked=recording.status is not status)
 
     def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
         data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording
         self._publisher.publish(data)
         if recording is not None:
-            recording.message(ANOMALY, ros_now_ns, data)
+            recording.message(self._publisher.topic_name, ros_now_ns, data)
         self._log(event)
         for alert in event:
             self.told(alert)
@@ -123,9 +123,7 @@ class AlertPublisher:
         for alert in news:
             self._logged.pop(alert.name, None)
             if alert.level is not Level.OK:
-                self._logged[alert.name] = alert.level
-                if len(self._logged) > _MOST_EVENTS:
-                    del self._logged[next(iter(self._logged))]
+                _remember(self._logged, alert.name, alert.level)
         if not news:
             return
         first, *others = news
@@ -141,9 +139,7 @@ class AlertPublisher:
         number = error.values.get("event", "")
         path = self._evidence_of.get(number, "") or self._record_once(error.name, error.message, now_ns)
         if number and path:
-            self._evidence_of[number] = path
-            if len(self._evidence_of) > _MOST_EVENTS:
-                del self._evidence_of[next(iter(self._evidence_of))]
+            _remember(self._evidence_of, number, path)
         return [replace(anomaly, values={**anomaly.values, "evidence": path}) for anomaly in event] if path else event
 
     def _record_once(self, what: str, why: str, now_ns: int) -> str:
@@ -171,9 +167,11 @@ class AlertPublisher:
             recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
 
 
-def _finding(fields: Mapping[str, Any]) -> Alert:
-    """What the recorder has found, as it says it."""
-    return Alert(Level[fields["level"]], fields["name"], fields["message"], fields["values"])
+def _remember(events: dict[str, _Value], name: str, value: _Value) -> None:
+    """Have this as the newest of the last 64."""
+    events[name] = value
+    if len(events) > _MOST_EVENTS:
+        del events[next(iter(events))]
 
 
 def _print(node: Node, severity: str, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rclpy.lifecycle import LifecycleNode
 
 from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.config.emergency_options import SENSOR_TYPES
+from torchperf_ros.config.safety_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback
@@ -67,11 +67,7 @@ class EmergencyLane:
     def connect(self, node: LifecycleNode, last_output: str, last_type: str, alerts: AlertPublisher) -> None:
         """Say what is to be watched, and wait until it is subscribed to.
 
-        Args:
-            node: whose lane it is.
-            last_output: topic of the last stage's output.
-            last_type: message type of that output, empty if it is not known.
-            alerts: takes what is to be told.
+        The last stage's output has this topic, and this message type, "" if that is not known.
 
         Raises:
             ConfigError: the stop path's topic is the last stage's, and that publishes something else; no topic can be

@@ -29,7 +29,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
-from torchperf_ros.config.emergency_options import SENSOR_TYPES, EmergencyOptions
+from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.stop_output import PATH
@@ -147,9 +147,7 @@ class _Lane:
         self._service = node.create_service(Trigger, setup["service"], lambda _, response: response)
         self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS))
         self._wake = node.create_guard_condition(lambda: None)
-        self._wait_set = rclpy_implementation.WaitSet(
-            len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle
-        )  # fmt: skip
+        self._wait_set = rclpy_implementation.WaitSet(len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle)
         stop_along_arc(None, options, 0, 0)  # the first takes longer than those that follow
         self._orders: list[Callable[[int], None]] = []
         if setup["active"]:
@@ -167,16 +165,16 @@ class _Lane:
     def _listen(self) -> None:
         process_setup.step_back()
         while data := self._socket.recv(MAX_PACKET_BYTES):
-            order = json.loads(data)
-            if order["order"] == "status":
+            order = json.loads(data)["order"]
+            if order == "status":
                 self._send(status=_fields(self._status()))
                 gc.collect()
             else:
-                self._do(getattr(self, f"_{order['order']}"), order)
-        self._do(self._left_alone, {})
+                self._do({"activate": self._activate, "deactivate": self._deactivate, "close": self._close}[order])
+        self._do(self._left_alone)
 
-    def _do(self, what: Callable[[int, dict[str, Any]], None], order: dict[str, Any]) -> None:
-        self._orders.append(lambda now_ns: what(now_ns, order))
+    def _do(self, what: Callable[[int], None]) -> None:
+        self._orders.append(what)
         self._wake.trigger()
 
     def _send(self, **message: Any) -> None:  # noqa: ANN401 - JSON
@@ -196,17 +194,17 @@ class _Lane:
 
     # -- orders, on the lane's thread --------------------------------------------------------------------------------
 
-    def _activate(self, now_ns: int, _order: dict[str, Any]) -> None:
+    def _activate(self, now_ns: int) -> None:
         self.rules.activate(now_ns)
         self._begins = True
 
-    def _deactivate(self, _now_ns: int, _order: dict[str, Any]) -> None:
+    def _deactivate(self, _now_ns: int) -> None:
         self.rules.deactivate()
 
-    def _close(self, now_ns: int, _order: dict[str, Any]) -> None:
+    def _close(self, now_ns: int) -> None:
         self._leave_ns = now_ns
 
-    def _left_alone(self, now_ns: int, _order: dict[str, Any]) -> None:
+    def _left_alone(self, now_ns: int) -> None:
         """The node is gone: stop the vehicle, unless nothing was to be watched, and end."""
         if not self.rules.active or self._leave_ns is not None:
             self._leave_ns = now_ns

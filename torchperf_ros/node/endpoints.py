@@ -1,8 +1,9 @@
-"""A stage's subscriptions and its output publisher."""
+"""What a node takes and gives: message classes and names of topics, publishers, and the endpoints of its stages."""
 
+import functools
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rclpy.node import Node
 from rclpy.publisher import Publisher
@@ -11,8 +12,14 @@ from rclpy.subscription import Subscription
 
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
+from torchperf_ros.frame.frame import Frame
+from torchperf_ros.node.ring_subscription import RingSubscription, Taker
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage_versions import Instead
+
+if TYPE_CHECKING:
+    from torchperf_ros.recorder.recording import Recording  # which the emergency lane and listeners do without
 
 OUTPUT_QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
 
@@ -77,17 +84,116 @@ class RawPublisher:
         self._publish(data)
 
 
-def output_publisher(node: Node, stage: StageActor) -> RawPublisher:
-    """The publisher of the stage's output."""
-    description = stage.pool.description
-    assert description is not None  # stages without one get no endpoints
-    kind = ros_message_class(description.output)
-    return RawPublisher(node.create_publisher(kind, stage.config.output, OUTPUT_QOS))
+class Endpoints:
+    """The endpoints of a configured node's stages, and of what its recorder takes besides.
 
+    Attributes:
+        inputs: those that come from topics.
+        outputs: by stage, None while its message type is not known.
+        heard: message types of topics that a black box is to hold and no record of a frame carries, by name.
+        recording: takes their messages.
+    """
 
-def subscribe(node: Node, source: StageInput, receive: Callable[[bytes], None]) -> Subscription:
-    """A raw subscription: the message stays bytes on its way through the node."""
-    best_effort = source.stage.config.input_reliability == "best_effort"
-    reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
-    qos = QoSProfile(depth=1, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
-    return node.create_subscription(ros_message_class(source.type_name), source.topic, receive, qos, raw=True)
+    def __init__(
+        self, node: Node, stages: int, answer_last: Callable[[RawPublisher, bytes], Instead | None] | None
+    ) -> None:
+        """Nothing is subscribed to before `connect`; `answer_last` publishes the last stage's outputs, if not None."""
+        self.inputs: list[StageInput] = []
+        self.outputs: list[RawPublisher | None] = [None] * stages
+        self.heard: dict[str, str] = {}
+        self.recording: Recording | None = None
+        self._node = node
+        self._answer_last = answer_last
+        self._followers: list[list[StageInput]] = [[] for _ in range(stages)]
+        self._carried: set[str] = set()
+        self._subscriptions: list[Subscription] = []
+        self._waitables: list[RingSubscription] = []
+
+    def connect(self, stages: Sequence[StageActor], taker: Taker | None, no_taker: Callable[[str], None]) -> None:
+        """Publishers for outputs; inputs from the stage that makes them, else from topics.
+
+        Triggers are taken by `taker`, or by rclpy where that is None or fails: then `no_taker` is called with the
+        reason.
+
+        Raises:
+            ConfigError: no topic can be called so.
+            UnknownMessageType: a message's package is not installed.
+        """
+        made_by = {resolved(self._node, stage.config.output): index for index, stage in enumerate(stages)}
+        every = [stage_inputs(self._node, stage) for stage in stages]
+        self._carried = {*made_by, *(source.topic for sources in every for source in sources if source.index >= 0)}
+        for index, (stage, sources) in enumerate(zip(stages, every, strict=True)):
+            if (description := stage.pool.description) is not None:
+                kind = ros_message_class(description.output)
+                self.outputs[index] = RawPublisher(self._node.create_publisher(kind, stage.config.output, OUTPUT_QOS))
+            for source in sources:
+                maker = made_by.get(source.topic, index)
+                if maker != index:
+                    self._followers[maker].append(source)
+                    continue
+                subscription = self._subscribe(source)
+                if taker is not None and source.index == 0:
+                    self._waitables.append(RingSubscription(self._node, subscription, taker, stage.slot, no_taker))
+
+    def _subscribe(self, source: StageInput) -> Subscription:
+        """A raw subscription: the message stays bytes on its way through the node."""
+        best_effort = source.stage.config.input_reliability == "best_effort"
+        reliability = ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE
+        qos = QoSProfile(depth=1, reliability=reliability, durability=DurabilityPolicy.VOLATILE)
+        is_heard = self._begin_to_hear(source.topic, source.type_name)
+        receive = functools.partial(self._hear, source) if is_heard else source.receive
+        self.inputs.append(source)
+        return self._take(source.topic, source.type_name, receive, qos)
+
+    def listen(self, topics: Iterable[tuple[str, str]]) -> None:
+        """Have messages of these topics, with their types, recorded, where they are not yet."""
+        for topic, type_name in topics:
+            if self._begin_to_hear(topic, type_name):
+                self._take(topic, type_name, functools.partial(self._record, topic), HEARD_QOS)
+
+    def _begin_to_hear(self, topic: str, type_name: str) -> bool:
+        if topic in self._carried or topic in self.heard:
+            return False
+        self.heard[topic] = type_name
+        return True
+
+    def _take(self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile) -> Subscription:
+        made = self._node.create_subscription(ros_message_class(type_name), topic, receive, qos, raw=True)
+        self._subscriptions.append(made)
+        return made
+
+    def _hear(self, source: StageInput, data: bytes) -> None:
+        """A message that a guard, or scenes, depend on: an incident is to hold it, and frames do not carry it."""
+        source.receive(data)
+        self._record(source.topic, data)
+
+    def _record(self, topic: str, data: bytes) -> None:
+        if self.recording is not None:
+            self.recording.message(topic, self._node.get_clock().now().nanoseconds, data)
+
+    def publish(self, index: int, payload: bytes) -> Instead | None:
+        """Send the output of the stage of this index; returns what went out instead, if something did."""
+        if (publisher := self.outputs[index]) is None:
+            return None
+        if self._answer_last is not None and index == len(self.outputs) - 1:
+            return self._answer_last(publisher, payload)
+        publisher.publish(payload)
+        return None
+
+    def hand_on(self, index: int, payload: bytes | None, frame: Frame) -> None:
+        """Give that stage's output to those that take it, inside the node."""
+        for follower in self._followers[index]:
+            follower.hand_over(payload, frame)
+
+    def take_no_more(self) -> None:
+        """End all subscriptions, before the stages stop."""
+        for waitable in self._waitables:
+            self._node.remove_waitable(waitable)
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        self._waitables, self._subscriptions = [], []
+
+    def close(self) -> None:
+        """End the publishers, after the stages."""
+        for publisher in filter(None, self.outputs):
+            self._node.destroy_publisher(publisher.publisher)

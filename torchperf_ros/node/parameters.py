@@ -1,13 +1,20 @@
 """The node's parameters in ROS: declared from `config/config.py`, read once, changed live where allowed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, refuse_unknown, stage_parameters
+from torchperf_ros.config.config import (
+    NODE_PARAMETERS,
+    NodeConfig,
+    node_config,
+    of_stage,
+    refuse_unknown,
+    stage_parameters,
+)
 from torchperf_ros.config.parameter import Parameter
 from torchperf_ros.config.scene_options import scene_parameters
 from torchperf_ros.frame.errors import ConfigError
@@ -38,7 +45,9 @@ class NodeParameters:
         Raises:
             ConfigError: a value that is not allowed.
         """
-        self.configured = False  # while true, only live parameters may change; each change is handed to `on_change`
+        self.configured = False  # while true, only live parameters may change: `check` raises a `ConfigError` where the
+        self.check: Callable[[NodeConfig], None] = lambda _: None  # node cannot take a change, `change` takes it
+        self.change: Callable[[NodeConfig], None] = lambda _: None
         self._node = node
         self._known: dict[str, Parameter] = {}
         self._declare("", NODE_PARAMETERS)
@@ -71,12 +80,7 @@ class NodeParameters:
 
     def _read(self, changed: dict[str, Any] | None = None) -> NodeConfig:
         values = {name: self._value(name) for name in self._known} | (changed or {})
-        own = {parameter.name: values[parameter.name] for parameter in NODE_PARAMETERS}
-        stages = {
-            stage: {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
-            for stage in self._stages
-        }
-        return node_config(own, stages)
+        return node_config(values, {stage: of_stage(values, stage) for stage in self._stages})
 
     def refresh(self) -> NodeConfig:
         """Read everything anew, as `configure` does.
@@ -87,16 +91,9 @@ class NodeParameters:
         self.config = self._read()
         return self.config
 
-    def on_change(self, config: NodeConfig) -> None:
-        """Replaced by the node: takes a configuration with changed live parameters."""
-
-    def on_check(self, config: NodeConfig) -> None:
-        """Replaced by the node: raises a `ConfigError` where it cannot take such a configuration."""
-
     def of_stage(self, stage: str) -> dict[str, Any]:
         """A stage's own parameters as they are now, by name without the stage's."""
-        own = (name for name in self._known if name.startswith(f"{stage}."))
-        return {name.partition(".")[2]: self._value(name) for name in own}
+        return of_stage({name: self._value(name) for name in self._known if name.startswith(f"{stage}.")}, stage)
 
     def _whole_numbers_as_numbers(self, changes: list[RosParameter]) -> list[RosParameter]:
         """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range."""
@@ -111,25 +108,23 @@ class NodeParameters:
         known = {change.name: _plain(change.value) for change in changes if change.name in self._known}
         try:
             for name, value in known.items():
-                if value == self._value(name):  # as where a file of all parameters is loaded
-                    continue
-                if self.configured and not self._known[name].live:
-                    raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
-                if name.endswith(".scenes"):
-                    raise ConfigError(
-                        f"parameter {name}: is read from the parameter file at start; start the node anew"
-                    )
-                if name == "stages" and value != self._stages:
-                    raise ConfigError("parameter stages: is read from the parameter file at start; start the node anew")
+                if value != self._value(name):  # equal where a file of all parameters is loaded
+                    self._check_may_change(name)
             config = self._read(known)
             if self.configured and known:
-                self.on_check(config)
+                self.check(config)
         except ConfigError as error:
             return SetParametersResult(successful=False, reason=str(error))
         if self.configured and known:
             self.config = config
-            self.on_change(config)
+            self.change(config)
         return SetParametersResult(successful=True)
+
+    def _check_may_change(self, name: str) -> None:
+        if self.configured and not self._known[name].live:
+            raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
+        if name == "stages" or name.endswith(".scenes"):
+            raise ConfigError(f"parameter {name}: is read from the parameter file at start; start the node anew")
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

@@ -3,7 +3,7 @@
 import gc
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -17,12 +17,11 @@ from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved, ros_message_class
-from torchperf_ros.node.recording_setup import DIAGNOSTICS, MEMORY, MEMORY_STATS
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
-from torchperf_ros.telemetry.memory import LABELS, ProportionalMemory, sample_memory
+from torchperf_ros.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
 from torchperf_ros.watch.memory_watch import NODE, MemoryWatch
 from torchperf_ros.watch.stage_signals import COUNTED
 from torchperf_ros.workers.process_setup import step_back
@@ -92,49 +91,60 @@ class Reporter:
         """Publish one report and collect what garbage there is."""
         if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
             gc.collect()
-        memory = sample_memory(self.stages, self._proportional_memory)
-        for stage in self.stages:
-            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
         now_ns = monotonic_ns()
-        for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
-            self.alert_publisher.found(finding)
-        lane = self.lane
-        if lane is not None and (alert := lane.alert()) is not None:
+        memory = self._look_at_memory(now_ns)
+        if self.lane is not None and (alert := self.lane.alert()) is not None:
             self.alert_publisher.found(alert)
         healths = [(stage, stage.statistics.health.state(now_ns)) for stage in self.stages]
-        statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
-        stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
-        statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
-        statuses.extend([] if lane is None else [lane.status()])
-        statuses.extend(self._wrong_types())
+        statuses = self._statuses(healths, memory)
         for stage, health in healths:
             self._tell_progress(stage, health)
         self._look_for_silence(now_ns)
-        ros_now_ns = self._node.get_clock().now().nanoseconds
+        ros_now_ns, row = self._node.get_clock().now().nanoseconds, memory.row()
         self.alert_publisher.step(now_ns, ros_now_ns, healths)
         for stage in self.stages:
             stage.act(now_ns)
         diagnostics = diagnostic_bytes(statuses, self._node.get_fully_qualified_name(), ros_now_ns)
-        self._publish(self._diagnostics, DIAGNOSTICS, ros_now_ns, diagnostics)
-        self._publish(self._memory, MEMORY, ros_now_ns, float64_bytes(memory.workers_mib))
-        row = memory.row()
-        self._publish(self._memory_stats, MEMORY_STATS, ros_now_ns, self._memory_array.encode(row))
-        if (recording := self.alert_publisher.recording) is not None:
-            recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, row, strict=True)))
-            counters = {
-                stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
-                for (stage, _), status in zip(healths, statuses, strict=False)
-            }
-            self._reports += 1
-            for name in counters if self._reports % _CANDIDATES_EVERY == 0 else ():
-                if found := self.candidates(name):
-                    recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
-            recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
+        self._publish(self._diagnostics, ros_now_ns, diagnostics)
+        self._publish(self._memory, ros_now_ns, float64_bytes(memory.workers_mib))
+        self._publish(self._memory_stats, ros_now_ns, self._memory_array.encode(row))
+        self._record(ros_now_ns, row, statuses)
 
-    def _publish(self, publisher: Publisher, index: int, ros_now_ns: int, data: bytes) -> None:
+    def _look_at_memory(self, now_ns: int) -> MemoryUse:
+        memory = sample_memory(self.stages, self._proportional_memory)
+        for stage in self.stages:
+            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
+        for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
+            self.alert_publisher.found(finding)
+        return memory
+
+    def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:
+        """Of the stages in their order, of the node, of the emergency lane, and of inputs of a wrong type."""
+        lane = self.lane
+        statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
+        statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
+        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types()]
+
+    def _record(self, ros_now_ns: int, memory_row: Sequence[float], statuses: Sequence[Alert]) -> None:
+        """Have the recorder know the memory, each stage's counters, and now and then its candidate."""
+        if (recording := self.alert_publisher.recording) is None:
+            return
+        recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, memory_row, strict=True)))
+        counters = {
+            stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
+            for stage, status in zip(self.stages, statuses, strict=False)
+        }
+        self._reports += 1
+        for name in counters if self._reports % _CANDIDATES_EVERY == 0 else ():
+            if found := self.candidates(name):
+                recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
+        recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
+
+    def _publish(self, publisher: Publisher, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)
         if (recording := self.alert_publisher.recording) is not None:
-            recording.message(index, ros_now_ns, data)
+            recording.message(publisher.topic_name, ros_now_ns, data)
 
     def _hand_to_stages(self, alert: Alert) -> None:
         for stage in self.stages:

@@ -104,9 +104,7 @@ class Taker:
 def checked_taker(own_domain_id: int) -> Taker:
     """A taker that has taken two messages just as rclpy did, one of them larger than its slot.
 
-    Args:
-        own_domain_id: of the graph that must see nothing of this: topics that come and go at once can stay in other
-            processes' lists. The messages pass in another one.
+    They pass in another domain than our own: topics that come and go at once can stay in other processes' lists.
 
     Raises:
         TakeError: it has not.
@@ -168,14 +166,10 @@ class RingSubscription(Waitable):
         self, node: Node, subscription: Subscription, taker: Taker, slot: Callable[[], memoryview | None],
         failed: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """Take the subscription over.
+        """Take the subscription over: its callback gets what was taken, bytes or a part of a slot.
 
-        Args:
-            node: it belongs to.
-            subscription: its callback is called with what was taken, bytes or a part of a slot.
-            taker: takes.
-            slot: gives the memory for the next message, None if there is none now.
-            failed: called with the reason when messages can only be taken by rclpy any more.
+        `slot` gives the memory for the next message, None if there is none now; `failed` is called with the reason
+        when messages can only be taken by rclpy any more.
         """
         assert subscription.callback_group is not None
         super().__init__(subscription.callback_group)

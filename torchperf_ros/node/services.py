@@ -17,8 +17,7 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.recorder.incident_folder import CaptureRule
 from torchperf_ros.stage.stage_actor import StageActor
-
-Log = Callable[[str, str], None]
+from torchperf_ros.workers.worker_pool import Log
 
 
 class CaptureServices:
@@ -152,12 +151,7 @@ def _asking(kind: Any, node_name: str, service: str, timeout_s: float) -> Iterat
 
 
 def trigger(node_name: str, service: str, timeout_s: float) -> str:
-    """Call a node's `record`, `profile` or `snapshot`; returns what it says.
-
-    Args:
-        node_name: for example `/perf`.
-        service: its name below the node's.
-        timeout_s: how long to wait.
+    """Call the `record`, `profile` or `snapshot` of a node, for example `/perf`; returns what it says.
 
     Raises:
         ServiceFailed: there is no such node, it refuses, or it takes too long.
@@ -170,15 +164,7 @@ def trigger(node_name: str, service: str, timeout_s: float) -> str:
 
 
 def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, say: Callable[[str], None]) -> None:
-    """Have a node swap a package in.
-
-    Args:
-        node_name: for example `/perf`.
-        stage: its name.
-        tier: its name.
-        package: path of the `.pt2` file, as the node sees it.
-        timeout_s: how long to wait.
-        say: hears how it goes.
+    """Have a node swap a package in: a `.pt2` file by its path as the node sees it; `say` hears how it goes.
 
     Raises:
         ServiceFailed: there is no such node, it refuses, or it takes too long; everything is as it was.
@@ -195,12 +181,7 @@ def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, 
 
 
 def set_parameters(node_name: str, values: Mapping[str, Any], timeout_s: float) -> None:
-    """Change a node's parameters, all of them or none.
-
-    Args:
-        node_name: for example `/perf`.
-        values: by name, for example `perception.candidate`.
-        timeout_s: how long to wait.
+    """Change a node's parameters, given by names such as `perception.candidate`: all of them or none.
 
     Raises:
         ServiceFailed: there is no such node, it refuses, or it takes too long.

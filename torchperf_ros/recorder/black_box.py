@@ -89,7 +89,7 @@ class BlackBox:
         """Start empty.
 
         Args:
-            setup: what the node says at its start, see `node/recording_setup.py`: its topics and stages, and how much
+            setup: what the node says at its start, see the end of `node/node.py`: its topics and stages, and how much
                 is kept, in seconds before and after an incident and in MiB of each of these two parts.
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.

@@ -173,8 +173,8 @@ class Recording:
         self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
         self._after_ns = round(config.black_box_after_s * NS_PER_S)
         self._incident = ("", 0)
-        self._heard_index = {topic: len(setup["topics"]) + at for at, (topic, _) in enumerate(setup["heard"])}
-        self._heard: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
+        self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
+        self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.Lock()
         self._tried_at = self._heard_at = time.monotonic()
@@ -198,22 +198,22 @@ class Recording:
             self._writer.lost += 1
         self._answers.append((stage, answer, answer_ms))
 
-    def heard(self, topic: str, t_ns: int, data: bytes) -> None:
-        """A message of one of the setup's `heard` topics, at its receipt in ROS time; takes no lock."""
-        if len(self._heard) == _MOST_WAITING:
+    def message(self, topic: str, t_ns: int, data: bytes) -> None:
+        """A message of one of the setup's topics, at its ROS time: published, or heard; takes no lock."""
+        if len(self._messages) == _MOST_WAITING:
             self._writer.lost += 1
-        self._heard.append((topic, t_ns, data))
+        self._messages.append((topic, t_ns, data))
 
     def _pass_on(self) -> None:
         step_back()
         while not self._ending.wait(_PASS_ON_S):
             with self._lock:
-                self._pass_answers()
+                self._pass_waiting()
 
-    def _pass_answers(self) -> None:
-        while self._heard:
-            topic, heard_ns, data = self._heard.popleft()
-            self._writer.message(self._heard_index[topic], heard_ns, data)
+    def _pass_waiting(self) -> None:
+        while self._messages:
+            topic, message_ns, data = self._messages.popleft()
+            self._writer.message(self._index[topic], message_ns, data)
         while self._answers:
             stage, answer, answer_ms = self._answers.popleft()
             t_ns = answer.frame.ros_ns(answer.published_ns)
@@ -237,11 +237,6 @@ class Recording:
             return f"the recorder has made no progress for {silent_s:.0f} s ({state})"
         return ""
 
-    def message(self, topic: int, t_ns: int, data: bytes) -> None:
-        """A message that was published; `topic` is its index among the setup's topics."""
-        with self._lock:
-            self._writer.message(topic, t_ns, data)
-
     def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Anything else, with its `kind`, from any thread; it is passed on within a second."""
         if len(self._waiting) == _MOST_WAITING:
@@ -263,6 +258,7 @@ class Recording:
     def record(self, name: str, why: str, t_ns: int, stacks: str) -> None:
         """Have an incident written, with a line for people and the stacks of node and workers."""
         with self._lock:
+            self._pass_waiting()  # first what was published before
             self._writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
 
     def step(self) -> list[dict[str, Any]]:
@@ -271,7 +267,7 @@ class Recording:
             return self._step()
 
     def _step(self) -> list[dict[str, Any]]:
-        self._pass_answers()
+        self._pass_waiting()
         while self._waiting:
             self._writer.event(*self._waiting.popleft())
         if self._process is None:

@@ -3,8 +3,8 @@
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from torchperf_ros.config.action_options import LOWER_RATE, LOWER_TIER, OFF, SCENE, SWITCHES, ActionRule, alert_kind
 from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.stage_rules import LOWER_RATE, LOWER_TIER, OFF, SCENE, SWITCHES, ActionRule, alert_kind
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
 

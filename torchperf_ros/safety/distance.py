@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Finding, Track, largest, unit
 from torchperf_ros.safety.obstacles import Complex, Seen

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.emergency_options import EmergencyOptions
+from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput

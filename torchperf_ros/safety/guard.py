@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.guard_options import GuardOptions, guard_options
+from torchperf_ros.config.safety_options import GuardOptions, guard_options
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict

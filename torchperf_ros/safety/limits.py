@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.frame.cdr import header_at
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.guard_options import GuardOptions
+from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput, one_line

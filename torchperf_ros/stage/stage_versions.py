@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchperf_ros.config.action_options import DRIFT
 from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.stage_rules import DRIFT
 from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError

@@ -62,13 +62,7 @@ def _encodable(text: str) -> str:
 
 
 def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
-    """Status of a stage: health, tier, latencies, counters, workers.
-
-    Args:
-        stage: the stage.
-        health: its state now.
-        rss_bytes: resident memory by process id.
-    """
+    """Status of a stage of this health: tier, latencies, counters, workers; `rss_bytes`: memory by process id."""
     statistics, config, pool = stage.statistics.counters, stage.config, stage.pool
     reading = stage.statistics.figures.read(monotonic_ns(), health)
     tiers = pool.tally.rows(pool.everyone)

@@ -36,13 +36,7 @@ class MachineSignals:
     """
 
     def __init__(self, node: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
-        """Begin now.
-
-        Args:
-            node: process id of the node: it and what descends from it are the family.
-            proc: where the kernel tells of processes.
-            sys: where it tells of devices.
-        """
+        """Begin now; the node, by its process id, and what descends from it are the family."""
         self._node = node
         self._proc = proc
         self._family = {node}

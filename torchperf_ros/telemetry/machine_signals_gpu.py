@@ -118,12 +118,7 @@ class JetsonGpu(Gpu):
 
 
 def gpu_source(device: str, sys: Path = Path("/sys")) -> Gpu:
-    """The card that a node of this parameter `device` uses, asked for once.
-
-    Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        sys: where the kernel tells of devices.
-    """
+    """The card that a node of this parameter `device` uses, asked for once."""
     if device == "cpu":
         return Gpu("not used")
     for folder in sorted((sys / "class" / "devfreq").glob("*")):

@@ -74,10 +74,9 @@ class MemoryUse:
         return self.told.get("allocated", sum(self.rss_by_pid.values())) / _MIB
 
     def used_share(self, limit_mib: int) -> float:
-        """The part of the limit that is in use; above 1 beyond it.
+        """The part of the limit for all workers that is in use; above 1 beyond it.
 
-        Args:
-            limit_mib: for all workers together; 0: the CUDA device, whoever fills it, or this machine's memory.
+        A limit of 0 is the CUDA device, whoever fills it, or this machine's memory.
         """
         if limit_mib:
             return self.workers_mib / limit_mib
@@ -102,9 +101,7 @@ class MemoryUse:
 def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
     """Read the memory of this process and of every worker that lives; a process that stages share counts once.
 
-    Args:
-        stages: whose workers.
-        proportional: reads PSS now and then; None: it is not looked at.
+    `proportional` reads PSS now and then; without it, nothing does.
     """
     workers = [worker for stage in stages for worker in stage.everyone]
     told: dict[str, int] = {}

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from torchperf_ros.config.stage_rules import ALERTS, alert_kind
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 
@@ -13,12 +14,6 @@ _REMIND_NS = 60 * NS_PER_S  # what goes on is published again after this long
 _GROUP_NS = 5 * NS_PER_S  # what is found within this long after an event began belongs to it
 _PATIENCE_NS = 20 * NS_PER_S
 _MOST_OPEN = 256
-_CAUSES_FIRST = (
-    "worker died", "model error", "invalid output", "temperature", "gpu", "memory", "load", "restarts", "input",
-    "bad input", "recompilation", "tier", "output", "age", "jitter", "drops", "drift", "latency", "misses",
-    "worker failed", "result too slow", "deadline missed",
-)  # fmt: skip
-"""What stands first when several things are found in the same second: what explains others before what they explain."""
 
 
 @dataclass
@@ -26,6 +21,7 @@ class _Open:
     """Something that goes on: found `count` times, `unpublished` of them since it was published."""
 
     anomaly: Alert
+    place: int  # of its kind: what explains others stands before what it explains
     event: int
     began_ns: int
     seen_ns: int
@@ -88,7 +84,8 @@ class AlertGrouping:
             if len(self._open) >= _MOST_OPEN:
                 self.lost += 1
                 return
-            entry = self._open[anomaly.name] = _Open(anomaly, self._event(found_ns), found_ns, found_ns)
+            entry = _Open(anomaly, _place(anomaly), self._event(found_ns), found_ns, found_ns)
+            self._open[anomaly.name] = entry
         worst = max(entry.anomaly.level, anomaly.level)
         entry.anomaly, entry.seen_ns = replace(anomaly, level=worst), found_ns
         entry.count += 1
@@ -122,10 +119,13 @@ class AlertGrouping:
             yield Alert(Level.OK, name, f"over: found {times}, not in the last {_QUIET_NS // NS_PER_S} s", values)
 
 
+def _place(alert: Alert) -> int:
+    kind = alert_kind(alert.name)
+    return ALERTS.index(kind) if kind else len(ALERTS)
+
+
 def _rank(entry: _Open) -> tuple[int, int]:
-    kind = entry.anomaly.name.partition(": ")[2]
-    first = next((rank for rank, word in enumerate(_CAUSES_FIRST) if kind.startswith(word)), len(_CAUSES_FIRST))
-    return first, -entry.anomaly.level
+    return entry.place, -entry.anomaly.level
 
 
 class LastAlerts:

@@ -103,8 +103,7 @@ class MemoryTrend:
     def suspicion(self, room_mib: float = math.inf) -> Growth | None:
         """The growth that is suspected, by the longest window that shows it; None if none is.
 
-        Args:
-            room_mib: how much more there is to be used; with less of it, shorter windows are believed.
+        With less room for more (`room_mib`), shorter windows are believed.
         """
         found = [scale.growth for scale in self._scales if scale.suspicious and scale.growth is not None]
         if not found or (found[-1].window_s < _BRIEF_S and found[-1].lasts_s(room_mib) > _URGENT_S):
@@ -240,9 +239,7 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
 def theil_sen_slope(times: _Array, values: _Array) -> float:
     """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
 
-    Args:
-        times: shape (n,), rising, n >= 2.
-        values: shape (n,).
+    Both have the shape (n,), n >= 2; times rise.
     """
     first, second = np.triu_indices(len(times), 1)
     return float(np.median((values[second] - values[first]) / (times[second] - times[first])))

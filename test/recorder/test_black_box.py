@@ -18,7 +18,7 @@ from torchperf_ros.telemetry.latency_record import float64_bytes
 from torchperf_ros.telemetry.record_stream import MessageRecord
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
 
-from .frame_records import frame_record
+from ..telemetry.frame_records import frame_record
 
 TYPE = "std_msgs/msg/String"
 SETUP = {
