@@ -44,7 +44,7 @@ class Stepless(Anytime):
 
 
 @pytest.fixture
-def open_node(make_node):
+def open_node(make_node):  # noqa: F811 - the fixture
     return lambda adapter="Anytime", **setup: make_node(f"{__name__}:{adapter}", **setup)
 
 
