@@ -151,9 +151,6 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
     runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
     graph permits.
-
-    Raises:
-        Exception: whatever torch raises where it cannot load the file.
     """
     index = -1 if device.type == "cpu" else device.index or 0
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
