@@ -215,7 +215,6 @@ def copy_instead_of_building(monkeypatch, content):
         return Built("g" * 64)
 
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", copy)
-    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
 
 
 def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(built, monkeypatch, tmp_path):

@@ -47,9 +47,7 @@ def engine(request):
 def package(engine, adapters, tmp_path_factory):
     """A dynamic package in a cache of its own."""
     folder, threads = tmp_path_factory.mktemp("cache") / engine, torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-        said, good = build(job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()]))
+    said, good = build(job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()]))
     assert good, said
     torch.set_num_threads(threads)
     (path,) = folder.glob(f"*{PACKAGE_SUFFIXES[engine]}")
@@ -104,7 +102,6 @@ def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accura
     """A real package whose numbers are off by rounding; the limit is 0 here, so that they are so on any machine."""
     needs("openvino")
     monkeypatch.setitem(LIMITS, "fp32", Parity(0.0, 1.0, 0.0))
-    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
     values = job(tmp_path / "cache", tiers=["fast"], adapter="torchperf_ros.models.camera:CameraAdapter")
     with torch.inference_mode(mode=False):
         said, good = build({**values, "build": [BuildOptions("openvino").as_dict()]})
