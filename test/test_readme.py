@@ -14,7 +14,7 @@ import yaml
 
 from torchperf_ros.config.config import node_config
 from torchperf_ros.config.message_types import decode, encode, message_class
-from torchperf_ros.engines.fingerprint import differing_weights
+from torchperf_ros.engines.fingerprint import changing_weights
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
@@ -87,7 +87,7 @@ def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_
     exec(block("python"), names)
     adapter = names["Segmenter"]({}, torch.device("cpu"))
     for tier in ("full", "fast"):
-        assert differing_weights(adapter.build(tier), adapter.build(tier)) == []
+        assert changing_weights(tier, adapter.build(tier), adapter.build(tier)) == ""
 
 
 def test_given_the_readmes_commands_on_a_robot_when_read_then_the_shell_that_listens_sets_no_transport() -> None:

@@ -51,7 +51,6 @@ def engines(monkeypatch, adapters):
         return {name: Timing((made["ms"][name],)) for name in calls}
 
     monkeypatch.setattr(engine_module, "time_interleaved", timed)
-    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
     return made
 
 

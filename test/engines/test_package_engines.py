@@ -47,9 +47,7 @@ def engine(request):
 def package(engine, adapters, tmp_path_factory):
     """A dynamic package in a cache of its own."""
     folder, threads = tmp_path_factory.mktemp("cache") / engine, torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
-        said, good = build(job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()]))
+    said, good = build(job(folder, options={"dynamic": True}, build=[BuildOptions(engine).as_dict()]))
     assert good, said
     torch.set_num_threads(threads)
     (path,) = folder.glob(f"*{PACKAGE_SUFFIXES[engine]}")
@@ -104,7 +102,6 @@ def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accura
     """A real package whose numbers are off by rounding; the limit is 0 here, so that they are so on any machine."""
     needs("openvino")
     monkeypatch.setitem(LIMITS, "fp32", Parity(0.0, 1.0, 0.0))
-    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
     values = job(tmp_path / "cache", tiers=["fast"], adapter="torchperf_ros.models.camera:CameraAdapter")
     with torch.inference_mode(mode=False):
         said, good = build({**values, "build": [BuildOptions("openvino").as_dict()]})
@@ -173,14 +170,14 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
 
 
 DROPPED_BY_ANOTHER_THREAD = """
-import signal, sys, threading
+import signal, threading
 import torch
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import make_runner
 
 tier = BuiltTier(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),), {}, torch.device("cpu"))
-runners = [make_runner(tier, BuildOptions(sys.argv[1])) for _ in range(2)]
+runners = [make_runner(tier, BuildOptions("openvino")) for _ in range(2)]
 drop = threading.Thread(target=runners.clear)
 drop.start()
 drop.join()
@@ -191,9 +188,10 @@ except KeyboardInterrupt:
 """
 
 
-def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is_handled(engine):
+def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is_handled():
     """OpenVINO unmaps a signal stack with what it has loaded: the process ended by SIGSEGV, without a word."""
-    command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD, engine]
+    needs("openvino")
+    command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (0, "told\n"), ended.stderr
 

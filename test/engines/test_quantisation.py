@@ -11,7 +11,7 @@ from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.package_engine import EngineUnavailable, export
-from torchperf_ros.engines.parity import measure, random_inputs
+from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static, why_no_int8
 from torchperf_ros.packages.package_manifest import read_manifest
 
@@ -44,9 +44,8 @@ def package_of(folder, options, loss):
 
 
 def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_int8_and_a_worker_takes_it(
-    adapters, monkeypatch, tmp_path
+    adapters, tmp_path
 ):
-    monkeypatch.setattr("torchperf_ros.engines.package_build._TIMING_SECONDS", 0.0)
     said, good = package_of(tmp_path / "cache", STATIC, 0.004)
     assert good, said
     package = Path(said["package"])
@@ -65,7 +64,8 @@ def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_in
     with torch.inference_mode():
         (image,) = inputs = adapter.score_inputs("full")[0]
         expected = adapter.build("full")(image)
-        assert 0.0 < measure(expected, loaded.tier.run(inputs)[0]).relative_l2 < 0.05
+        distance = measure(expected, loaded.tier.run(inputs)[0]).relative_l2
+        assert 0.0 < distance < LIMITS["int8_static"].relative_l2  # without VNNI, products of bytes saturate
 
 
 def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_the_figure(adapters, tmp_path):

@@ -146,7 +146,7 @@ class Node:
             end.settimeout(20.0)
         adapter = adapter if ":" in adapter else f"{__name__}:{adapter}"
         values = {"adapter": adapter, "options": {}, "tiers": ["full", "fast"], "device": "cpu",
-                  "stage": "tested",
+                  "stage": "tested", "lower": [1, -1],
                   "threads": 1, "build": [{"engine": "eager"}] * 2, "packages": [""] * 2, **setup}  # fmt: skip
         self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
         self.far_ends = (far_frames, far_control)

@@ -7,7 +7,7 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
-from .test_session import RESULT_BYTES, Doubling, Node, Scale
+from .test_session import RESULT_BYTES, Doubling, Scale, make_node  # noqa: F401 - a fixture for these tests, too
 
 LEAVE_NS = 1 << 62
 STEPS = 3
@@ -44,17 +44,8 @@ class Stepless(Anytime):
 
 
 @pytest.fixture
-def open_node(monkeypatch):
-    nodes = []
-
-    def opened(adapter="Anytime", **setup):
-        nodes.append(Node(f"{__name__}:{adapter}", **setup))
-        return nodes[-1]
-
-    monkeypatch.setattr(Anytime, "at", staticmethod(lambda number, x: None))
-    yield opened
-    for node in nodes:
-        node.close()
+def open_node(make_node):  # noqa: F811 - the fixture
+    return lambda adapter="Anytime", **setup: make_node(f"{__name__}:{adapter}", **setup)
 
 
 @pytest.fixture

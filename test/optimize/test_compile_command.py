@@ -95,31 +95,24 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
     assert process.closed == 1
 
 
-def test_given_a_package_that_passed_by_its_answers_when_compiled_then_its_row_says_so(process):
-    process.says = [tier("full"), built("full", parity={"relative_l2": 0.08, "score": 0.998}), {"kind": "done"}]
-    words = " ".join(compiled("--tier", "full").stdout.split())
-    assert "by score" in words
-    assert "0.998" in words
+PART, WHOLE = "body: 80% of eager's time; the rest runs in eager", "the whole model: it has no 4 blocks"
 
 
-def test_given_parts_when_compiled_then_what_is_and_why_the_whole_is_are_told(process):
-    parts, whole = "body: 80% of eager's time; the rest runs in eager", "the whole model: it has no 4 blocks"
-    process.says = [tier("full"), built("full", parts=parts), built("fast", parts=whole), {"kind": "done"}]
-    shown = compiled("--tier", "full", "--tier", "fast", "--parts", "body").stdout
-    assert f"adapter full: compiled: {parts}" in shown
-    assert f"adapter fast: compiled: {whole}" in shown
-
-
-def test_given_a_quantised_package_when_compiled_then_it_says_what_runs_in_int8_and_what_that_loses(process):
-    int8 = {"convolutions": {"there": 3, "quantised": 2, "int8": 1}}
-    process.says = [
-        tier("full"),
-        built("full", int8=int8, parity={"relative_l2": 0.1, "loss": 0.0015}),
-        {"kind": "done"},
-    ]
-    result = compiled("--tier", "full")
-    assert "adapter full: in int8 1 of 3 convolutions (2 quantised)" in result.stdout
-    assert "loses 0.0015;" in " ".join(result.stdout.split())
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"parity": {"relative_l2": 0.08, "score": 0.998}}, ["by score", "0.998"]),
+        ({"parts": PART}, [f"adapter full: compiled: {PART}"]),
+        ({"parts": WHOLE}, [f"adapter full: compiled: {WHOLE}"]),
+        ({"int8": {"convolutions": {"there": 3, "quantised": 2, "int8": 1}},
+          "parity": {"relative_l2": 0.1, "loss": 0.0015}},
+         ["adapter full: in int8 1 of 3 convolutions (2 quantised)", "loses 0.0015;"]),
+    ],
+)  # fmt: skip
+def test_given_what_was_found_out_of_a_package_when_compiled_then_it_is_shown(process, found, words):
+    process.says = [tier("full"), built("full", **found), {"kind": "done"}]
+    shown = " ".join(compiled("--tier", "full").stdout.split())
+    assert [word for word in words if word not in shown] == []
 
 
 def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no_other_is_missed(process):

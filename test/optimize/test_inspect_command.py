@@ -54,7 +54,9 @@ def test_given_a_model_within_its_limit_when_inspected_then_it_passes_and_its_ow
     assert "mean tensor" not in result.output
 
 
-def test_given_a_model_that_cannot_be_exported_when_inspected_then_its_parts_that_can_be_are_proposed(tmp_path):
+def test_given_a_model_that_cannot_be_exported_when_inspected_then_its_parts_that_can_be_are_proposed(
+    tmp_path, inspect_sample
+):
     report = tmp_path / "report.json"
     text = " ".join(inspect("Split", "--json", report).stdout.split())
     found = json.loads(report.read_text())["parts"]
@@ -63,10 +65,8 @@ def test_given_a_model_that_cannot_be_exported_when_inspected_then_its_parts_tha
     assert all(0.0 < share < 1.0 for share in found["shares"].values())
     assert "the whole cannot be exported: " in text
     assert f"together: --parts {','.join(found['shares'])}, or parts: auto, with engine aoti" in text
-    inspect("Norm", "--json", report)
-    assert json.loads(report.read_text())["parts"]["why"]
-    inspect("printed", "--json", report)  # a function, which has no modules
-    assert json.loads(report.read_text())["parts"] is None
+    assert inspect_sample("Norm").parts[0]
+    assert inspect_sample("printed").parts is None  # a function, which has no modules
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -23,7 +23,7 @@ from torchperf_ros.cli import main as cli
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.frame.errors import AdapterError, ConfigError
-from torchperf_ros.optimize.tune import search
+from torchperf_ros.optimize.tune import search, trial_run
 from torchperf_ros.optimize.tune.ranking import Limits, Ranking
 from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step
@@ -87,8 +87,9 @@ def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_t
 
 @pytest.fixture
 def run_here(monkeypatch):
-    """What the trial process would do, in this one: it takes no start of a process."""
+    """What the trial process would do, in this one, and briefly: it takes no start of a process."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(trial_run, "_LOOK_SECONDS", 0.0)
     threads = torch.get_num_threads()
 
     def run(candidate, hopeless_ratio=None, eager_accuracy=None, **options):
@@ -100,7 +101,10 @@ def run_here(monkeypatch):
         return run_trial(json.loads(json.dumps(job)), lambda text: None)
 
     def talk(job, timeout_s, says):
-        return {"kind": "trial", **run_trial(json.loads(json.dumps(job)) | {"started_ns": time.monotonic_ns()}, says)}
+        said = []
+        job = json.loads(json.dumps(job)) | {"started_ns": time.monotonic_ns()}
+        trial_run.do_job(job, lambda kind, **fields: said.append({"kind": kind, **fields}))
+        return said[-1]
 
     monkeypatch.setattr(search, "_talk", talk)
     yield run
@@ -297,7 +301,8 @@ def test_given_tables_and_one_that_crashes_when_tuned_then_the_tiers_are_found_a
     assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
 
 
-def test_given_a_task_when_tuned_then_tiers_are_proposed_and_drawn(tmp_path):
+@pytest.mark.usefixtures("run_here")
+def test_given_a_task_when_tuned_then_tiers_are_proposed_and_drawn_and_without_one_a_page_is_refused(tmp_path):
     page, figures = tmp_path / "front.html", tmp_path / "figures.json"
     done = CliRunner().invoke(cli.app, [
         "tune", ADAPTER, "--engine", "eager", "--budget-ms", "2000", "--seconds", "0.05", "--judged", "2", "--options",
@@ -316,6 +321,10 @@ def test_given_a_task_when_tuned_then_tiers_are_proposed_and_drawn(tmp_path):
     text = page.read_text()
     assert text.count("on the front") >= 1
     assert "budget" in text
+    refused = CliRunner().invoke(cli.app, ["tune", ADAPTER, "--page", str(page)])
+    assert (refused.exit_code, refused.output) == (
+        2, f"torchperf: --page: {ADAPTER} has no training_task, so there is no accuracy to draw\n",
+    )  # fmt: skip
 
 
 def test_given_a_run_that_was_killed_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(tmp_path):
@@ -358,7 +367,6 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
         ([ADAPTER, "--tables", "--batch", "1,0"], ["'1,0'", "from 1 to 1000"]),
         ([ADAPTER, "--batch", "2"], ["--tables"]),
         ([ADAPTER, "--page", "/nowhere/page.html"], ["/nowhere/page.html", "existing folder"]),
-        ([ADAPTER, "--page", "page.html"], ["--page", "has no training_task"]),
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),
         ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
         ([ADAPTER, "--tiers", "a,,b"], ["tiers"]),

@@ -248,7 +248,7 @@ def load_ready_package(
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
-    known = Parity.from_dict(manifest.parity) if manifest else None
+    known = Parity(**manifest.parity) if manifest else None
     package = file_sha256(path)[:32]
     return replace(runner, package=package, model=hashes, static=static, engine=engine.name, known=known)
 

@@ -90,15 +90,10 @@ def weights_hash(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def differing_weights(first: torch.nn.Module, second: torch.nn.Module) -> list[str]:
-    """Names of the parameters and buffers that are not the same in two models of one structure, bit by bit."""
-    others = {name: _bytes_of(tensor) for name, tensor in _tensors(second)}
-    return [n for n, t in _tensors(first) if n not in others or not np.array_equal(_bytes_of(t), others[n])]
-
-
 def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) -> str:
     """Why no package of a tier could be kept: two builds of it have other weights; "" where they have the same."""
-    names = differing_weights(model, again)
+    others = {name: _bytes_of(tensor) for name, tensor in _tensors(again)}
+    names = [n for n, t in _tensors(model) if n not in others or not np.array_equal(_bytes_of(t), others[n])]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return "" if not names else (
         f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, writes_to_buffers
+from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, written_to
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
@@ -109,7 +109,7 @@ def _variants(
     packed weights may be slower for the few rows that a vehicle has, and `plain` is the other one. A model without
     weights has nothing to freeze; of one that writes to its buffers, Inductor would freeze what changes.
     """
-    if not program.state_dict or writes_to_buffers(program):
+    if not program.state_dict or "buffers" in written_to(program):
         return {"plain": (model, False)}
     images = transform(model, BuildOptions(channels_last=True), device, example)
     if images is model:
@@ -151,9 +151,6 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
     runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
     graph permits.
-
-    Raises:
-        Exception: whatever torch raises where it cannot load the file.
     """
     index = -1 if device.type == "cpu" else device.index or 0
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)

@@ -179,11 +179,6 @@ def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
     return {i: {dim % rank[i]: span for dim, span in spans.items()} for i, spans in dynamic_dims.items()}
 
 
-def writes_to_buffers(program: torch.export.ExportedProgram) -> bool:
-    """Whether the model changes its own buffers while it runs."""
-    return "buffers" in written_to(program)
-
-
 def written_to(program: torch.export.ExportedProgram) -> list[str]:
     """What the model changes while it runs, of its `buffers` and its `inputs`."""
     if not any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
@@ -201,7 +196,7 @@ def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
     """
     program = export(tier.model, tier.example, tier.dims)
     signature, spec = program.graph_signature, program.call_spec.out_spec
-    if writes_to_buffers(program):
+    if "buffers" in written_to(program):
         raise EngineUnavailable("the model writes to its buffers, which only the engines eager, compile and aoti can")
     constants = {}
     for index, output in enumerate(signature.output_specs):

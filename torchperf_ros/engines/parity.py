@@ -37,11 +37,6 @@ class Parity:
     score: float | None = None
     loss: float | None = None
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Parity":
-        """What a manifest holds."""
-        return cls(**values)
-
     def within(self, limit: "Parity") -> bool:
         """Whether no figure is beyond the limit's."""
         near = self.relative_l2 <= limit.relative_l2 and self.max_error <= limit.max_error

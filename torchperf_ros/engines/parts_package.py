@@ -143,7 +143,6 @@ def build_parts(tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
 
     Raises:
         PartsError: there are no such parts, one cannot be compiled, or one is not what runs.
-        Exception: whatever torch raises where it cannot export or compile them.
     """
     runs = tier.inputs_by_size()
     anatomy = Anatomy(tier.model, runs)

@@ -94,11 +94,9 @@ class Device:
     def __init__(self, device: torch.device, threads: int, *, alone: bool = True, stream_priority: int = -1) -> None:
         """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one.
 
-        Args:
-            device: which one.
-            threads: how many; each thread that runs a model has helpers of its own.
-            alone: whether no other session runs in this process, whose helpers would be taken for this one's.
-            stream_priority: on CUDA, lower goes first, as far as the card knows so many.
+        Each thread that runs a model has helpers of its own; `alone`: no other session runs in this process, whose
+        helpers would be taken for this one's. `stream_priority`: on CUDA, lower goes first, as far as the card knows so
+        many.
         """
         self.device = device
         threads = threads or max(1, (torch.get_num_threads() if alone else _usual_threads()) - 1)

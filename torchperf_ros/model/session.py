@@ -36,7 +36,7 @@ from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
 from torchperf_ros.model.history_buffer import history_bytes, keep_own_histories
-from torchperf_ros.model.output_message import PostprocessError, output_message, place_of
+from torchperf_ros.model.output_message import output_message, place_of
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
@@ -69,6 +69,7 @@ _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
+_LOADING = threading.Lock()
 
 
 def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
@@ -125,9 +126,6 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         session = None
         _end_session(control, ring_fd, result_fd)
     return 0
-
-
-_LOADING = threading.Lock()
 
 
 def _end_session(control: socket.socket, ring_fd: int, result_fd: int) -> None:
@@ -311,10 +309,8 @@ class Session:
             response.outcome, payload = Outcome.BAD_INPUT, _readable(error)
         except InvalidOutput as error:
             response.outcome, payload = Outcome.INVALID, _readable(error)
-        except PostprocessError as error:
-            payload = _readable(error) + _last_calls(error.__cause__)
         except TorchperfError as error:
-            payload = _readable(error)
+            payload = _readable(error) + _last_calls(error.__cause__)
         except BaseException as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
             # `KeyboardInterrupt` too, is an outcome of this frame and no end of the worker
             payload = type(error).__name__.encode() + b": " + _readable(error)
@@ -394,7 +390,7 @@ class Session:
                 if response.tier == request.tier:
                     self._out_of_memory += 1
                     self._device.empty_cache()
-                lower = self._setup["lower"][response.tier] if "lower" in self._setup else response.tier + 1
+                lower = self._setup["lower"][response.tier]
                 if lower not in self._tiers:
                     raise
                 response.tier = lower
@@ -480,10 +476,9 @@ class Session:
             torch.cuda.manual_seed_all(seed)
 
     def _facts(self) -> list[dict[str, Any]]:
-        names = self._setup["tiers"]
         return [
             self._tiers[number].report() if number in self._tiers else asdict(TierFacts(name, "not loaded"))
-            for number, name in enumerate(names)
+            for number, name in enumerate(self._setup["tiers"])
         ]
 
     def _say(self, kind: str, **fields: object) -> None:

@@ -113,16 +113,10 @@ class Tier:
     def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
                  say: Callable[[str], None], shapes: ShapeRunner | None = None, *,
                  steps: Callable[[Inputs], Iterator[Any]] | None = None) -> None:  # fmt: skip
-        """Take an engine, checked, and its stand-in.
+        """Take an engine, checked, and its stand-in, the adapter's own model; None where a package is all there is.
 
-        Args:
-            facts: what is known of it already.
-            runner: the engine.
-            eager: the adapter's own model; None where a ready package is all there is.
-            device: where it runs.
-            say: takes a line for the node's log and `/perf/anomaly`.
-            shapes: what runs inputs of other sizes, warmed up; None: the engine takes every input.
-            steps: the outputs of an anytime model, from coarse to fine; None for any other.
+        `say` takes a line for the node's log and `/perf/anomaly`. `shapes`, warmed up, runs inputs of other sizes;
+        where it is None the engine takes every input. `steps` gives an anytime model's outputs, from coarse to fine.
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits

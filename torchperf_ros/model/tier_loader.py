@@ -211,7 +211,7 @@ class TierLoader:
                     self._cache.used(path)
                     return open_package(
                         path, manifest, options, tier, package=identity.key, static=not identity.dynamic,
-                        known=Parity.from_dict(manifest.parity),
+                        known=Parity(**manifest.parity),
                     )  # fmt: skip
             except PackageError as error:
                 self._say(f"{error}; it is built anew")

@@ -88,7 +88,7 @@ class Manifest:
     package_sha256: str
     package_bytes: int
     graph: str
-    parity: dict[str, float | None]
+    parity: dict[str, Any]
     timings: dict[str, dict[str, float]]
     peak_memory_bytes: int
     compile_s: float
