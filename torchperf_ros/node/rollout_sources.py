@@ -11,10 +11,12 @@ import psutil
 
 from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.candidate import BASE, Candidate, candidate_of, read_candidate
-from torchperf_ros.config.config import NodeConfig, StageConfig
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.rollout_options import RolloutOptions
 from torchperf_ros.config.user_folder import user_folder
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.rollout.guards import Figures, Guards
+from torchperf_ros.rollout.targeting import TargetingError, facts_of
 from torchperf_ros.stage.pair_figures import PairBlock
 
 if TYPE_CHECKING:
@@ -121,36 +123,44 @@ class ParameterSource:
 class PlanSource:
     """A signed plan, and what the vehicle remembers of it."""
 
-    def __init__(self, stage: StageConfig, config: NodeConfig, values: Values, device: Callable[[], str]) -> None:
-        """Come up with what the vehicle remembers; `device` gives the name of the stage's card, "" for none.
+    def __init__(
+        self, stage: StageConfig, options: Callable[[], RolloutOptions], values: Values, device: Callable[[], str]
+    ) -> None:
+        """Come up with what the vehicle remembers.
+
+        Args:
+            stage: whose `rollout_plan` is followed.
+            options: gives `rollout.NAME` as they are now: its facts may change while the vehicle drives.
+            values: gives the stage's own parameters.
+            device: gives the name of the stage's card, "" for none.
 
         Raises:
             ConfigError: the vehicle has no id, the key cannot be read, or a library is not installed.
         """
-        options, self._stage, self._values, self._device = config.rollout, stage.name, values, device
-        folder = Path(options.folder).expanduser() if options.folder else _default_folder()
-        self._drive = f"{time.time():.0f}-{os.getpid()}"
-        facts = {**_own_facts(), "vehicle": options.vehicle, "drive": self._drive, **options.more}
+        self._options, self._stage, self._values, self._device = options, stage.name, values, device
+        now = options()
+        default = user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
+        folder = Path(now.folder).expanduser() if now.folder else default
+        self._drive = _drive_id()
         try:
             from torchperf_ros.rollout.vehicle import VehicleRollout
 
             self.vehicle = VehicleRollout(
-                folder / stage.name, facts, Path(options.key).expanduser(), Path(stage.rollout_plan).expanduser(),
+                folder / stage.name, self._facts(), Path(now.key).expanduser(), Path(stage.rollout_plan).expanduser(),
                 stage.name,
             )  # fmt: skip
         except ImportError as error:
             msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
             raise ConfigError(msg) from error
         except (TorchperfError, OSError) as error:
-            raise ConfigError(f"parameter rollout.vehicle, rollout.key or rollout.facts: {error}") from error
+            raise ConfigError(f"parameter rollout.key: {error}") from error
         self._looked_s = 0.0
         self._decision: Decision | None = None
 
     def wish(self) -> Wish:
         """What the plan says, looked at every 2 s."""
         if self._decision is None or time.monotonic() - self._looked_s > _LOOK_S:
-            if (card := self._device()) and "gpu" not in self.vehicle.facts:
-                self.vehicle.facts["gpu"] = card
+            self.vehicle.learn(self._facts())
             self._looked_s, self._decision = time.monotonic(), self.vehicle.look()
         found = self._decision
         beside = "" if found.beside is None else found.beside.name
@@ -162,17 +172,21 @@ class PlanSource:
         why = "; ".join(filter(None, [found.why, found.problem]))
         return Wish(found.serve.name, beside, on_trial, parameters, found.limits, why)
 
+    def _facts(self) -> dict[str, Any]:
+        return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
+
     def version(self, name: str) -> Candidate:
         """A version as the plan has it."""
         return candidate_of(name, self.wish().parameters[name], self._stage, self._values(), f"version {name}")
 
     def running(self) -> Candidate | None:
-        """The version to begin with, None for the base.
+        """The version to begin with, None for the base: a good one, unless the plan has it back by now.
 
         Raises:
             ConfigError: it cannot be.
         """
-        good = self.vehicle.running
+        found = self.vehicle.look()
+        good = found.serve if found.beside is None else self.vehicle.running
         if good.name == BASE:
             return None
         return candidate_of(good.name, good.parameters, self._stage, self._values(), f"version {good.name}")
@@ -211,13 +225,21 @@ class PlanSource:
         self.vehicle.stops()
 
 
-def _default_folder() -> Path:
-    return user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
+def _drive_id() -> str:
+    return f"{time.time():.0f}-{os.getpid()}"
 
 
-def _own_facts() -> dict[str, str]:
+def facts_of_vehicle(options: RolloutOptions, **known: str) -> dict[str, Any]:
+    """What a vehicle says of itself: the user's own facts go before what is found out; empty ones are left out.
+
+    Raises:
+        ConfigError: a fact is none that plans may ask for, or has no usable value.
+    """
     found = {
         "memory_gib": f"{psutil.virtual_memory().total / _GIB:.1f}", "torch": version_of("torch"),
-        "ros_distro": os.environ.get("ROS_DISTRO", ""),
+        "ros_distro": os.environ.get("ROS_DISTRO", ""), **known, **options.more,
     }  # fmt: skip
-    return {name: value for name, value in found.items() if value}
+    try:
+        return facts_of({**{name: value for name, value in found.items() if value}, "vehicle": options.vehicle})
+    except TargetingError as error:
+        raise ConfigError(f"parameter rollout.vehicle or rollout.facts: {error}") from error
