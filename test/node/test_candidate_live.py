@@ -214,3 +214,49 @@ def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_
     until("candidate", ".*version c was rolled back here: revoked by serial.*")
     assert points[-1].point.x == 64.0
     assert node.end() == 0
+
+
+def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base_beside_can_at_any_time(
+    start_node, obedient, image, fleet
+):
+    from geometry_msgs.msg import PointStamped
+    from sensor_msgs.msg import Image
+
+    from torchperf_ros.rollout.records import Block
+    from torchperf_ros.rollout.vehicle import VehicleRollout
+
+    folder, issue = fleet
+    issue(probation_min=1)
+    vehicle = VehicleRollout(folder / "good" / "perception", {"vehicle": "car-7"}, folder / "key.pub",
+                             folder / "plan.json", "perception")  # fmt: skip
+    vehicle.look()
+    vehicle.begins_trial()
+    vehicle.minute(Block(0.0, "1", "b", 1, 0, "serving", frames=1800))
+    vehicle.confirmed()
+    stage = obedient(engine="eager", hang_ms=60_000.0, backup="standby", rollout_plan=str(folder / "plan.json"))
+    options = {"vehicle": "car-7", "key": str(folder / "key.pub"), "folder": str(folder / "good")}
+    node = start_node({"stages": ["perception"], "rollout": options, "perception": stage})
+    node.wait_until_ready("perception")
+    camera = node.publisher("image", Image)
+    points = node.graph.listen(f"{node.namespace}/point", PointStamped)
+
+    def until(holds):
+        end = time.monotonic() + 60.0
+        while not holds():
+            assert time.monotonic() < end, (node.values("perception"), [one.nice() for one in node.workers()])
+            node.answer(camera, image())
+
+    node.answer(camera, image())
+    node.graph.wait_for(lambda: points, "an output")
+    assert points[0].point.x == 64.5
+    until(lambda: node.values("perception")["candidate"] == "b: serves")
+    until(lambda: len(node.workers()) == 4 and not any(one.nice() > 0 for one in node.workers()))
+    issue(step=1, state="done")
+    until(lambda: len(node.workers()) == 2)
+    assert node.values("perception")["version"] == "b"
+    issue(state="rolled_back", revoked=["b"])
+    until(lambda: node.values("perception")["version"] == "base" and len(node.workers()) == 2)
+    assert not any(one.nice() > 0 for one in node.workers())
+    node.answer(camera, image())
+    assert points[-1].point.x == 64.0
+    assert node.end() == 0

@@ -19,7 +19,7 @@ from torchperf_ros.rollout.targeting import bucket_percent
 from torchperf_ros.stage.pair_figures import PairBlock
 
 IN_NORTH = {"==": [{"var": "region"}, "north"]}
-VALUES = {"adapter": "adapters_for_graph:Obedient", "output": "point", "engine": "aoti"}
+VALUES = {"adapter": "adapters_for_graph:Obedient", "output": "point", "engine": "aoti", "tiers": ["full"]}
 
 
 def options_with(*facts, desk=None):
@@ -134,9 +134,9 @@ def test_given_a_candidate_whose_memory_grows_when_a_minute_ends_then_it_is_out_
 def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not_loaded(desk, vehicle):
     (desk.folder / "a.pt2").write_bytes(b"abc")
     sums = {"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    desk.publish(serving(files=sums, steps=(Step(100),), issued=desk.now))
+    desk.publish(serving(files=sums, candidate={"packages": ["a.pt2"]}, steps=(Step(100),), issued=desk.now))
     serve(vehicle()[0])
-    assert vehicle()[0].running().version == "7"
+    assert vehicle()[0].running().changes["packages"][0] == str(desk.folder / "a.pt2")
     (desk.folder / "a.pt2").write_bytes(b"abd")
     source, _ = vehicle()
     assert source.running() is None

@@ -21,6 +21,7 @@ from torchperf_ros.stage.pair_figures import PairBlock
 
 if TYPE_CHECKING:
     from torchperf_ros.rollout.vehicle import Decision
+    from torchperf_ros.rollout.vehicle_state import Version
 
 Values = Callable[[], Mapping[str, Any]]
 """Gives a stage's own parameters as they are now, by name without the stage's."""
@@ -37,14 +38,12 @@ class Wish:
     Attributes:
         serve, beside: names of versions; no `beside`: nothing.
         candidate: which of them is on trial; "" for none.
-        parameters: what each version but the base changes of the stage's own.
         why: in words.
     """
 
     serve: str = BASE
     beside: str = ""
     candidate: str = ""
-    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     limits: Guards = field(default_factory=Guards)
     why: str = ""
 
@@ -154,6 +153,7 @@ class PlanSource:
             raise ConfigError(msg) from error
         except (TorchperfError, OSError) as error:
             raise ConfigError(f"parameter rollout.key: {error}") from error
+        self._folder = Path(stage.rollout_plan).expanduser().parent
         self._looked_s = 0.0
         self._decision: Decision | None = None
 
@@ -164,20 +164,19 @@ class PlanSource:
             self._looked_s, self._decision = time.monotonic(), self.vehicle.look()
         found = self._decision
         beside = "" if found.beside is None else found.beside.name
-        on_trial = (
-            found.plan.version if found.plan is not None and found.plan.version in {found.serve.name, beside} else ""
-        )
-        versions = [found.serve, *([] if found.beside is None else [found.beside])]
-        parameters = {one.name: one.parameters for one in versions if one.name != BASE}
+        candidate = "" if found.plan is None else found.plan.version
         why = "; ".join(filter(None, [found.why, found.problem]))
-        return Wish(found.serve.name, beside, on_trial, parameters, found.limits, why)
+        on_trial = candidate if candidate in {found.serve.name, beside} else ""
+        return Wish(found.serve.name, beside, on_trial, found.limits, why)
 
     def _facts(self) -> dict[str, Any]:
         return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
 
     def version(self, name: str) -> Candidate:
         """A version as the plan has it."""
-        return candidate_of(name, self.wish().parameters[name], self._stage, self._values(), f"version {name}")
+        assert self._decision is not None
+        versions = (self._decision.serve, self._decision.beside)
+        return self._candidate(next(one for one in versions if one is not None and one.name == name))
 
     def running(self) -> Candidate | None:
         """The version to begin with, None for the base: a good one, unless the plan has it back by now.
@@ -187,9 +186,14 @@ class PlanSource:
         """
         found = self.vehicle.look()
         good = found.serve if found.beside is None else self.vehicle.running
-        if good.name == BASE:
-            return None
-        return candidate_of(good.name, good.parameters, self._stage, self._values(), f"version {good.name}")
+        return None if good.name == BASE else self._candidate(good)
+
+    def _candidate(self, version: "Version") -> Candidate:
+        """A version whose packages are the files that were signed, which lie from the plan's folder on."""
+        given = dict(version.parameters)
+        if "packages" in given:
+            given["packages"] = [str(self._folder / name) if name else "" for name in given["packages"]]
+        return candidate_of(version.name, given, self._stage, self._values(), f"version {version.name}")
 
     def begins(self) -> None:
         """Write down that it is on trial; raises a `TorchperfError` where that cannot be."""
