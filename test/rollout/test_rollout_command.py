@@ -45,10 +45,10 @@ def read(folder):
     return read_signed((folder / "plan.json").read_bytes(), read_public_key(folder / "rollout.key.pub"), "x")
 
 
-def bring_home(folder, factor=1.0, rolled_back=0, step=0):
+def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
     """What vehicles wrote in the last hours: the candidate's times are the base's by a factor, and a bit of noise."""
     now_s = utc_now().timestamp()
-    for number in range(VEHICLES):
+    for number in range(vehicles):
         log = RecordWriter(folder / "home" / f"car-{number}", {"vehicle": f"car-{number}", "gpu": "orin"})
         for at in range(MINUTES):
             noise = 1 + 0.01 * ((7 * number + 3 * at) % 11 - 5)
@@ -108,9 +108,16 @@ def test_given_a_hard_guard_that_broke_when_forced_then_it_is_still_refused(desk
 def test_given_too_little_when_advanced_then_it_holds_and_says_what_is_missing(desk_folder):
     shown = run("advance", "plan.json", status=1)
     assert "step 0 has 0.0 h of driving with the candidate; it needs 10 h" in shown
-    assert "p99: not enough data" in shown
+    assert "not enough data: a verdict needs 10 vehicles, 0 brought some home" in shown
     run("hold", "plan.json", "--write")
     assert read(desk_folder).state == "held"
+
+
+def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_said(desk_folder):
+    home = bring_home(desk_folder, vehicles=6)
+    shown = run("status", home, "--plan", "plan.json")
+    assert "hold: not enough data: a verdict needs 10 vehicles, 6 brought some home; if 1 % of the fleet are" in shown
+    assert shown.count("a step of 2 % is needed, or --force") == 1
 
 
 def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and_drafts(desk_folder):

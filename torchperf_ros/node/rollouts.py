@@ -72,11 +72,10 @@ class Trial:
         shadow = self.stage.shadow
         if shadow is None or not shadow.pool.ready:
             return False  # nobody else can serve, and the stage's fallbacks do what they can
-        hurry = self.serves and time.monotonic() >= self.leave_by_s
-        if hurry or shadow.ready or shadow.version != self._begun:
+        if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
             return True
-        shadow.promote()
-        return False
+        shadow.promote()  # also where it is `ready`: by the one worker that it has so far
+        return shadow.ready
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
