@@ -181,6 +181,8 @@ def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(
             {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]}, 1,
             "nothing is signed: hits is None, the target <= 2",
         ),
+        ({"scenario": "cut_in", "seed": 3, "collision": False}, 0, "open"),
+        ({"scenario": "cut_in", "seed": 3, "collision": True}, 1, "nothing is signed: cut_in, seed 3: a collision"),
         ({"targets": []}, 1, "it has no targets"),
         ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
         ([], 2, "is no JSON of"),

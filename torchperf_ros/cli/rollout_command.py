@@ -137,14 +137,15 @@ def sign(
     plan: Annotated[Path, Argument(help="The plan, YAML.")],
     key: Private = _KEY,
     output: Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")] = None,
-    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare or a bench, that has to be good.")] = None,
+    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare, drive or a bench: has to be good.")] = None,
 ) -> None:
     """Sign a plan: the file that goes onto vehicles, by any way, on any medium.
 
     What vehicles would refuse is not signed. A vehicle takes a plan only if its
     serial is greater than that of the last one. With --gate nothing is signed
-    unless `torchperf compare --json` found nothing worse, and `./run bench safety
-    --json` (or another benchmark) met its targets.
+    unless `torchperf compare --json` found nothing worse, `torchperf drive -o` hit
+    nothing (drive.json), and `./run bench safety --json`, or another benchmark, met
+    its targets.
 
     Examples: torchperf rollout sign plan.yaml --key rollout.key -o plan.json
               torchperf rollout sign plan.yaml --gate verdict.json --gate safety.json
@@ -168,11 +169,13 @@ def sign(
 
 
 def _check_gate(file: Path) -> None:
-    """End with status 1 where a comparison found something worse, or too little, or a benchmark missed a target."""
+    """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
     try:
         found = json_text.loads(file.read_text(encoding="utf-8"))
         if found.get("kind") == "regress":
             closed = "" if found["status"] == 0 else str(found["verdict"])
+        elif "collision" in found:
+            closed = f"{found['scenario']}, seed {found['seed']}: a collision" if found["collision"] else ""
         else:
             missed = [f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
                       for t in found["targets"] if not t["met"]]  # fmt: skip
@@ -180,7 +183,7 @@ def _check_gate(file: Path) -> None:
     except OSError as error:
         fail(f"--gate {file}: cannot be read ({error.strerror or error})")
     except (ValueError, KeyError, TypeError, AttributeError):
-        fail(f"--gate {file}: is no JSON of `torchperf compare --json` or `./run bench NAME --json`")
+        fail(f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench --json`")
     if closed:
         fail(f"--gate {file}: nothing is signed: {closed}", 1)
     typer.echo(f"gate {file}: open")
