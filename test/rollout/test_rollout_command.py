@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -56,6 +58,7 @@ def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
                 minute("shadow", t_s=now_s - 3600 - 60 * (MINUTES - at)), step=step, drive=f"{at // 30}",
                 base_sum_ms=1800 * 20.0, candidate_sum_ms=1800 * 20.0 * factor * noise, base_p99_ms=30.0,
                 candidate_p99_ms=30.0 * factor * noise, base_misses=2, candidate_misses=2, compared=60, agreed=60,
+                score=0.98 if at % 2 else math.nan, refused=at == 7, deaths=0,
             ))  # fmt: skip
         if not number:
             log.event("refused", "", 1, "plan plan.json: has serial 1")
@@ -73,6 +76,11 @@ def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_s
     assert "- car-0 refused the plan: plan plan.json: has serial 1" in shown
     figures = json.loads((desk_folder / "out.json").read_text())
     assert (figures["vehicles"], figures["move"]) == (VEHICLES, "advance")
+    first = {name: figures["steps"][0][name] for name in ("refused", "deaths", "score")}
+    assert first == {"refused": VEHICLES, "deaths": 0, "score": pytest.approx(0.98)}
+    assert figures["steps"][1]["score"] is None
+    assert re.search(r"^> 0 +1 +shadow +24 +60.0 +0.0 +24 +0 +0.980 *$", shown, re.M)
+    assert "plans refused" in (desk_folder / "out.html").read_text()
     assert {one["metric"]: one["verdict"] for one in figures["findings"]} == dict.fromkeys(
         ("latency", "p99", "misses", "disagreement"), "equivalent"
     )

@@ -106,11 +106,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class StepStanding:
-    """What happened in a step: vehicles that had the candidate, and their hours of driving with it."""
+    """What happened in a step.
+
+    Attributes:
+        vehicles: that had the candidate.
+        shadow_h, serving_h: hours of driving with it.
+        refused: of its plans, by the guard; beside the base those that it accepts of the base.
+        deaths: of its workers.
+        score: mean of the adapter's own score, of the minutes that have one; NaN without one.
+    """
 
     vehicles: int = 0
     shadow_h: float = 0.0
     serving_h: float = 0.0
+    refused: int = 0
+    deaths: int = 0
+    score: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -137,12 +148,9 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """Every figure, as JSON has them."""
-        findings = [
-            {"group": one.group or "all", "metric": one.metric, "verdict": one.verdict.value, "margin": one.margin,
-             **{name: value if math.isfinite(value) else None for name, value in asdict(one.interval).items()}}
-            for one in self.findings
-        ]  # fmt: skip
-        return {"vehicles": self.vehicles, "units_per_h": self.units_per_h, "steps": [asdict(step) for step in self.steps],
+        findings = [{"group": one.group or "all", "metric": one.metric, "verdict": one.verdict.value,
+                     "margin": one.margin, **_finite(one.interval)} for one in self.findings]  # fmt: skip
+        return {"vehicles": self.vehicles, "units_per_h": self.units_per_h, "steps": [*map(_finite, self.steps)],
                 "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back), "refused": dict(self.refused),
                 "findings": findings}  # fmt: skip
 
@@ -154,15 +162,20 @@ def read_fleet(folders: Sequence[Path], progress: Callable[[int, int], None] = l
 
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:
     """How the plan's candidate stands."""
+    import numpy as np
+
     own = brought.blocks["version"] == plan.version
     blocks = {name: column[own] for name, column in brought.blocks.items()}
     steps = []
     for step in range(len(plan.steps)):
         here = blocks["step"] == step
         serving = here & (blocks["role"] == SERVING)
+        scores = blocks["score"][here]
+        scores = scores[np.isfinite(scores)]
         steps.append(StepStanding(len(set(blocks["vehicle"][here].tolist())),
-                                  int((here & ~serving).sum()) / _BLOCKS_PER_H,
-                                  int(serving.sum()) / _BLOCKS_PER_H))  # fmt: skip
+                                  int((here & ~serving).sum()) / _BLOCKS_PER_H, int(serving.sum()) / _BLOCKS_PER_H,
+                                  int(blocks["refused"][here].sum()), int(blocks["deaths"][here].sum()),
+                                  float(scores.mean()) if len(scores) else math.nan))  # fmt: skip
     back = {str(event["vehicle"]): str(event["reason"]) for event in brought.events
             if event["what"] == "rolled_back" and event["version"] == plan.version
             and not str(event["reason"]).startswith(_REVOKED)}  # fmt: skip
@@ -231,6 +244,10 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
         lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
         reasons += dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking)
     return Move(Kind.HOLD, tuple(reasons)) if reasons else Move(Kind.ADVANCE, ("every figure is within its margin",))
+
+
+def _finite(figures: Interval | StepStanding) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}
 
 
 def _on(finding: Finding) -> str:
