@@ -114,7 +114,8 @@ def new(
     if output.exists() and not force:
         fail(f"--output {output}: is there already; --force replaces it")
     given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
-    sums = {os.path.relpath(path, output.parent): hashlib.sha256(path.read_bytes()).hexdigest() for path in file or ()}
+    sums = {os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
+            for path in file or ()}  # fmt: skip
     values: dict[str, Any] = {
         "name": name or f"{stage}-{version}", "stage": stage, "version": version, "files": sums,
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
@@ -381,7 +382,14 @@ def _read(path: Path, key: Path) -> "RolloutPlan":
     if path.suffix in _YAML:
         return read_plan_file(path)
     public = read_public_key(key) if key.suffix == ".pub" else read_private_key(key).public_key()
-    return read_signed(path.read_bytes(), public, f"plan {path}")
+    return read_signed(_bytes(path, "plan"), public, f"plan {path}")
+
+
+def _bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
 
 
 def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":

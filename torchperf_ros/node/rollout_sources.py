@@ -151,7 +151,7 @@ class PlanSource:
         except ImportError as error:
             msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
             raise ConfigError(msg) from error
-        except (TorchperfError, OSError) as error:
+        except TorchperfError as error:
             raise ConfigError(f"parameter rollout.key: {error}") from error
         self._folder = Path(stage.rollout_plan).expanduser().parent
         self._looked_s = 0.0

@@ -352,7 +352,7 @@ class Rollouts:
             bad = f"refused: {shadow.refused}"
         elif broken:
             bad = f"rolled back: {broken}" if trial.serves else f"given up as a shadow: {broken}"
-        elif trial.candidate == wish.candidate:
+        elif trial.candidate == wish.candidate and wish.beside:  # without, the roll-out is done
             return wish
         trial.over = bad or f"over: {wish.why or 'not asked for any more'}"
         trial.leave_by_s = time.monotonic() + (0.0 if bad else _MINUTE_S)

@@ -102,8 +102,7 @@ class VehicleRollout:
 
         Raises:
             TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
-            ConfigError: the public key is none.
-            OSError: the public key cannot be read.
+            ConfigError: the public key cannot be read, or is none.
         """
         check_installed()
         self.facts = facts_of(facts)
