@@ -131,8 +131,17 @@ def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_i
     config = checkout / "config"
     for words in (
         ["keygen", str(checkout.parent / "fleet.key")],
-        ["new", "-o", str(config / "plan.yaml"), "--stage", "perception", "--version", "b", "--set",
-         "adapter=candidate:Brightness"],
+        [
+            "new",
+            "-o",
+            str(config / "plan.yaml"),
+            "--stage",
+            "perception",
+            "--version",
+            "b",
+            "--set",
+            "adapter=candidate:Brightness",
+        ],
     ):
         assert CliRunner().invoke(app, ["rollout", *words]).exit_code == 0
     key = (checkout.parent / "fleet.key").read_text()

@@ -40,6 +40,7 @@ def desk_folder(tmp_path, monkeypatch):
     begun = utc_now() - datetime.timedelta(hours=36)
     (tmp_path / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
     run("sign", "plan.yaml")
+    (tmp_path / "drive.yaml").write_text(plan_text(replace(plan, unit="drive")))
     return tmp_path
 
 
@@ -158,6 +159,7 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         (("hold", "plan.yaml", "--write"), "is not signed; `torchperf rollout sign plan.yaml` comes first"),
         (("simulate", "plan.yaml", "--candidate", "slow"), "there are same: no difference"),
         (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
+        (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
     ],
 )  # fmt: skip
 def test_given_input_that_cannot_be_used_when_run_then_one_line_says_what_and_the_status_is_2(

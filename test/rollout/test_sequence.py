@@ -88,7 +88,7 @@ def test_given_an_interval_that_is_too_wide_when_asked_then_so_many_units_as_it_
     [
         (Interval(units=0), P99, "a verdict needs 10 vehicles, 0 brought some home"),
         (Interval(units=900, vehicles=4), P99, "if 1 % of the fleet are no more, a step of 3 % is needed, or --force"),
-        (Interval(units=20, vehicles=12), P99, "not enough data: it needs some 40 more units of half an hour, 5.0 h at"),
+        (Interval(units=20, vehicles=12), P99, "not enough data: it needs some 40 more units of half an hour, 5.0 h"),
         (
             Interval(0.02, -0.03, 0.07, 100, 12), LATENCY,
             "latency: not enough data, +2.02 % (-2.96 to +7.25), margin 5.13 %: it needs some 159 more units",

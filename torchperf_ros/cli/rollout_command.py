@@ -360,6 +360,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
         fail(f"--candidate {candidate!r} is not there; there are {known}")
     check_outputs({"--svg": svg, "--json": json}, (plan, *(runs or ())))
     found, random = _read(plan, key), np.random.default_rng(seed)
+    if found.unit != "vehicle":
+        fail(f"plan {plan}: draws by {found.unit}, which is not simulated; try a copy with `unit: vehicle`")
     windows = play.recorded_minutes(runs, found.stage, random) if runs else play.built_in_minutes(random)
     outcomes = {}
     with progress_bars() as bars:
@@ -394,12 +396,13 @@ def _bytes(path: Path, what: str) -> bytes:
 
 def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":
     from torchperf_ros.rollout.plan import utc_now
-    from torchperf_ros.rollout.status import next_move, read_fleet, standing_of
+    from torchperf_ros.rollout.records import read_records, record_files
+    from torchperf_ros.rollout.status import next_move, standing_of
 
     if missing := [path for path in folders if not path.exists()]:
         fail(f"{missing[0]}: is not there; name folders that vehicles brought home")
     with progress_bars() as bars:
-        brought = read_fleet(folders, follow(bars, "reading records"))
+        brought = read_records(record_files(folders), follow(bars, "reading records"))
     standing = standing_of(plan, brought, utc_now())
     return standing, next_move(plan, standing), brought
 

@@ -1,11 +1,12 @@
 """Who says which version of a stage serves: its parameters, or a signed plan."""
 
+import abc
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -48,29 +49,33 @@ class Wish:
     why: str = ""
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """Asked by the thread that looks after candidates, ten times a second."""
 
+    @abc.abstractmethod
     def wish(self) -> Wish:
         """What is to run now."""
 
+    @abc.abstractmethod
     def version(self, name: str) -> Candidate:
         """A version of the wish that is not the base; raises `ConfigError` where it cannot be."""
 
-    def begins(self) -> None:
-        """The candidate is about to serve; raises a `TorchperfError` where it must not."""
-
+    @abc.abstractmethod
     def rolled_back(self, reason: str) -> None:
         """The candidate is out of service, or no longer beside: it stays out."""
 
+    def begins(self) -> None:  # noqa: B027 - who remembers nothing has nothing to do
+        """The candidate is about to serve; raises a `TorchperfError` where it must not."""
+
     def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
         """A minute of both versions has passed; returns the guard that is broken within the last hour."""
+        return ""
 
-    def stops(self) -> None:
+    def stops(self) -> None:  # noqa: B027
         """The node ends its candidates in order."""
 
 
-class ParameterSource:
+class ParameterSource(Source):
     """`STAGE.candidate` and `STAGE.candidate_serves`."""
 
     def __init__(self, stage: str, config: Callable[[], StageConfig], values: Values) -> None:
@@ -103,23 +108,13 @@ class ParameterSource:
         assert self._read[1] is not None
         return self._read[1]
 
-    def begins(self) -> None:
-        """It may."""
-
     def rolled_back(self, reason: str) -> None:
         """It is out until another file is named."""
         name = f"{self._read[1].version}: " if self._read[1] is not None else ""
         self._out, self._read = (self._config().candidate, f"{name}{reason}"), ("", None)
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
-        """Nobody takes it home."""
-        return ""
 
-    def stops(self) -> None:
-        """Nothing is remembered."""
-
-
-class PlanSource:
+class PlanSource(Source):
     """A signed plan, and what the vehicle remembers of it."""
 
     def __init__(

@@ -3,13 +3,12 @@
 import datetime
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.rollout.plan import DONE, ROLLED_BACK, RolloutPlan
-from torchperf_ros.rollout.records import SERVING, Brought, read_records, record_files
+from torchperf_ros.rollout.records import SERVING, Brought
 from torchperf_ros.rollout.sequence import (
     ALPHA,
     DISAGREEMENT,
@@ -76,8 +75,9 @@ class Finding:
             return found
         inside = self.margin - abs(own.mean)
         half = abs(inside) if self.metric == DISAGREEMENT else inside if inside > 0 else abs(own.mean)
-        missing, known = own.units_for(half) - own.units, math.isfinite(own.low)
-        found = f"{self.metric}: not enough data, {self.text}, margin {self.margin_text}" if known else "not enough data"
+        missing, found = own.units_for(half) - own.units, "not enough data"
+        if math.isfinite(own.low):
+            found = f"{self.metric}: {found}, {self.text}, margin {self.margin_text}"
         if math.isinf(missing):
             return f"{found}: the difference is the margin itself"
         found += f": it needs some {max(missing, 1):,.0f} more units of half an hour"
@@ -153,11 +153,6 @@ class Standing:
         return {"vehicles": self.vehicles, "units_per_h": self.units_per_h, "steps": [*map(_finite, self.steps)],
                 "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back), "refused": dict(self.refused),
                 "findings": findings}  # fmt: skip
-
-
-def read_fleet(folders: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None) -> Brought:
-    """What all vehicles whose records lie in these folders brought home; see `records.read_records`."""
-    return read_records(record_files(folders), progress)
 
 
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:

@@ -317,10 +317,11 @@ class VehicleRollout:
     def _role(self, plan: RolloutPlan) -> tuple[Role, str, bool]:
         """What the candidate does here, why, and whether it must not even serve where it is good already."""
         state, version, name = self._state, plan.version, self.facts["vehicle"]
-        if version in state.barred:
-            return Role.NONE, f"version {version} was rolled back here: {state.barred[version]}", True
-        if plan.state == ROLLED_BACK or version in plan.revoked:
-            return Role.NONE, f"version {version} is rolled back by serial {plan.serial}", True
+        is_back = plan.state == ROLLED_BACK or version in plan.revoked
+        if is_back or version in state.barred:
+            by = f"is rolled back by serial {plan.serial}"
+            here = f"was rolled back here: {state.barred[version]}" if version in state.barred else by
+            return Role.NONE, f"version {version} {here}", True
         if changed := self._changed_file(plan.files):
             return Role.NONE, changed, False  # nothing of it is loaded anew; the last good version may be another one
         try:
