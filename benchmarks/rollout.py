@@ -71,9 +71,13 @@ class NullFleet:
 
 
 @functools.cache
+def _windows() -> tuple[np.ndarray, float]:
+    return built_in_minutes(np.random.default_rng(0))
+
+
+@functools.cache
 def _minutes() -> Minutes:
-    windows, budget_ms = built_in_minutes(np.random.default_rng(0))
-    return Minutes(windows, budget_ms, Candidate())
+    return Minutes(*_windows(), Candidate())
 
 
 def decisions(fleet: NullFleet, seed: int) -> tuple[bool, bool]:
@@ -106,11 +110,6 @@ def _plan() -> RolloutPlan:
     return new_plan(
         {"name": "bench", "stage": "perception", "version": "2", "candidate": {"engine": "eager"}}, utc_now()
     )
-
-
-@functools.cache
-def _windows() -> tuple[np.ndarray, float]:
-    return built_in_minutes(np.random.default_rng(0))
 
 
 def one_rollout(kind: str, vehicles: int, seed: int, at_once: bool = False) -> dict[str, object]:

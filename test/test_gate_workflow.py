@@ -66,14 +66,17 @@ def checkout(tmp_path):
     return checkout
 
 
-def job(checkout, event):
-    """Run the workflow's own commands as a runner does; exit statuses by step, and the job's log."""
+def job(checkout, event, name="gate", changes=(), **variables):
+    """Run the workflow's own commands as a runner does, but for `changes`; statuses by step, and the job's log."""
     place = str(checkout.parent)
     paths = os.pathsep.join([f"{place}/bin", os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "XDG_STATE_HOME": place, "GITHUB_SHA": "1" * 40,
-                   "GITHUB_STEP_SUMMARY": f"{place}/summary.md", "PYTHONPATH": str(ROOT)}  # fmt: skip
+                   "GITHUB_STEP_SUMMARY": f"{place}/summary.md", "PYTHONPATH": str(ROOT),
+                   "RUNNER_TEMP": place, **variables}  # fmt: skip
     statuses, text = {}, ""
-    for step in yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["gate"]["steps"]:
+    found = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"][name]
+    assert found["if"] == f"github.event_name {'==' if name == 'candidate' else '!='} 'workflow_dispatch'"
+    for step in found["steps"]:
         condition = step.get("if", "")
         files = re.findall(r"hashFiles\('(.*?)'\)", condition)
         of_event = re.findall(r"event_name == '(.*?)'", condition) in ([], [event])
@@ -81,7 +84,11 @@ def job(checkout, event):
         there = all((checkout / file).exists() for file in files)
         if "run" not in step or step["name"] == "Install" or not (of_event and goes_on and there):
             continue
-        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        commands = step["run"]
+        for words, others in changes:
+            assert step["name"] != "Replay base and candidate" or words in commands
+            commands = commands.replace(words, others)
+        shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", commands]
         done = subprocess.run(
             shell,
             cwd=checkout,
@@ -113,3 +120,50 @@ def test_given_an_empty_checkout_then_main_leaves_a_baseline_and_a_broken_model_
     line = ADAPTER[: ADAPTER.index('messages["image"]')].count("\n") + 1
     assert re.search(rf"^perception frame \d+ and \d+ more: KeyError: 'img' \(brightness.py:{line}\)$", text, re.M)
     assert text.endswith("perception: no frame was answered by the model; the first reasons are above\n")
+
+
+def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_it_is_as_good_as_the_base(checkout):
+    from typer.testing import CliRunner
+
+    from torchperf_ros.cli.main import app
+    from torchperf_ros.rollout.signature import read_public_key, read_signed
+
+    config = checkout / "config"
+    for words in (
+        ["keygen", str(checkout.parent / "fleet.key")],
+        [
+            "new",
+            "-o",
+            str(config / "plan.yaml"),
+            "--stage",
+            "perception",
+            "--version",
+            "b",
+            "--set",
+            "adapter=candidate:Brightness",
+        ],
+    ):
+        assert CliRunner().invoke(app, ["rollout", *words]).exit_code == 0
+    key = (checkout.parent / "fleet.key").read_text()
+    (config / "candidate.yaml").write_text(PARAMETERS.replace("brightness:Brightness", "candidate:Brightness"))
+    (checkout / "times.yaml").write_text("perception: {full: {inference_ms: {median: 20, p99: 35}}}")
+    candidate = checkout / "candidate.py"
+    candidate.write_text(ADAPTER)
+
+    def judged():  # on a virtual clock, so that no neighbour on this machine has a say
+        changes = (("--pace real", "--pace virtual --times times.yaml"), ("in 1 2 3", "in 1"))
+        return job(checkout, "workflow_dispatch", "candidate", changes, ROLLOUT_KEY=key)
+
+    statuses, text = judged()
+    assert not any(statuses.values()), text
+    assert list(statuses)[-2:] == ["Sign the roll-out", "Remove the key"]
+    signed, public = (checkout / "plan.json").read_bytes(), read_public_key(checkout.parent / "fleet.key.pub")
+    assert read_signed(signed, public, "plan").version == "b"
+    assert not (checkout.parent / "rollout.key").exists()
+
+    (checkout / "plan.json").unlink()
+    candidate.write_text(ADAPTER.replace("return (torch.tensor", "raise ValueError('dark'); return (torch.tensor"))
+    statuses, text = judged()
+    assert statuses["Replay base and candidate"] == 1, text
+    assert "Sign the roll-out" not in statuses
+    assert not (checkout / "plan.json").exists()

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -171,47 +172,89 @@ def fleet(tmp_path_factory):
     return folder, issue
 
 
-def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_it_and_remembers(
-    start_node, obedient, image, fleet
-):
+@pytest.fixture
+def begin(start_node, obedient, image, fleet):
+    """Start a node that follows the fleet's plan; gives it, its outputs, and what sends frames until all is said."""
     from geometry_msgs.msg import PointStamped
     from sensor_msgs.msg import Image
 
-    folder, issue = fleet
-    stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=str(folder / "plan.json"))
-    options = {"vehicle": "car-7", "key": str(folder / "key.pub"), "folder": str(folder / "state")}
-    parameters = {"stages": ["perception"], "rollout": options, "perception": stage}
-
-    def begin():
-        node = start_node(parameters)
+    def begin(remembered, **changed):
+        plan, key, state = (str(fleet[0] / name) for name in ("plan.json", "key.pub", remembered))
+        stage = obedient(engine="eager", hang_ms=60_000.0, rollout_plan=plan, **changed)
+        options = {"vehicle": "car-7", "key": key, "folder": state}
+        node = start_node({"stages": ["perception"], "rollout": options, "perception": stage})
         node.wait_until_ready("perception")
-        return node, node.publisher("image", Image), node.graph.listen(f"{node.namespace}/point", PointStamped)
+        camera = node.publisher("image", Image)
+        points = node.graph.listen(f"{node.namespace}/point", PointStamped)
 
-    def until(key, wanted):
-        end = time.monotonic() + 60.0
-        while not re.fullmatch(wanted, node.values("perception").get(key, "")):
-            assert time.monotonic() < end, node.values("perception")
+        def until(holds=lambda: True, **said):
+            end = time.monotonic() + 60.0
+            while not (
+                holds() and all(re.fullmatch(said[key], node.values("perception").get(key, "")) for key in said)
+            ):
+                assert time.monotonic() < end, node.values("perception")
+                node.answer(camera, image())
             node.answer(camera, image())
-        node.answer(camera, image())
+            node.graph.wait_for(lambda: points, "an output")
 
-    node, camera, points = begin()
+        return node, points, until
+
+    return begin
+
+
+def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_it_and_remembers(begin, fleet):
+    _, issue = fleet
+    node, points, until = begin("state")
     issue(steps=[{"share": 100, "shadow": True}])
-    until("candidate", "b: shadow")
+    until(candidate="b: shadow")
     assert points[-1].point.x == 64.0
     issue()
-    until("version", "b")
+    until(version="b")
     assert points[-1].point.x == 64.5
     os.kill(node.process.pid, signal.SIGKILL)  # it is on trial only, so that the base comes up, and tries again
     node.process.wait()
-    node, camera, points = begin()
-    node.answer(camera, image())
-    node.graph.wait_for(lambda: points, "an output")
+    node, points, until = begin("state")
+    until()
     assert points[0].point.x == 64.0
-    until("version", "b")
+    until(version="b")
     issue(name="another", version="c")  # another one, while the first is on trial
-    until("version", "c")
+    until(version="c")
     issue(name="another", version="c", state="rolled_back", revoked=["c"])
-    until("version", "base")
-    until("candidate", ".*version c was rolled back here: revoked by serial.*")
+    until(version="base")
+    until(candidate=".*version c was rolled back here: revoked by serial.*")
+    assert points[-1].point.x == 64.0
+    assert node.end() == 0
+
+
+def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base_beside_can_at_any_time(begin, fleet):
+    from torchperf_ros.rollout.records import Block
+    from torchperf_ros.rollout.vehicle import VehicleRollout
+
+    folder, issue = fleet
+    issue(probation_min=1)
+    vehicle = VehicleRollout(folder / "good" / "perception", {"vehicle": "car-7"}, folder / "key.pub",
+                             folder / "plan.json", "perception")  # fmt: skip
+    vehicle.look()
+    vehicle.begins_trial()
+    vehicle.minute(Block(0.0, "1", "b", 1, 0, "serving", frames=1800))
+    vehicle.confirmed()
+    node, points, until = begin("good", backup="standby")
+
+    def priorities():
+        try:
+            workers = [one for one in node.workers() if "rollout.comparer" not in " ".join(one.cmdline())]
+            return [one.nice() for one in workers]
+        except psutil.NoSuchProcess:  # one ends while it is looked at
+            return []
+
+    until()
+    assert points[0].point.x == 64.5
+    until(candidate="b: serves")
+    until(lambda: priorities() == [0] * 4)  # both versions have a standby, too
+    issue(step=1, state="done")
+    until(lambda: priorities() == [0] * 2)
+    assert node.values("perception")["version"] == "b"
+    issue(state="rolled_back", revoked=["b"])
+    until(lambda: priorities() == [0] * 2, version="base")
     assert points[-1].point.x == 64.0
     assert node.end() == 0

@@ -25,8 +25,8 @@ def plan_with(**changes) -> RolloutPlan:
 
 def serving(**changes) -> RolloutPlan:
     """One step that serves at once, with a probation of a minute."""
-    steps = (Step(1), Step(100))
-    return replace(plan_with(), steps=steps, shadow_min=0.0, probation_min=1.0, **changes)
+    values = {"steps": (Step(1), Step(100)), "shadow_min": 0.0, "probation_min": 1.0}
+    return replace(plan_with(), **(values | changes))
 
 
 def minute(role="serving", version="7", t_s=0.0, **figures) -> Block:

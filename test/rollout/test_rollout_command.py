@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -38,6 +40,7 @@ def desk_folder(tmp_path, monkeypatch):
     begun = utc_now() - datetime.timedelta(hours=36)
     (tmp_path / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
     run("sign", "plan.yaml")
+    (tmp_path / "drive.yaml").write_text(plan_text(replace(plan, unit="drive")))
     return tmp_path
 
 
@@ -45,10 +48,10 @@ def read(folder):
     return read_signed((folder / "plan.json").read_bytes(), read_public_key(folder / "rollout.key.pub"), "x")
 
 
-def bring_home(folder, factor=1.0, rolled_back=0, step=0):
+def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
     """What vehicles wrote in the last hours: the candidate's times are the base's by a factor, and a bit of noise."""
     now_s = utc_now().timestamp()
-    for number in range(VEHICLES):
+    for number in range(vehicles):
         log = RecordWriter(folder / "home" / f"car-{number}", {"vehicle": f"car-{number}", "gpu": "orin"})
         for at in range(MINUTES):
             noise = 1 + 0.01 * ((7 * number + 3 * at) % 11 - 5)
@@ -56,6 +59,7 @@ def bring_home(folder, factor=1.0, rolled_back=0, step=0):
                 minute("shadow", t_s=now_s - 3600 - 60 * (MINUTES - at)), step=step, drive=f"{at // 30}",
                 base_sum_ms=1800 * 20.0, candidate_sum_ms=1800 * 20.0 * factor * noise, base_p99_ms=30.0,
                 candidate_p99_ms=30.0 * factor * noise, base_misses=2, candidate_misses=2, compared=60, agreed=60,
+                score=0.98 if at % 2 else math.nan, refused=at == 7, deaths=0,
             ))  # fmt: skip
         if not number:
             log.event("refused", "", 1, "plan plan.json: has serial 1")
@@ -73,6 +77,11 @@ def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_s
     assert "- car-0 refused the plan: plan plan.json: has serial 1" in shown
     figures = json.loads((desk_folder / "out.json").read_text())
     assert (figures["vehicles"], figures["move"]) == (VEHICLES, "advance")
+    first = {name: figures["steps"][0][name] for name in ("refused", "deaths", "score")}
+    assert first == {"refused": VEHICLES, "deaths": 0, "score": pytest.approx(0.98)}
+    assert figures["steps"][1]["score"] is None
+    assert re.search(r"^> 0 +1 +shadow +24 +60.0 +0.0 +24 +0 +0.980 *$", shown, re.M)
+    assert "plans refused" in (desk_folder / "out.html").read_text()
     assert {one["metric"]: one["verdict"] for one in figures["findings"]} == dict.fromkeys(
         ("latency", "p99", "misses", "disagreement"), "equivalent"
     )
@@ -108,9 +117,16 @@ def test_given_a_hard_guard_that_broke_when_forced_then_it_is_still_refused(desk
 def test_given_too_little_when_advanced_then_it_holds_and_says_what_is_missing(desk_folder):
     shown = run("advance", "plan.json", status=1)
     assert "step 0 has 0.0 h of driving with the candidate; it needs 10 h" in shown
-    assert "p99: not enough data" in shown
+    assert "not enough data: a verdict needs 10 vehicles, 0 brought some home" in shown
     run("hold", "plan.json", "--write")
     assert read(desk_folder).state == "held"
+
+
+def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_said(desk_folder):
+    home = bring_home(desk_folder, vehicles=6)
+    shown = run("status", home, "--plan", "plan.json")
+    assert "hold: not enough data: a verdict needs 10 vehicles, 6 brought some home; if 1 % of the fleet are" in shown
+    assert shown.count("a step of 2 % is needed, or --force") == 1
 
 
 def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and_drafts(desk_folder):
@@ -129,6 +145,11 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         ((*NEW, "-o", "plan.yaml"), "is there already; --force replaces it"),
         ((*NEW, "-o", "b.yaml", "--rule", "{"), "is no JSON"),
         (("keygen",), "is there already"),
+        (("keygen", "none/key"), "key none/key: cannot be written (No such file or directory)"),
+        ((*NEW, "-o", "b.yaml", "--set", "engine=eager", "--file", "none.pt2"), "--file none.pt2: cannot be read (No"),
+        (("sign", "plan.yaml", "--key", "none"), "key none: cannot be read (No such file or directory)"),
+        (("check", "none.json", "--vehicle", "car"), "plan none.json: cannot be read (No such file or directory)"),
+        (("status", "home", "--plan", "plan.json", "--key", "none.pub"), "key none.pub: cannot be read (No such file"),
         (("sign", "plan.json"), "would replace the input plan.json"),
         (("sign", "plan.yaml", "--key", "rollout.key.pub"), "is no private key"),
         (("check", "plan.json", "--vehicle", " "), "the vehicle has no id"),
@@ -138,6 +159,7 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         (("hold", "plan.yaml", "--write"), "is not signed; `torchperf rollout sign plan.yaml` comes first"),
         (("simulate", "plan.yaml", "--candidate", "slow"), "there are same: no difference"),
         (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
+        (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
     ],
 )  # fmt: skip
 def test_given_input_that_cannot_be_used_when_run_then_one_line_says_what_and_the_status_is_2(
@@ -174,6 +196,8 @@ def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(
             {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]}, 1,
             "nothing is signed: hits is None, the target <= 2",
         ),
+        ({"scenario": "cut_in", "seed": 3, "collision": False}, 0, "open"),
+        ({"scenario": "cut_in", "seed": 3, "collision": True}, 1, "nothing is signed: cut_in, seed 3: a collision"),
         ({"targets": []}, 1, "it has no targets"),
         ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
         ([], 2, "is no JSON of"),

@@ -19,6 +19,7 @@ from torchperf_ros.rollout.sequence import (
     margin_of,
     units_of,
 )
+from torchperf_ros.rollout.status import Finding
 
 
 def test_given_fleets_on_which_nothing_differs_when_looked_at_every_minute_then_at_most_one_in_twenty_is_decided():
@@ -67,6 +68,40 @@ def test_given_too_few_units_or_vehicles_when_asked_then_there_is_no_interval():
         found = interval(np.zeros(count), np.arange(count) % vehicles, ALPHA)
         assert (found.low, found.high, found.units) == (-math.inf, math.inf, count)
         assert found.verdict(0.1) is Verdict.NOT_ENOUGH
+
+
+def test_given_an_interval_that_is_too_wide_when_asked_then_so_many_units_as_it_says_make_it_narrow_enough():
+    random = np.random.default_rng(4)
+    values, vehicles = random.normal(0.0, 0.1, 20_000), np.arange(20_000) % 50
+    found = interval(values[:200], vehicles[:200], ALPHA)
+    count = found.units_for(0.01)
+    assert 1000 < count < 8000
+    for share, narrow in ((0.5, False), (1.2, True)):
+        later = interval(values[: int(share * count)], vehicles[: int(share * count)], ALPHA)
+        assert (later.high - later.mean <= 0.01) is narrow
+    assert found.units_for(1.0) == 200
+    assert found.units_for(0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "metric", "said"),
+    [
+        (Interval(units=0), P99, "a verdict needs 10 vehicles, 0 brought some home"),
+        (Interval(units=900, vehicles=4), P99, "if 1 % of the fleet are no more, a step of 3 % is needed, or --force"),
+        (Interval(units=20, vehicles=12), P99, "not enough data: it needs some 40 more units of half an hour, 5.0 h"),
+        (
+            Interval(0.02, -0.03, 0.07, 100, 12), LATENCY,
+            "latency: not enough data, +2.02 % (-2.96 to +7.25), margin 5.13 %: it needs some 159 more units",
+        ),
+        (Interval(0.05, -0.03, 0.13, 100, 12), DISAGREEMENT, "disagreement: not enough data, +5.00 points"),
+        (Interval(0.05, -0.03, 0.13, 100, 12), DISAGREEMENT, "the difference is the margin itself"),
+    ],
+)  # fmt: skip
+def test_given_too_little_for_a_verdict_when_asked_then_what_is_missing_and_how_long_it_takes_is_said(
+    found, metric, said
+):
+    finding = Finding("", metric, found, 0.05, Verdict.NOT_ENOUGH)
+    assert said in finding.lacks(8.0, 1.0)
 
 
 def test_given_no_miss_at_all_when_units_come_then_three_that_chance_may_have_hidden_keep_it_open():

@@ -114,7 +114,8 @@ def new(
     if output.exists() and not force:
         fail(f"--output {output}: is there already; --force replaces it")
     given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
-    sums = {os.path.relpath(path, output.parent): hashlib.sha256(path.read_bytes()).hexdigest() for path in file or ()}
+    sums = {os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
+            for path in file or ()}  # fmt: skip
     values: dict[str, Any] = {
         "name": name or f"{stage}-{version}", "stage": stage, "version": version, "files": sums,
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
@@ -137,14 +138,15 @@ def sign(
     plan: Annotated[Path, Argument(help="The plan, YAML.")],
     key: Private = _KEY,
     output: Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")] = None,
-    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare or a bench, that has to be good.")] = None,
+    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare, drive or a bench: has to be good.")] = None,
 ) -> None:
     """Sign a plan: the file that goes onto vehicles, by any way, on any medium.
 
     What vehicles would refuse is not signed. A vehicle takes a plan only if its
     serial is greater than that of the last one. With --gate nothing is signed
-    unless `torchperf compare --json` found nothing worse, and `./run bench safety
-    --json` (or another benchmark) met its targets.
+    unless `torchperf compare --json` found nothing worse, `torchperf drive -o` hit
+    nothing (drive.json), and `./run bench safety --json`, or another benchmark, met
+    its targets.
 
     Examples: torchperf rollout sign plan.yaml --key rollout.key -o plan.json
               torchperf rollout sign plan.yaml --gate verdict.json --gate safety.json
@@ -168,11 +170,13 @@ def sign(
 
 
 def _check_gate(file: Path) -> None:
-    """End with status 1 where a comparison found something worse, or too little, or a benchmark missed a target."""
+    """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
     try:
         found = json_text.loads(file.read_text(encoding="utf-8"))
         if found.get("kind") == "regress":
             closed = "" if found["status"] == 0 else str(found["verdict"])
+        elif "collision" in found:
+            closed = f"{found['scenario']}, seed {found['seed']}: a collision" if found["collision"] else ""
         else:
             missed = [f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
                       for t in found["targets"] if not t["met"]]  # fmt: skip
@@ -180,7 +184,7 @@ def _check_gate(file: Path) -> None:
     except OSError as error:
         fail(f"--gate {file}: cannot be read ({error.strerror or error})")
     except (ValueError, KeyError, TypeError, AttributeError):
-        fail(f"--gate {file}: is no JSON of `torchperf compare --json` or `./run bench NAME --json`")
+        fail(f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench --json`")
     if closed:
         fail(f"--gate {file}: nothing is signed: {closed}", 1)
     typer.echo(f"gate {file}: open")
@@ -356,6 +360,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
         fail(f"--candidate {candidate!r} is not there; there are {known}")
     check_outputs({"--svg": svg, "--json": json}, (plan, *(runs or ())))
     found, random = _read(plan, key), np.random.default_rng(seed)
+    if found.unit != "vehicle":
+        fail(f"plan {plan}: draws by {found.unit}, which is not simulated; try a copy with `unit: vehicle`")
     windows = play.recorded_minutes(runs, found.stage, random) if runs else play.built_in_minutes(random)
     outcomes = {}
     with progress_bars() as bars:
@@ -378,17 +384,25 @@ def _read(path: Path, key: Path) -> "RolloutPlan":
     if path.suffix in _YAML:
         return read_plan_file(path)
     public = read_public_key(key) if key.suffix == ".pub" else read_private_key(key).public_key()
-    return read_signed(path.read_bytes(), public, f"plan {path}")
+    return read_signed(_bytes(path, "plan"), public, f"plan {path}")
+
+
+def _bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
 
 
 def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":
     from torchperf_ros.rollout.plan import utc_now
-    from torchperf_ros.rollout.status import next_move, read_fleet, standing_of
+    from torchperf_ros.rollout.records import read_records, record_files
+    from torchperf_ros.rollout.status import next_move, standing_of
 
     if missing := [path for path in folders if not path.exists()]:
         fail(f"{missing[0]}: is not there; name folders that vehicles brought home")
     with progress_bars() as bars:
-        brought = read_fleet(folders, follow(bars, "reading records"))
+        brought = read_records(record_files(folders), follow(bars, "reading records"))
     standing = standing_of(plan, brought, utc_now())
     return standing, next_move(plan, standing), brought
 

@@ -63,7 +63,7 @@ def candidate_of(
     """
     if wrong := sorted(given.keys() - set(CHANGES)):
         raise ConfigError(f"{where}: {', '.join(wrong)} cannot be changed; a candidate changes {', '.join(CHANGES)}")
-    own = {name: _as_parameter(name, value) for name, value in given.items()}
+    own = {name: as_parameter(name, value) for name, value in given.items()}
     try:
         before, config = stage_config(stage, values), stage_config(stage, {**values, **own})
     except ConfigError as error:
@@ -80,7 +80,7 @@ def candidate_of(
     return Candidate(version, config, changes)
 
 
-def _as_parameter(name: str, value: object) -> object:
+def as_parameter(name: str, value: object) -> object:
     """A value as the parameter has it: `options` as text; of lists also one that is not in a list."""
     if name == "options" and isinstance(value, Mapping):
         return json.dumps(dict(value))

@@ -14,7 +14,9 @@ class RolloutOptions:
     vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
     key: str = param("", "File of the public key of who signs plans.")
     folder: str = param("", "Folder of what the vehicle remembers; empty: rollout in torchperf_ros in XDG_STATE_HOME.")
-    facts: tuple[str, ...] = param([""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.")
+    facts: tuple[str, ...] = param(
+        [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
+    )
 
     @property
     def more(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """`torchperf doctor`: listens to a node, or reads a log, splits the time of its frames, and says what to change."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -318,16 +319,6 @@ def _table(case: Case) -> Table:
 
 def as_json(found: Findings) -> dict[str, Any]:
     """Everything that was found, NaN as null."""
-    return {**_plain(asdict(found)), "status": found.status, "largest": {
-        case.split.stage: case.split.largest.name for case in found.cases if case.split.largest
-    }}  # fmt: skip
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a dataclass holds
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+    largest = {case.split.stage: case.split.largest.name for case in found.cases if case.split.largest}
+    text = json.dumps({**asdict(found), "status": found.status, "largest": largest}, default=sorted)  # sets
+    return dict(json.loads(text, parse_constant=lambda _nan: None))

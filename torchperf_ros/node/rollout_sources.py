@@ -1,24 +1,28 @@
 """Who says which version of a stage serves: its parameters, or a signed plan."""
 
+import abc
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.candidate import BASE, Candidate, candidate_of, read_candidate
-from torchperf_ros.config.config import NodeConfig, StageConfig
+from torchperf_ros.config.config import StageConfig
+from torchperf_ros.config.rollout_options import RolloutOptions
 from torchperf_ros.config.user_folder import user_folder
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.rollout.guards import Figures, Guards
+from torchperf_ros.rollout.targeting import TargetingError, facts_of
 from torchperf_ros.stage.pair_figures import PairBlock
 
 if TYPE_CHECKING:
     from torchperf_ros.rollout.vehicle import Decision
+    from torchperf_ros.rollout.vehicle_state import Version
 
 Values = Callable[[], Mapping[str, Any]]
 """Gives a stage's own parameters as they are now, by name without the stage's."""
@@ -35,41 +39,43 @@ class Wish:
     Attributes:
         serve, beside: names of versions; no `beside`: nothing.
         candidate: which of them is on trial; "" for none.
-        parameters: what each version but the base changes of the stage's own.
         why: in words.
     """
 
     serve: str = BASE
     beside: str = ""
     candidate: str = ""
-    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     limits: Guards = field(default_factory=Guards)
     why: str = ""
 
 
-class Source(Protocol):
+class Source(abc.ABC):
     """Asked by the thread that looks after candidates, ten times a second."""
 
+    @abc.abstractmethod
     def wish(self) -> Wish:
         """What is to run now."""
 
+    @abc.abstractmethod
     def version(self, name: str) -> Candidate:
         """A version of the wish that is not the base; raises `ConfigError` where it cannot be."""
 
-    def begins(self) -> None:
-        """The candidate is about to serve; raises a `TorchperfError` where it must not."""
-
+    @abc.abstractmethod
     def rolled_back(self, reason: str) -> None:
         """The candidate is out of service, or no longer beside: it stays out."""
 
+    def begins(self) -> None:  # noqa: B027 - who remembers nothing has nothing to do
+        """The candidate is about to serve; raises a `TorchperfError` where it must not."""
+
     def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
         """A minute of both versions has passed; returns the guard that is broken within the last hour."""
+        return ""
 
-    def stops(self) -> None:
+    def stops(self) -> None:  # noqa: B027
         """The node ends its candidates in order."""
 
 
-class ParameterSource:
+class ParameterSource(Source):
     """`STAGE.candidate` and `STAGE.candidate_serves`."""
 
     def __init__(self, stage: str, config: Callable[[], StageConfig], values: Values) -> None:
@@ -102,80 +108,87 @@ class ParameterSource:
         assert self._read[1] is not None
         return self._read[1]
 
-    def begins(self) -> None:
-        """It may."""
-
     def rolled_back(self, reason: str) -> None:
         """It is out until another file is named."""
         name = f"{self._read[1].version}: " if self._read[1] is not None else ""
         self._out, self._read = (self._config().candidate, f"{name}{reason}"), ("", None)
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
-        """Nobody takes it home."""
-        return ""
 
-    def stops(self) -> None:
-        """Nothing is remembered."""
-
-
-class PlanSource:
+class PlanSource(Source):
     """A signed plan, and what the vehicle remembers of it."""
 
-    def __init__(self, stage: StageConfig, config: NodeConfig, values: Values, device: Callable[[], str]) -> None:
-        """Come up with what the vehicle remembers; `device` gives the name of the stage's card, "" for none.
+    def __init__(
+        self, stage: StageConfig, options: Callable[[], RolloutOptions], values: Values, device: Callable[[], str]
+    ) -> None:
+        """Come up with what the vehicle remembers.
+
+        Args:
+            stage: whose `rollout_plan` is followed.
+            options: gives `rollout.NAME` as they are now: its facts may change while the vehicle drives.
+            values: gives the stage's own parameters.
+            device: gives the name of the stage's card, "" for none.
 
         Raises:
             ConfigError: the vehicle has no id, the key cannot be read, or a library is not installed.
         """
-        options, self._stage, self._values, self._device = config.rollout, stage.name, values, device
-        folder = Path(options.folder).expanduser() if options.folder else _default_folder()
-        self._drive = f"{time.time():.0f}-{os.getpid()}"
-        facts = {**_own_facts(), "vehicle": options.vehicle, "drive": self._drive, **options.more}
+        self._options, self._stage, self._values, self._device = options, stage.name, values, device
+        now = options()
+        default = user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
+        folder = Path(now.folder).expanduser() if now.folder else default
+        self._drive = _drive_id()
         try:
             from torchperf_ros.rollout.vehicle import VehicleRollout
 
             self.vehicle = VehicleRollout(
-                folder / stage.name, facts, Path(options.key).expanduser(), Path(stage.rollout_plan).expanduser(),
+                folder / stage.name, self._facts(), Path(now.key).expanduser(), Path(stage.rollout_plan).expanduser(),
                 stage.name,
             )  # fmt: skip
         except ImportError as error:
             msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
             raise ConfigError(msg) from error
-        except (TorchperfError, OSError) as error:
-            raise ConfigError(f"parameter rollout.vehicle, rollout.key or rollout.facts: {error}") from error
+        except TorchperfError as error:
+            raise ConfigError(f"parameter rollout.key: {error}") from error
+        self._folder = Path(stage.rollout_plan).expanduser().parent
         self._looked_s = 0.0
         self._decision: Decision | None = None
 
     def wish(self) -> Wish:
         """What the plan says, looked at every 2 s."""
         if self._decision is None or time.monotonic() - self._looked_s > _LOOK_S:
-            if (card := self._device()) and "gpu" not in self.vehicle.facts:
-                self.vehicle.facts["gpu"] = card
+            self.vehicle.learn(self._facts())
             self._looked_s, self._decision = time.monotonic(), self.vehicle.look()
         found = self._decision
         beside = "" if found.beside is None else found.beside.name
-        on_trial = (
-            found.plan.version if found.plan is not None and found.plan.version in {found.serve.name, beside} else ""
-        )
-        versions = [found.serve, *([] if found.beside is None else [found.beside])]
-        parameters = {one.name: one.parameters for one in versions if one.name != BASE}
+        candidate = "" if found.plan is None else found.plan.version
         why = "; ".join(filter(None, [found.why, found.problem]))
-        return Wish(found.serve.name, beside, on_trial, parameters, found.limits, why)
+        on_trial = candidate if candidate in {found.serve.name, beside} else ""
+        return Wish(found.serve.name, beside, on_trial, found.limits, why)
+
+    def _facts(self) -> dict[str, Any]:
+        return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
 
     def version(self, name: str) -> Candidate:
         """A version as the plan has it."""
-        return candidate_of(name, self.wish().parameters[name], self._stage, self._values(), f"version {name}")
+        assert self._decision is not None
+        versions = (self._decision.serve, self._decision.beside)
+        return self._candidate(next(one for one in versions if one is not None and one.name == name))
 
     def running(self) -> Candidate | None:
-        """The version to begin with, None for the base.
+        """The version to begin with, None for the base: a good one, unless the plan has it back by now.
 
         Raises:
             ConfigError: it cannot be.
         """
-        good = self.vehicle.running
-        if good.name == BASE:
-            return None
-        return candidate_of(good.name, good.parameters, self._stage, self._values(), f"version {good.name}")
+        found = self.vehicle.look()
+        good = found.serve if found.beside is None else self.vehicle.running
+        return None if good.name == BASE else self._candidate(good)
+
+    def _candidate(self, version: "Version") -> Candidate:
+        """A version whose packages are the files that were signed, which lie from the plan's folder on."""
+        given = dict(version.parameters)
+        if "packages" in given:
+            given["packages"] = [str(self._folder / name) if name else "" for name in given["packages"]]
+        return candidate_of(version.name, given, self._stage, self._values(), f"version {version.name}")
 
     def begins(self) -> None:
         """Write down that it is on trial; raises a `TorchperfError` where that cannot be."""
@@ -211,13 +224,21 @@ class PlanSource:
         self.vehicle.stops()
 
 
-def _default_folder() -> Path:
-    return user_folder("XDG_STATE_HOME", ".local/state") / "rollout"
+def _drive_id() -> str:
+    return f"{time.time():.0f}-{os.getpid()}"
 
 
-def _own_facts() -> dict[str, str]:
+def facts_of_vehicle(options: RolloutOptions, **known: str) -> dict[str, Any]:
+    """What a vehicle says of itself: the user's own facts go before what is found out; empty ones are left out.
+
+    Raises:
+        ConfigError: a fact is none that plans may ask for, or has no usable value.
+    """
     found = {
         "memory_gib": f"{psutil.virtual_memory().total / _GIB:.1f}", "torch": version_of("torch"),
-        "ros_distro": os.environ.get("ROS_DISTRO", ""),
+        "ros_distro": os.environ.get("ROS_DISTRO", ""), **known, **options.more,
     }  # fmt: skip
-    return {name: value for name, value in found.items() if value}
+    try:
+        return facts_of({**{name: value for name, value in found.items() if value}, "vehicle": options.vehicle})
+    except TargetingError as error:
+        raise ConfigError(f"parameter rollout.vehicle or rollout.facts: {error}") from error

@@ -13,11 +13,12 @@ import psutil
 
 from torchperf_ros.config.candidate import BASE, read_candidate
 from torchperf_ros.config.config import NodeConfig, StageConfig, stage_config
+from torchperf_ros.config.rollout_options import RolloutOptions
 from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.outcome import GuardVerdict, Health
-from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish
+from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.rollout.comparer import OutputComparer
 from torchperf_ros.rollout.guards import Figures, broken_guard
 from torchperf_ros.stage.stage_actor import StageActor
@@ -40,6 +41,7 @@ class Trial:
 
     Attributes:
         over: why it ends; "" while it goes on.
+        leave_by_s: from then on what serves leaves for whatever can answer, by the monotonic clock.
         served: whether the candidate did at the last look.
     """
 
@@ -48,7 +50,8 @@ class Trial:
         self.stage, self.candidate = stage, candidate
         if stage.shadow is not None:
             stage.shadow.figures.version = candidate
-        self.over, self.served = "", self.serves
+        self._begun = "" if stage.shadow is None else stage.shadow.version
+        self.over, self.leave_by_s, self.served = "", math.inf, self.serves
         self._comparer: OutputComparer | None = None
         self._safe_stops, self._in_safe_stop = 0, False
         self._trend = MemoryTrend()
@@ -60,6 +63,19 @@ class Trial:
     def serves(self) -> bool:
         """Whether the candidate serves."""
         return self.stage.version == self.candidate
+
+    def may_exchange(self) -> bool:
+        """Whether the shadow can serve as well as the version that does; what began with this trial is made able to.
+
+        From `leave_by_s` on one worker of lowest priority is enough: it is better than a broken guard.
+        """
+        shadow = self.stage.shadow
+        if shadow is None or not shadow.pool.ready:
+            return False  # nobody else can serve, and the stage's fallbacks do what they can
+        if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
+            return True
+        shadow.promote()  # also where it is `ready`: by the one worker that it has so far
+        return shadow.ready
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
@@ -203,11 +219,13 @@ class Rollouts:
         self._thread: threading.Thread | None = None
 
     def check(self, config: NodeConfig) -> None:
-        """See that the candidates of a configuration can be read.
+        """See that the candidates of a configuration can be read, and that facts are some that plans may ask for.
 
         Raises:
-            ConfigError: one cannot; the message names the file.
+            ConfigError: one cannot; the message names the file, or the parameter.
         """
+        if any(stage.rollout_plan for stage in config.stages):
+            facts_of_vehicle(config.rollout)
         for stage in config.stages:
             if stage.candidate:
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
@@ -219,7 +237,7 @@ class Rollouts:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
         self.check(config)
-        self._sources, self._begins = {}, {}
+        self._sources, self._begins, self._config = {}, {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
     def _prepared(self, stage: StageConfig, config: NodeConfig) -> StageConfig:
@@ -227,7 +245,7 @@ class Rollouts:
         if not stage.rollout_plan:
             self._sources[name] = ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
             return stage
-        source = PlanSource(stage, config, lambda: self._values(name), lambda: self._card(name))
+        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name))
         self._sources[name] = source
         try:
             running = source.running()
@@ -239,6 +257,10 @@ class Rollouts:
             return stage
         self._begins[name] = running.version, dict(running.changes)
         return running.config
+
+    def _options(self) -> RolloutOptions:
+        assert self._config is not None
+        return self._config.rollout
 
     def _stage_config(self, name: str) -> StageConfig:
         assert self._config is not None
@@ -319,6 +341,8 @@ class Rollouts:
             self._exchange(trial, source)
         elif trial.over:
             self._end(trial)
+        elif trial.serves:
+            trial.may_exchange()  # the way back is kept open
 
     def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
         """See whether the trial goes on; returns what is to run now."""
@@ -328,9 +352,10 @@ class Rollouts:
             bad = f"refused: {shadow.refused}"
         elif broken:
             bad = f"rolled back: {broken}" if trial.serves else f"given up as a shadow: {broken}"
-        elif trial.candidate == wish.candidate:
+        elif trial.candidate == wish.candidate and wish.beside:  # without, the roll-out is done
             return wish
         trial.over = bad or f"over: {wish.why or 'not asked for any more'}"
+        trial.leave_by_s = time.monotonic() + (0.0 if bad else _MINUTE_S)
         self._say(trial.stage.config.name, f"version {trial.candidate} {trial.over}")
         if bad:
             source.rolled_back(bad)
@@ -356,26 +381,22 @@ class Rollouts:
             self._say(name, str(error))
             source.rolled_back(str(error))
             return
-        self._trials[name] = Trial(stage, wish.candidate or other)
+        # Where the stage is to be led away from what it runs, that is what is on trial, and not what comes.
+        leaves = stage.version if other == wish.serve else other
+        self._trials[name] = Trial(stage, wish.candidate or leaves)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
     def _exchange(self, trial: Trial, source: Source) -> None:
         """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""
-        stage, shadow = trial.stage, trial.stage.shadow
-        if shadow is None or stage.exchanges:
+        if trial.stage.exchanges or not trial.may_exchange():
             return
-        if trial.serves:
-            if shadow.pool.ready:  # else nobody else can serve, and the stage's fallbacks do what they can
-                stage.exchange()
-        elif shadow.ready:
+        if not trial.serves:
             try:
                 source.begins()
             except TorchperfError as error:
                 trial.over = f"given up: {error}"
                 return
-            stage.exchange()
-        else:
-            shadow.promote()
+        trial.stage.exchange()
 
     def _end(self, trial: Trial) -> None:
         name = trial.stage.config.name

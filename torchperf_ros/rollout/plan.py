@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.config.candidate import BASE, CHANGES, as_parameter
+from torchperf_ros.config.config import STAGE_PARAMETERS
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.rollout.guards import Guards, PlanError
 from torchperf_ros.rollout.targeting import UNITS, check_rule
@@ -21,15 +23,12 @@ HELD: Final = "held"
 ROLLED_BACK: Final = "rolled_back"
 DONE: Final = "done"
 STATES: Final = (RUNNING, HELD, ROLLED_BACK, DONE)
-BASE: Final = "base"
-"""The version that a vehicle's own parameters make; no candidate may be called so."""
 CLOCK_TOLERANCE_S: Final = 600.0
 """How far a vehicle's clock may be behind the one that signed: ten minutes, more than any that has seen GPS or NTP."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _VALID_DAYS: Final = 30
 _WHOLE: Final = 100.0
-_NOT_A_CANDIDATES: Final = ("output",)  # who listens to the topic would lose its messages
 
 
 @dataclass(frozen=True)
@@ -215,6 +214,9 @@ def plan_of(values: object, where: str) -> RolloutPlan:
     )
     found["candidate"] = _candidate(found["candidate"], where)
     found["files"] = _files(found.get("files") or {}, where)
+    for package in filter(None, found["candidate"].get("packages", ())):
+        _require(package in found["files"], where, "candidate: package", package,
+                 "among `files` with its SHA-256, by the same path from the plan's folder")  # fmt: skip
     found["steps"] = _steps(found.get("steps", [vars(step) for step in STEPS]), where)
     for name in ("revoked", "again"):
         given = found.get(name) or []
@@ -292,12 +294,11 @@ def _time_text(time: datetime.datetime) -> str:
 
 
 def _candidate(values: object, where: str) -> dict[str, Any]:
-    from torchperf_ros.config.config import STAGE_PARAMETERS
-
-    known = {one.name: one for one in STAGE_PARAMETERS if one.name not in _NOT_A_CANDIDATES}
+    known = {one.name: one for one in STAGE_PARAMETERS if one.name in CHANGES}
     if not isinstance(values, Mapping) or not values:
         raise PlanError(f"{where}: candidate {values!r} has to be the stage's parameters that differ, one at least")
-    for name, value in values.items():
+    found = {str(name): as_parameter(str(name), value) for name, value in values.items()}
+    for name, value in found.items():
         if name not in known:
             raise PlanError(f"{where}: candidate: {name!r} is no parameter of a stage that a candidate may change; "
                             f"there are: {', '.join(known)}")  # fmt: skip
@@ -305,7 +306,7 @@ def _candidate(values: object, where: str) -> dict[str, Any]:
             known[name].check(value)
         except ConfigError as error:
             raise PlanError(f"{where}: candidate: {error}") from error
-    return dict(values)
+    return found
 
 
 def _files(values: object, where: str) -> dict[str, str]:

@@ -111,9 +111,11 @@ class RecordWriter:
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         """Write for the vehicle of these facts; the folder is made when there is something to write."""
+        self.facts = facts  # another mapping where they change
         self.problem = ""  # why nothing can be written at present
         self.lost = 0  # lines that could not be
-        self._folder, self._facts, self._limit_bytes, self._clock = folder, dict(facts), limit_bytes, clock
+        self._written: tuple[Path, Mapping[str, Any]] | None = None  # facts, and the file that has them
+        self._folder, self._limit_bytes, self._clock = folder, limit_bytes, clock
 
     def minute(self, block: Block) -> None:
         """Append a minute; never raises for a disk that is full or read-only."""
@@ -134,13 +136,15 @@ class RecordWriter:
                 size, before = file.seek(0, os.SEEK_END), b""
                 if not size:
                     self._make_room(path)
-                    before = _line({"kind": "vehicle", "v": VERSION, **self._facts})
                 elif size > self._limit_bytes:  # a clock that does not go on makes a day without an end
                     raise OSError(errno.EFBIG, f"has its {self._limit_bytes:,} bytes")
                 elif file.seek(size - 1) >= 0 and file.read(1) != b"\n":  # cut by a loss of power, or a full disk
                     before = b"\n"
+                if not size or self._written != (path, self.facts):
+                    before += _line({"kind": "vehicle", "v": VERSION, **self.facts})
                 file.write(before + _line(line))
                 file.flush()
+                self._written = path, self.facts
                 if lasting:
                     os.fsync(file.fileno())
         except OSError as error:

@@ -71,6 +71,22 @@ class Interval:
     high: float = math.inf
     units: int = 0
     vehicles: int = 0
+    alpha: float = ALPHA
+
+    def units_for(self, half: float) -> float:
+        """About how many units there have to be until it is as narrow as `half` on each side of its mean.
+
+        As many or more: where vehicles differ for good, only more vehicles make it narrower.
+        """
+        if math.isnan(self.mean):
+            return float(LEAST_UNITS)
+        if half <= 0:
+            return math.inf
+        one = (self.high - self.low) / 2.0 / _width(self.units, self.alpha)  # the deviation of one unit
+        count = float(self.units)
+        while one * _width(count, self.alpha) > half:
+            count *= 1.1
+        return count
 
     def verdict(self, margin: float) -> Verdict:
         """More is worse: the interval excludes 0 and the mean is beyond the margin, or all of it is within."""
@@ -135,7 +151,7 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
     per_vehicle = np.bincount(vehicles)
     driven = per_vehicle[per_vehicle > 0]
     if count < LEAST_UNITS or len(driven) < LEAST_VEHICLES:
-        return Interval(units=count, vehicles=len(driven))
+        return Interval(units=count, vehicles=len(driven), alpha=alpha)
     mean = float(values.mean())
     between = np.bincount(vehicles, values - mean)[per_vehicle > 0]
     # Of sums over all units: from the units, and from vehicles, whose units may have something in common.
@@ -144,15 +160,18 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
     # Few vehicles: as much wider as Student's t is than the normal distribution.
     wider = (len(driven) - 1) / (len(driven) - 3)
     deviation = math.sqrt(wider * max(of_units, of_vehicles, _UNSEEN * least**2) / count)
-    flat = _NARROWEST_AT / _tuning(alpha)
-    half = deviation / count * math.sqrt((count + flat) * math.log((count + flat) / (flat * alpha**2)))
-    return Interval(mean, mean - half, mean + half, count, len(driven))
+    half = deviation * _width(count, alpha)
+    return Interval(mean, mean - half, mean + half, count, len(driven), alpha)
 
 
-def _tuning(alpha: float) -> float:
-    """Units over `h` at which the interval is narrowest (Waudby-Smith et al., below theorem 2.2)."""
+def _width(count: float, alpha: float) -> float:
+    """Half of the interval of so many units whose deviation is 1.
+
+    Units over `h` at which it is narrowest: Waudby-Smith et al., below theorem 2.2.
+    """
     base = -2.0 * math.log(alpha)
-    return base + math.log(base + 1.0)
+    flat = _NARROWEST_AT / (base + math.log(base + 1.0))
+    return math.sqrt((count + flat) * math.log((count + flat) / (flat * alpha**2))) / count
 
 
 def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:

@@ -32,8 +32,7 @@ def make_keys(private: Path) -> Path:
     """Write a new private key, which only the user can read, and the public one beside it, `.pub`.
 
     Raises:
-        ConfigError: one of them is there already: a key that is gone cannot be made again.
-        OSError: they cannot be written.
+        ConfigError: one of them is there already, for a key that is gone cannot be made again; or cannot be written.
     """
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -44,10 +43,20 @@ def make_keys(private: Path) -> Path:
             raise ConfigError(f"key {path}: is there already; plans that it signed need it, name another file")
     key = Ed25519PrivateKey.generate()
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    with os.fdopen(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
-    public.write_bytes(key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
+    try:
+        with os.fdopen(os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text)
+        public.write_bytes(key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
+    except OSError as error:
+        raise ConfigError(f"key {private}: cannot be written ({error.strerror or error})") from error
     return public
+
+
+def _key_text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"key {path}: cannot be read ({error.strerror or error})") from error
 
 
 def read_private_key(path: Path) -> "Ed25519PrivateKey":
@@ -56,7 +65,7 @@ def read_private_key(path: Path) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(_key_text(path), None)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"key {path}: is no private key that `torchperf rollout keygen` wrote ({error})") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -70,7 +79,7 @@ def read_public_key(path: Path) -> "Ed25519PublicKey":
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
-        key = load_pem_public_key(path.read_bytes())
+        key = load_pem_public_key(_key_text(path))
     except ValueError as error:
         raise ConfigError(f"key {path}: is no public key that `torchperf rollout keygen` wrote (.pub)") from error
     if not isinstance(key, Ed25519PublicKey):

@@ -20,7 +20,7 @@ from torchperf_ros.rollout.guards import Figures, broken_guard
 from torchperf_ros.rollout.plan import DONE, ROLLED_BACK, RolloutPlan, Step
 from torchperf_ros.rollout.records import BLOCK_S, SERVING, SHADOW, paired_figures
 from torchperf_ros.rollout.sequence import STRETCH_BLOCKS, Units, units_of
-from torchperf_ros.rollout.status import Kind, Standing, StepStanding, judge, next_move
+from torchperf_ros.rollout.status import Kind, Standing, StepStanding, judge, next_move, rate_of
 from torchperf_ros.rollout.targeting import bucket_percent, facts_of, is_for
 from torchperf_ros.rollout.vehicle import Role, role_of
 
@@ -219,9 +219,9 @@ class Fleet:
             units = [_joined(units)]
             back = {f"vehicle {number}": reason for number, reason in self._back.items()}
             since_h = (now - plan.step_since).total_seconds() / 3600.0
-            move = next_move(
-                plan, Standing(had, tuple(steps), since_h, back, judge(plan, units[0], self._gpus.tolist()))
-            )
+            findings = judge(plan, units[0], self._gpus.tolist())
+            standing = Standing(had, tuple(steps), since_h, back, findings, rate_of(plan, units[0], since_h))
+            move = next_move(plan, standing)
             outcome.why = "; ".join(move.reasons)
             if move.kind is Kind.BACK:
                 plan = plan.rolled_back(now)

@@ -3,16 +3,16 @@
 import datetime
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros.rollout.plan import DONE, ROLLED_BACK, RolloutPlan
-from torchperf_ros.rollout.records import SERVING, Brought, read_records, record_files
+from torchperf_ros.rollout.records import SERVING, Brought
 from torchperf_ros.rollout.sequence import (
     ALPHA,
     DISAGREEMENT,
+    LEAST_VEHICLES,
     METRICS,
     Interval,
     Units,
@@ -60,14 +60,45 @@ class Finding:
     margin: float
     verdict: Verdict
 
+    def lacks(self, per_h: float, share: float) -> str:
+        """What is missing for a verdict, and how long it takes; the same for all metrics where there is no interval.
+
+        Args:
+            per_h: units that came in an hour since the step began.
+            share: of the vehicles that the step exposes, percent.
+        """
+        own = self.interval
+        if own.vehicles < LEAST_VEHICLES:
+            found = f"not enough data: a verdict needs {LEAST_VEHICLES} vehicles, {own.vehicles} brought some home"
+            if own.vehicles and (wide := math.ceil(share * LEAST_VEHICLES / own.vehicles)) <= _PERCENT:
+                found += f"; if {share:g} % of the fleet are no more, a step of {wide} % is needed, or --force"
+            return found
+        inside = self.margin - abs(own.mean)
+        half = abs(inside) if self.metric == DISAGREEMENT else inside if inside > 0 else abs(own.mean)
+        missing, found = own.units_for(half) - own.units, "not enough data"
+        if math.isfinite(own.low):
+            found = f"{self.metric}: {found}, {self.text}, margin {self.margin_text}"
+        if math.isinf(missing):
+            return f"{found}: the difference is the margin itself"
+        found += f": it needs some {max(missing, 1):,.0f} more units of half an hour"
+        return found + (f", {missing / per_h:,.1f} h at least at {per_h:.1f} an hour as now" if per_h else "")
+
     @property
     def text(self) -> str:
         """The difference with its interval, in words."""
         low, mean, high = (self._percent(one) for one in (self.interval.low, self.interval.mean, self.interval.high))
         if self.interval.low == -math.inf:
             return f"{self.interval.units} units of {self.interval.vehicles} vehicles"
-        unit = "points" if self.metric not in METRICS[:2] else "%"
-        return f"{mean:+.2f} {unit} ({low:+.2f} to {high:+.2f})"
+        return f"{mean:+.2f} {self._unit} ({low:+.2f} to {high:+.2f})"
+
+    @property
+    def margin_text(self) -> str:
+        """The margin as `text` has differences."""
+        return f"{self._percent(self.margin):.3g} {self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return "points" if self.metric not in METRICS[:2] else "%"
 
     def _percent(self, value: float) -> float:
         return _PERCENT * (math.expm1(value) if self.metric in METRICS[:2] else value)
@@ -75,11 +106,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class StepStanding:
-    """What happened in a step: vehicles that had the candidate, and their hours of driving with it."""
+    """What happened in a step.
+
+    Attributes:
+        vehicles: that had the candidate.
+        shadow_h, serving_h: hours of driving with it.
+        refused: of its plans, by the guard; beside the base those that it accepts of the base.
+        deaths: of its workers.
+        score: mean of the adapter's own score, of the minutes that have one; NaN without one.
+    """
 
     vehicles: int = 0
     shadow_h: float = 0.0
     serving_h: float = 0.0
+    refused: int = 0
+    deaths: int = 0
+    score: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -90,6 +132,7 @@ class Standing:
         vehicles: that had it, as a shadow or serving.
         steps: of each step of the plan.
         since_step_h: time since the step began.
+        units_per_h: units of the step, see `sequence.Units`, by that time.
         rolled_back: vehicles that took it back by themselves, with the reason.
         refused: vehicles that do not follow the plan, with the reason.
         findings: on all vehicles, then on each GPU where there are several.
@@ -100,36 +143,34 @@ class Standing:
     since_step_h: float
     rolled_back: Mapping[str, str]
     findings: tuple[Finding, ...]
+    units_per_h: float = 0.0
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every figure, as JSON has them."""
-        findings = [
-            {"group": one.group or "all", "metric": one.metric, "verdict": one.verdict.value, "margin": one.margin,
-             **{name: value if math.isfinite(value) else None for name, value in asdict(one.interval).items()}}
-            for one in self.findings
-        ]  # fmt: skip
-        return {"vehicles": self.vehicles, "steps": [asdict(step) for step in self.steps],
+        findings = [{"group": one.group or "all", "metric": one.metric, "verdict": one.verdict.value,
+                     "margin": one.margin, **_finite(one.interval)} for one in self.findings]  # fmt: skip
+        return {"vehicles": self.vehicles, "units_per_h": self.units_per_h, "steps": [*map(_finite, self.steps)],
                 "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back), "refused": dict(self.refused),
                 "findings": findings}  # fmt: skip
 
 
-def read_fleet(folders: Sequence[Path], progress: Callable[[int, int], None] = lambda done, of: None) -> Brought:
-    """What all vehicles whose records lie in these folders brought home; see `records.read_records`."""
-    return read_records(record_files(folders), progress)
-
-
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:
     """How the plan's candidate stands."""
+    import numpy as np
+
     own = brought.blocks["version"] == plan.version
     blocks = {name: column[own] for name, column in brought.blocks.items()}
     steps = []
     for step in range(len(plan.steps)):
         here = blocks["step"] == step
         serving = here & (blocks["role"] == SERVING)
+        scores = blocks["score"][here]
+        scores = scores[np.isfinite(scores)]
         steps.append(StepStanding(len(set(blocks["vehicle"][here].tolist())),
-                                  int((here & ~serving).sum()) / _BLOCKS_PER_H,
-                                  int(serving.sum()) / _BLOCKS_PER_H))  # fmt: skip
+                                  int((here & ~serving).sum()) / _BLOCKS_PER_H, int(serving.sum()) / _BLOCKS_PER_H,
+                                  int(blocks["refused"][here].sum()), int(blocks["deaths"][here].sum()),
+                                  float(scores.mean()) if len(scores) else math.nan))  # fmt: skip
     back = {str(event["vehicle"]): str(event["reason"]) for event in brought.events
             if event["what"] == "rolled_back" and event["version"] == plan.version
             and not str(event["reason"]).startswith(_REVOKED)}  # fmt: skip
@@ -139,8 +180,14 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
     ids = list(brought.facts)
     exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
     since_h = (now - plan.step_since).total_seconds() / _S_PER_H
-    findings = judge(plan, units_of(blocks, now.timestamp()), gpus)
-    return Standing(exposed, tuple(steps), since_h, back, findings, refused)
+    units = units_of(blocks, now.timestamp())
+    return Standing(exposed, tuple(steps), since_h, back, judge(plan, units, gpus), rate_of(plan, units, since_h),
+                    refused)  # fmt: skip
+
+
+def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
+    """Units that came in an hour since the step began."""
+    return int((units.end_s >= plan.step_since.timestamp()).sum()) / max(since_step_h, 1.0 / _BLOCKS_PER_H)
 
 
 def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding, ...]:
@@ -189,9 +236,13 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
         reasons.append(f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
                        f"{step.least_exposure_h:g} h")  # fmt: skip
     if step.soak_h or step.least_exposure_h:  # a step that asks for nothing is only a stop on the way
-        reasons += [f"{one.metric}: not enough data, {one.text}, margin {one.margin:.2g}" for one in standing.findings
-                    if not one.group and one.verdict is Verdict.NOT_ENOUGH]  # fmt: skip
+        lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
+        reasons += dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking)
     return Move(Kind.HOLD, tuple(reasons)) if reasons else Move(Kind.ADVANCE, ("every figure is within its margin",))
+
+
+def _finite(figures: Interval | StepStanding) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}
 
 
 def _on(finding: Finding) -> str:

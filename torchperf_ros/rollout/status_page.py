@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from torchperf_ros.rollout.simulate import Outcome
 
-_HEADS: Final = ("step", "share %", "candidate", "vehicles", "h as a shadow", "h serving")
+_HEADS: Final = (
+    "step", "share %", "candidate", "vehicles", "h as a shadow", "h serving", "plans refused", "deaths", "score",
+)  # fmt: skip
 _CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
 _STYLE: Final = {Verdict.WORSE: "bold red", Verdict.BETTER: "green", Verdict.NOT_ENOUGH: "yellow"}
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
@@ -30,7 +32,8 @@ def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
     """A line for each step; the one that is on has a mark."""
     return [
         [f"{'> ' if number == plan.step else ''}{number}", f"{step.share:g}", "shadow" if step.shadow else "serves",
-         f"{found.vehicles:,}", f"{found.shadow_h:,.1f}", f"{found.serving_h:,.1f}"]
+         f"{found.vehicles:,}", f"{found.shadow_h:,.1f}", f"{found.serving_h:,.1f}", f"{found.refused:,}",
+         f"{found.deaths:,}", f"{found.score:.3f}" if math.isfinite(found.score) else "-"]
         for number, (step, found) in enumerate(zip(plan.steps, standing.steps, strict=True))
     ]  # fmt: skip
 

@@ -93,7 +93,7 @@ def is_for(name: str, rule: Mapping[str, Any] | None, facts: Mapping[str, Any], 
     from openfeature.contrib.tools.flagd.core.targeting import targeting
     from openfeature.evaluation_context import EvaluationContext
 
-    for fact in variables(rule):
+    for fact in _asked(rule):
         if fact in FACTS and facts.get(fact) is None:
             raise TargetingError(f"vehicle {facts['vehicle']}: the plan asks for the fact {fact!r} ({FACTS[fact]}), "
                                  "and the vehicle does not know it")  # fmt: skip
@@ -124,37 +124,31 @@ def check_rule(rule: object, where: str) -> None:
         raise TargetingError(f'{where}: {rule!r} has to be a rule of flagd, like {{"==": [{{"var": "gpu"}}, "orin"]}}')
     from openfeature.contrib.tools.flagd.core.targeting.targeting import OPERATORS
 
-    for operator in _operators(rule, where):
+    for operator, _ in _operations(rule, where):
         if operator not in {*OPERATORS, "if", "and", "or", "?:", "filter", "map", "reduce", "all", "some", "none"}:
             raise TargetingError(f"{where}: {operator!r} is no operation of flagd's rules")
-    for name in variables(rule):
+    for name in _asked(rule):
         if name not in FACTS and name not in _FLAGDS_OWN:
             raise TargetingError(f"{where}: asks for {name!r}, which no vehicle knows; there are: {', '.join(FACTS)}")
 
 
-def variables(rule: object) -> Iterator[str]:
+def _asked(rule: object) -> list[str]:
     """Every fact that a rule asks for."""
-    if isinstance(rule, Mapping):
-        for operator, given in rule.items():
-            if operator == "var":
-                yield str(given[0] if isinstance(given, list) and given else given)
-            else:
-                yield from variables(given)
-    elif isinstance(rule, list):
-        for one in rule:
-            yield from variables(one)
+    asked = (given for operator, given in _operations(rule, "targeting") if operator == "var")
+    return [str(given[0] if isinstance(given, list) and given else given) for given in asked]
 
 
-def _operators(rule: object, where: str) -> Iterator[str]:
+def _operations(rule: object, where: str) -> Iterator[tuple[str, object]]:
+    """Each operation of a rule, with what it is given."""
     if isinstance(rule, Mapping):
         if len(rule) != 1:
             raise TargetingError(f'{where}: {dict(rule)!r} has to have one operation, for example {{"var": "gpu"}}')
         ((operator, given),) = rule.items()
-        yield str(operator)
-        yield from _operators(given, where)
+        yield str(operator), given
+        yield from _operations(given, where)
     elif isinstance(rule, list):
         for one in rule:
-            yield from _operators(one, where)
+            yield from _operations(one, where)
 
 
 def _installed(name: str) -> bool:

@@ -8,7 +8,7 @@ import datetime
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from torchperf_ros.rollout.guards import WINDOW_S, Figures, Guards, PlanError, b
 from torchperf_ros.rollout.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.rollout.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.rollout.signature import check_time, read_public_key, read_signed
-from torchperf_ros.rollout.targeting import bucket_percent, check_installed, facts_of, is_for, unit_of
+from torchperf_ros.rollout.targeting import UNITS, bucket_percent, check_installed, facts_of, is_for, unit_of
 from torchperf_ros.rollout.vehicle_state import VehicleState, Version, load_state, save_state
 
 MOST_CUT_OFF: Final = 5
@@ -102,8 +102,7 @@ class VehicleRollout:
 
         Raises:
             TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
-            ConfigError: the public key is none.
-            OSError: the public key cannot be read.
+            ConfigError: the public key cannot be read, or is none.
         """
         check_installed()
         self.facts = facts_of(facts)
@@ -122,10 +121,22 @@ class VehicleRollout:
             else:
                 self._save()
 
+    def learn(self, facts: Mapping[str, object]) -> None:
+        """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
+
+        Raises:
+            TargetingError: a fact is none; those before hold.
+        """
+        self.facts = self.records.facts = facts_of(facts)
+
     @property
     def running(self) -> Version:
-        """The one version to begin with after a start: the last good one."""
-        return self._state.last_good
+        """The one version to begin with after a start: the last good one whose files are as they were signed."""
+        return self._last_good()
+
+    def _last_good(self, without: str = "") -> Version:
+        good = (one for one in reversed(self._state.good) if one.name != without)
+        return next((one for one in good if not self._changed_file(one.files)), Version())
 
     @property
     def state(self) -> VehicleState:
@@ -150,14 +161,14 @@ class VehicleRollout:
             self._save()
         plan, problem = self._current_plan()
         problem = "; ".join(filter(None, (self._damage, problem)))
-        role, why = (Role.NONE, "there is no plan") if plan is None else self._role(plan)
+        role, why, is_out = (Role.NONE, "there is no plan", False) if plan is None else self._role(plan)
         if self._unsaved and role is not Role.NONE and not self._confirmed(plan):
             role, why = Role.NONE, "nothing begins that cannot be remembered"
         problem = "; ".join(filter(None, (problem, self._unsaved)))
         if self._state.trial and (role is not Role.SERVING or plan is None or plan.version != self._state.trial):
             self._state.trial, self._state.cut_off = "", 0
             self._save()
-        self._decision = self._decide(role, plan, why, problem)
+        self._decision = self._decide(role, plan, why, problem, is_out=is_out)
         return self._decision
 
     def begins_trial(self) -> None:
@@ -303,44 +314,41 @@ class VehicleRollout:
         now = self._clock()
         return now if plan is None else max(now, plan.issued)
 
-    def _role(self, plan: RolloutPlan) -> tuple[Role, str]:
-        """What the candidate does here, and why."""
-        state, version = self._state, plan.version
+    def _role(self, plan: RolloutPlan) -> tuple[Role, str, bool]:
+        """What the candidate does here, why, and whether it must not even serve where it is good already."""
+        state, version, name = self._state, plan.version, self.facts["vehicle"]
+        is_back = plan.state == ROLLED_BACK or version in plan.revoked
+        if is_back or version in state.barred:
+            by = f"is rolled back by serial {plan.serial}"
+            here = f"was rolled back here: {state.barred[version]}" if version in state.barred else by
+            return Role.NONE, f"version {version} {here}", True
+        if changed := self._changed_file(plan.files):
+            return Role.NONE, changed, False  # nothing of it is loaded anew; the last good version may be another one
         try:
             unit = unit_of(self.facts, plan.unit)
             bucket = bucket_percent(plan.name, unit)
-            why = (f"vehicle {self.facts['vehicle']} is in bucket {bucket:.2f} %, step {plan.step} exposes"
-                   f" {plan.share:g} %")  # fmt: skip
-            if why_not := next(self._reasons_against(plan, unit), ""):
-                return Role.NONE, why_not
-        except PlanError as error:
-            return Role.NONE, str(error)
+            if not is_for(plan.name, plan.targeting, self.facts, unit):
+                return Role.NONE, f"the plan's targeting leaves vehicle {name} out", True
+        except PlanError as error:  # not known, so that what serves goes on
+            return Role.NONE, str(error), False
+        if self._confirmed(plan) and plan.state == DONE:
+            return Role.NONE, f"version {version} is in service: the roll-out is done", False
         begun = version in state.shadow_s or version in state.serving_s
         role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, self._confirmed(plan))
-        return role, f"{why}{remark}"
+        of = name if plan.unit == UNITS[0] else f"{name}, drive {self.facts['drive']},"
+        why = f"vehicle {of} is in bucket {bucket:.2f} %, step {plan.step} exposes {plan.share:g} %{remark}"
+        return role, why, plan.unit != UNITS[0] and bucket >= plan.share  # another drive may have it again
 
-    def _reasons_against(self, plan: RolloutPlan, unit: str) -> Iterator[str]:
-        """Why the candidate has no role here, whatever the bucket; nothing where it may have one."""
-        version = plan.version
-        if version in self._state.barred:
-            yield f"version {version} was rolled back here: {self._state.barred[version]}"
-        if plan.state == ROLLED_BACK or version in plan.revoked:
-            yield f"version {version} is rolled back by serial {plan.serial}"
-        if self._confirmed(plan) and plan.state == DONE:
-            yield f"version {version} is in service: the roll-out is done"
-        if not is_for(plan.name, plan.targeting, self.facts, unit):
-            yield f"the plan's targeting leaves vehicle {self.facts['vehicle']} out"
-        if changed := self._changed_file(plan):
-            yield changed
-
-    def _decide(self, role: Role, plan: RolloutPlan | None, why: str, problem: str) -> Decision:
-        good, limits = self._state.last_good, plan.limits if plan else Guards()
+    def _decide(
+        self, role: Role, plan: RolloutPlan | None, why: str, problem: str, *, is_out: bool = False
+    ) -> Decision:
+        limits = plan.limits if plan else Guards()
         if role is Role.NONE or plan is None:
+            good = self._last_good(plan.version if plan and is_out else "")
             return Decision(Role.NONE, good, None, why, plan, limits, problem)
         if role is Role.SHADOW:
-            return Decision(role, good, _candidate(plan), why, plan, limits, problem)
-        earlier = [Version(), *(one for one in self._state.good if one.name != plan.version)]
-        return Decision(role, _candidate(plan), earlier[-1], why, plan, limits, problem)
+            return Decision(role, self._last_good(), _candidate(plan), why, plan, limits, problem)
+        return Decision(role, _candidate(plan), self._last_good(plan.version), why, plan, limits, problem)
 
     def _serving_plan(self, method: str) -> RolloutPlan:
         plan = self._decision.plan
@@ -369,9 +377,9 @@ class VehicleRollout:
         self._unsaved = ""
         return True
 
-    def _changed_file(self, plan: RolloutPlan) -> str:
-        """Which of the plan's files is not what was signed; a sum is made anew only for a file that was touched."""
-        for name, wanted in plan.files.items():
+    def _changed_file(self, files: Mapping[str, str]) -> str:
+        """Which of a version's files is not what was signed; a sum is made anew only for a file that was touched."""
+        for name, wanted in files.items():
             path = self._plan_path.parent / name
             try:
                 status = path.stat()

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.user_folder import make_private
-from torchperf_ros.rollout.plan import BASE
 
 STATE_FILE: Final = "state.json"
 _PART: Final = ".state.json.part"
