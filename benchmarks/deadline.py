@@ -20,15 +20,7 @@ from typing import Any
 from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
 from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
-from benchmarks.rig.graph import (
-    CameraProcess,
-    Graph,
-    NaiveProcess,
-    PerfNodeProcess,
-    injected,
-    model_options,
-    sabotaged,
-)
+from benchmarks.rig.graph import CameraProcess, Graph, NaiveProcess, PerfNodeProcess, injected, model_options, sabotaged
 from benchmarks.rig.report import Report, Target, say
 
 _OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive, SCHED_FIFO"

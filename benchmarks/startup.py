@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig.arguments import add_backup, add_camera, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER, OURS, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import AnsweredFrame, match
@@ -67,9 +67,7 @@ class Start:
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3, help="starts for each way to count the budget (default 3)")
-    parser.add_argument(
-        "--budget-from", default=",".join(FROM), help="ways to count it (default " + ",".join(FROM) + ")"
-    )
+    add_some(parser, "--budget-from", FROM)
     parser.add_argument("--engine", choices=ENGINE_CHOICES, default="eager",
                         help="of the tiers (default eager); the packages of others are built before")  # fmt: skip
     add_camera(parser)
@@ -84,7 +82,7 @@ def main() -> int:
         options = model_options(arguments.model_ms) if arguments.adapter == ADAPTER else {}
     if arguments.engine in {AUTO, *PACKAGE_SUFFIXES}:
         _compile(arguments, options)
-    found: dict[str, list[Start]] = {counted: [] for counted in arguments.budget_from.split(",")}
+    found: dict[str, list[Start]] = {counted: [] for counted in arguments.budget_from}
     for number in range(arguments.times):
         for counted, starts in found.items():
             say(f"start {number + 1} of {arguments.times}, budget from {counted}")
