@@ -48,7 +48,6 @@ class Start:
     Attributes:
         events: seconds from configure of what happened, in order.
         late_ms: of each answer of the first seconds, from its deadline to when it was written; negative: before.
-        first_ms: from activation to the first answer.
         skipped: frames sent after the first that was answered, and not answered themselves.
         without_output: answers for which there was nothing to publish, as none had been good yet.
         tier: that most of ten frames ran on once the ladder had had its time, -1: none.
@@ -57,7 +56,6 @@ class Start:
 
     events: dict[str, float]
     late_ms: list[float]
-    first_ms: float
     skipped: int
     without_output: int
     tier: int
@@ -193,7 +191,6 @@ def _judged(
     return Start(
         events=events,
         late_ms=[_late_ms(frame, counted) for frame in first],
-        first_ms=(first[0].row.written_ns - active_ns) / 1e6 if first else math.nan,
         skipped=sum(stamp not in answered for stamp in due),
         without_output=sum(frame.row["fallback"] == Fallback.NONE for frame in first),
         tier=int(np.nan_to_num(np.median(after), nan=-1)) if after else -1,

@@ -239,13 +239,10 @@ class _Narrow(DetectorTask):
 
 
 def _p50_ms(net: torch.nn.Module) -> float:
-    image, times = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), []
+    image = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
     with torch.inference_mode():
-        for _ in range(60):
-            begun = time.perf_counter()
-            net(image)
-            times.append(1e3 * (time.perf_counter() - begun))
-    return float(np.median(times[10:]))
+        timings = time_interleaved({"net": lambda: net(image)}, _CPU, seconds=0.0, rounds=(50, 50), inner=1)
+    return timings["net"].median_ms
 
 
 if __name__ == "__main__":

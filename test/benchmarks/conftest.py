@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ["--size", "64x48", "--model-ms", "0"]
-ALONE = ["--backup", "none"]  # one worker to wait for
+SMALL = "--size 64x48 --model-ms 0"
+ALONE = "--backup none"  # one worker to wait for
 MACHINE = {"cpu", "cores", "kernel", "python", "torch", "rclpy", "load_average", "date"}
 WITHIN_S = 240
 
@@ -26,10 +26,10 @@ def finished(request, tmp_path_factory):
 
     def run(name):
         domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * list(arguments).index(name)) % 100)}
-        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments[name], "--json", str(folder / f"{name}.json")]
+        words = [*arguments[name].split(), "--json", str(folder / f"{name}.json")]
         return subprocess.run(
-            command, cwd=ROOT, env=os.environ | domain, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=WITHIN_S, check=False,
+            [sys.executable, "-m", f"benchmarks.{name}", *words], cwd=ROOT, env=os.environ | domain, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WITHIN_S, check=False,
         )  # fmt: skip
 
     pool = ThreadPoolExecutor(at_once)

@@ -8,28 +8,16 @@ pytestmark = pytest.mark.ros
 
 AT_ONCE = 4  # much of their time is waiting for workers
 ARGUMENTS = {
+    "safety": "--seeds 1 --scenarios ccrb --arms zero,naive --jobs 2",
     # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
-    "overhead": ["--sizes", "64x48", "--seconds", "4", "--rate", "5", "--budget-ms", "900", "--model-ms", "0", *ALONE],
-    "deadline": ["--seconds", "3", *SMALL],
-    "failover": [
-        "--times",
-        "1",
-        "--backups",
-        "standby",
-        "--settle",
-        "0.5",
-        "--faults",
-        "segfault",
-        "--seconds",
-        "2",
-        *SMALL,
-    ],  # fmt: skip
-    "soak": ["--frames", "200", "--rate", "100", "--model-ms", "0", *ALONE],
-    "telemetry": ["--seconds", "2", "--turns", "1", "--slice", "2", "--every", "0.2", *SMALL, *ALONE],
-    "candidate": ["--seconds", "1", "--slice", "1", "--changes", "1", "--budget-ms", "900", *SMALL, *ALONE],
-    "emergency": ["--times", "5", "--triggers", "2", "--silences", "2", *SMALL, *ALONE],
-    "scenes": ["--seconds", "2", "--engine", "eager", "--model-ms", "0"],
-    "safety": ["--seeds", "1", "--scenarios", "ccrb", "--arms", "zero,naive", "--jobs", "2"],
+    "overhead": f"--sizes 64x48 --seconds 4 --rate 5 --budget-ms 900 --model-ms 0 {ALONE}",
+    "deadline": f"--seconds 3 {SMALL}",
+    "failover": f"--times 1 --backups standby --settle 0.5 --faults segfault --seconds 2 {SMALL}",
+    "soak": f"--frames 200 --rate 100 --model-ms 0 {ALONE}",
+    "telemetry": f"--seconds 2 --turns 1 --slice 2 --every 0.2 {SMALL} {ALONE}",
+    "candidate": f"--seconds 1 --slice 1 --changes 1 --budget-ms 900 {SMALL} {ALONE}",
+    "emergency": f"--times 5 --triggers 2 --silences 2 {SMALL} {ALONE}",
+    "scenes": "--seconds 2 --engine eager --model-ms 0",
 }
 
 
@@ -79,7 +67,7 @@ def test_telemetry_times_the_record_and_its_parts_and_has_frames_with_scrapes_an
     scrape = figures["scrapes"]
     for part in ("record and publish", "encode the record", "publish latency_stages", "publish latency", "report"):
         assert figures["frames"][part]["wall_us"]["p50"] > 0
-    assert min(figures["beside"][name] for name in ("node on", "node off", "recorder")) >= 0
+    assert min(figures["beside"][name] for name in ("node on", "node off")) > 0
     assert scrape["with scrapes"]["lateness_ms"]["count"] > 0
     assert scrape["without"]["overhead_ms"]["p50"] > 0
     assert scrape["scrape_ms"]["count"] > 3

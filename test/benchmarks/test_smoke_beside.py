@@ -9,72 +9,17 @@ from .conftest import ALONE, SMALL
 pytestmark = pytest.mark.ros
 
 AT_ONCE = 1  # another test runs beside
-TRAINING = """--steps 1 --seeds 1 --judged 1 --ways shipped,packages
-    --models detector --tiers fast --engines onnxruntime --rounds 2"""
 ARGUMENTS = {
-    "logs": [
-        "--logs",
-        "1",
-        "--frames",
-        "30",
-        *SMALL,
-        "--parallel",
-        "1",
-        "--turns",
-        "1",
-        "--seconds",
-        "1",
-        "--busy",
-        "0",
-    ],  # fmt: skip
-    "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
-    "engines": [
-        "--models",
-        "planner",
-        "--engines",
-        "eager,openvino",
-        "--rounds",
-        "2",
-        "--stacks",
-        "transformer",
-        "--ways",
-        "blocks",
-        "--blocks",
-        "4",
-        "--seconds",
-        "0",
-    ],  # fmt: skip
-    "guard": ["--times", "20"],
-    "ramps": ["--seeds", "1", "--drives", "1"],
-    "rollout": [
-        "--fleets",
-        "2",
-        "--rollouts",
-        "1",
-        "--same",
-        "1",
-        "--vehicles",
-        "300",
-        "--candidates",
-        "crashing,same",
-    ],  # fmt: skip
-    "stages": [
-        "--seconds",
-        "1",
-        "--slice",
-        "1",
-        "--model-ms",
-        "0",
-        "--lower-ms",
-        "0",
-        "--budget-ms",
-        "900",
-        "--size",
-        "64x48",
-        "--image-rate",
-        "5",
-    ],  # fmt: skip
-    "training": TRAINING.split(),
+    "startup": f"--times 1 --budget-from stamp {SMALL} {ALONE}",
+    "logs": f"--logs 1 --frames 30 {SMALL} --parallel 1 --turns 1 --seconds 1 --busy 0",
+    "engines": "--models planner --engines eager,openvino --rounds 2 "
+    "--stacks transformer --ways blocks --blocks 4 --seconds 0",
+    "guard": "--times 20",
+    "ramps": "--seeds 1 --drives 1",
+    "training": "--steps 1 --seeds 1 --judged 1 --ways shipped,packages "
+    "--models detector --tiers fast --engines onnxruntime --rounds 2",
+    "stages": "--seconds 1 --slice 1 --model-ms 0 --lower-ms 0 --budget-ms 900 --size 64x48 --image-rate 5",
+    "rollout": "--fleets 2 --rollouts 1 --same 1 --vehicles 300 --candidates crashing,same",
 }
 
 
