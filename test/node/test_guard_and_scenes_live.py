@@ -38,7 +38,26 @@ def evidence(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(graph, start_node, obedient, orders, evidence):
+def refused(start_node, obedient):
+    """A node with a guard on a stage that publishes points; it starts beside the others."""
+    return start_node({"stages": ["camera"], "camera": {**obedient(), "guard.act": ["all"]}})
+
+
+@pytest.fixture(scope="module")
+def with_scenes(start_node, fast):
+    """A node whose stage has scenes, one by a speed and one by a word; it starts beside the others."""
+    scenes = {
+        "scenes": ["intersection", "highway"], "scene_hold_s": 0.1, "situation_timeout_ms": 600_000.0,
+        "scene": {
+            "intersection": {"tiers": ["fast"], "budget_ms": 4000, "topic": "scene"},
+            "highway": {"tiers": ["full"], "min_speed": 22.0},
+        },
+    }  # fmt: skip
+    return start_node({"perception": {**fast(), **scenes}, "stages": ["perception"]})
+
+
+@pytest.fixture(scope="module")
+def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
     stage = obedient(orders, adapter="ObedientPlanner", output="plan", fallback=["none"])
     stage |= {f"guard.{name}": value for name, value in GUARD.items()}
     lane = {"emergency.sensors": ["scan"], "emergency.timeouts_ms": [0.0], "emergency.start_s": 600.0,
@@ -102,22 +121,12 @@ def test_given_a_model_that_raises_when_there_is_no_fallback_then_the_guard_stil
     assert plan.header.frame_id == "odom"
 
 
-def test_given_a_guard_on_a_stage_that_publishes_points_when_configured_then_it_is_refused(start_node, obedient):
-    node = start_node({"stages": ["camera"], "camera": {**obedient(), "guard.act": ["all"]}})
-    node.wait_for(lambda: "camera.guard.act: the stage publishes" in node.errors, "the refusal")
+def test_given_a_guard_on_a_stage_that_publishes_points_when_configured_then_it_is_refused(refused):
+    refused.wait_for(lambda: "camera.guard.act: the stage publishes" in refused.errors, "the refusal")
 
 
-def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered_for_them(
-    graph, start_node, image, fast
-):
-    scenes = {
-        "scenes": ["intersection", "highway"], "scene_hold_s": 0.1, "situation_timeout_ms": 600_000.0,
-        "scene": {
-            "intersection": {"tiers": ["fast"], "budget_ms": 4000, "topic": "scene"},
-            "highway": {"tiers": ["full"], "min_speed": 22.0},
-        },
-    }  # fmt: skip
-    node = start_node({"perception": {**fast(), **scenes}, "stages": ["perception"]})
+def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered_for_them(graph, with_scenes, image):
+    node = with_scenes
     node.wait_until_ready("perception")
     camera, odom, word = (node.publisher(*one) for one in (("image", Image), ("odom", Odometry), ("scene", String)))
 
