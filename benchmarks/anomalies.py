@@ -263,16 +263,8 @@ def _save(series: list[Labelled], folder: Path) -> None:
 
 
 def _show(report: Report, series: list[Labelled], figures: dict, cost_us: dict[str, float]) -> None:
-    columns = (
-        "detector",
-        "recall",
-        "precision",
-        "AUC-PR",
-        "delay",
-        "false per 10,000",
-        "false per hour",
-        "us a sample",
-    )
+    columns = ("detector", "recall", "precision", "AUC-PR", "delay", "false per 10,000", "false per hour",
+               "us a sample")  # fmt: skip
     report.table(f"All {len(series)} series, {sum(len(one.values) for one in series)} samples", columns,
                  [(name, *figures["all"][name].values(), cost_us[name]) for name in DETECTORS])  # fmt: skip
     rows = []

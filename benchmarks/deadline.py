@@ -20,20 +20,35 @@ from typing import Any
 from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
 from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
-from benchmarks.rig.graph import (
-    CameraProcess,
-    Graph,
-    NaiveProcess,
-    PerfNodeProcess,
-    injected,
-    model_options,
-    sabotaged,
-)
+from benchmarks.rig.graph import CameraProcess, Graph, NaiveProcess, PerfNodeProcess, injected, model_options, sabotaged
 from benchmarks.rig.report import Report, Target, say
 
 _OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive, SCHED_FIFO"
 _PRIORITY = 10  # the parameter realtime_priority's default
 _FIRST_HANG_S, _EVERY_S = 4.0, 10.0
+_SHOWN = {
+    "scheduling": "the node process is scheduled",
+    "sent": "frames sent",
+    "received": "received by the node",
+    "started": "started",
+    "answered_share_of_started": "answered, of started",
+    "answered_share_of_sent": "answered, of sent",
+    "by_deadline_share": "by the deadline, of started",
+    "by_deadline_plus_1_ms_share": "by deadline + 1 ms, of started",
+    "seen_by_deadline_plus_1_ms_share": "seen by deadline + 1 ms, of started",
+    "seen_within_budget_of_stamp_share_of_sent": "seen within budget of the stamp, of sent",
+    "fresh_share_of_sent": "from this very frame, of sent",
+    "not_finite_published": "NaN published",
+    "lateness_ms": "lateness in ms: p50 / p99 / p99.9 / max",
+    "seen_lateness_ms": "the same, seen by the onlooker",
+    "seen_lateness_from_stamp_ms": "seen, counted from the stamp",
+    "age_at_receipt_ms": "age at receipt in ms",
+    "outcomes": "outcomes",
+    "fallbacks": "fallbacks",
+    "tiers": "frames by tier",
+    "faults": "faults injected",
+    "restarts": "processes restarted",
+}
 _EPILOG = """\
 targets: 100 % of started frames answered; 99.9 % by the deadline itself and all by deadline + 1 ms on an otherwise
 idle machine; with --load (four busy processes for each core: fourfold) 99.9 % by deadline + 1 ms
@@ -163,47 +178,23 @@ def _figures(total: Total) -> dict[str, Any]:
 
 
 def _show(report: Report, figures: dict[str, Any], arguments: argparse.Namespace) -> None:
-    def percent(key: str) -> list[object]:
-        return [f"{100 * node[key]:.2f} %" for node in figures.values()]
-
-    def late(key: str) -> list[object]:
-        names = ("p50", "p99", "p99_9", "max")
-        return [" / ".join(f"{node[key][name]:.2f}" for name in names) for node in figures.values()]
-
-    def counts(key: str) -> list[object]:
-        return [", ".join(f"{word} {count}" for word, count in node[key].items()) or "-" for node in figures.values()]
-
-    def plain(key: str) -> list[object]:
-        return [node[key] for node in figures.values()]
-
     report.table(
         f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms, backup {arguments.backup}, "
         f"{arguments.load} busy processes",
         ("", *figures),
-        [
-            ["the node process is scheduled", *plain("scheduling")],
-            ["frames sent", *plain("sent")],
-            ["received by the node", *plain("received")],
-            ["started", *plain("started")],
-            ["answered, of started", *percent("answered_share_of_started")],
-            ["answered, of sent", *percent("answered_share_of_sent")],
-            ["by the deadline, of started", *percent("by_deadline_share")],
-            ["by deadline + 1 ms, of started", *percent("by_deadline_plus_1_ms_share")],
-            ["seen by deadline + 1 ms, of started", *percent("seen_by_deadline_plus_1_ms_share")],
-            ["seen within budget of the stamp, of sent", *percent("seen_within_budget_of_stamp_share_of_sent")],
-            ["from this very frame, of sent", *percent("fresh_share_of_sent")],
-            ["NaN published", *plain("not_finite_published")],
-            ["lateness in ms: p50 / p99 / p99.9 / max", *late("lateness_ms")],
-            ["the same, seen by the onlooker", *late("seen_lateness_ms")],
-            ["seen, counted from the stamp", *late("seen_lateness_from_stamp_ms")],
-            ["age at receipt in ms", *late("age_at_receipt_ms")],
-            ["outcomes", *counts("outcomes")],
-            ["fallbacks", *counts("fallbacks")],
-            ["frames by tier", *counts("tiers")],
-            ["faults injected", *counts("faults")],
-            ["processes restarted", *plain("restarts")],
-        ],
+        [[what, *(_cell(node[key]) for node in figures.values())] for key, what in _SHOWN.items()],
     )
+
+
+def _cell(figure: Any) -> object:
+    """A share in percent; a distribution by some of its numbers; counts by their words."""
+    if isinstance(figure, float):
+        return f"{100 * figure:.2f} %"
+    if not isinstance(figure, dict):
+        return figure
+    if "p99_9" in figure:
+        return " / ".join(f"{figure[name]:.2f}" for name in ("p50", "p99", "p99_9", "max"))
+    return ", ".join(f"{word} {count}" for word, count in figure.items()) or "-"
 
 
 def _targets(ours: dict[str, Any], load: int) -> list[Target]:

@@ -1,9 +1,14 @@
-"""How long a stage is without fresh results when its running worker is killed, for each kind of backup.
+"""How long a stage is without fresh results when its worker is killed, or when a frame makes whoever runs it fail.
 
-The worker that computed the last output is killed by SIGKILL while it runs a frame. Counted are the frames from then
-on to the first result of another process: answered by a fallback (the last result, a stop), by the backup's own fresh
-result, or not at all; and the time from the kill to that result's publication. Kills are as far apart as it takes for
-every worker to be back and to have served for 5 s.
+`kills`: for each kind of backup, the worker that computed the last output is killed by SIGKILL while it runs a frame.
+Counted are the frames from then on to the first result of another process: answered by a fallback (the last result, a
+stop), by the backup's own fresh result, or not at all; and the time from the kill to that result's publication. Kills
+are as far apart as it takes for every worker to be back and to have served for 5 s.
+
+`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_adapter.py`): 0 for
+none. Each fault gets a stream of its own with one poisonous frame in it, once every worker is back. Counted are, of the
+whole stream, the frames that were not answered from themselves (by the runner or the standby), those that got no
+answer, and the lateness of every answer; and the time from the poisonous frame's stamp to the next fresh answer.
 """
 
 import argparse
@@ -19,23 +24,30 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig.arguments import add_camera, add_device, add_stage, arguments_of
-from benchmarks.rig.bench_stage import OURS
-from benchmarks.rig.figures import distribution
+from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_some, add_stage, arguments_of
+from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import match
 from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Observer
+from benchmarks.rig.poison_adapter import FAULTS
 from benchmarks.rig.report import Report, Target, say, shown
 from torchperf_ros.frame.outcome import Fallback
 
 BACKUPS = ("none", "standby", "active")
+_POISONED = "benchmarks.rig.poison_adapter:PoisonAdapter"
 _INTO_MS = (5.0, 11.0)  # of a frame, from its stamp: within its inference
+_LEAD_S = 1.5  # of a stream, before the kill
 _TAIL_S = {"none": 12.0, "standby": 3.0, "active": 3.0}
+_POISON_LEAD_S, _POISON_SETTLE_S = 1.0, 1.0
 _EPILOG = """\
-targets: standby and active: at most 1 frame on a fallback; none: back in <= 3 s (from packages)
+targets of kills: standby and active: at most 1 frame on a fallback; none: back in <= 3 s (from packages)
+targets of frames, with a standby, on an otherwise idle machine: each fault costs at most 2 frames that are not fresh,
+no frame is unanswered, 99.9 % are answered by the deadline and all by +1 ms
 
-example:
-  ./run bench failover --times 10 --backups standby,active"""
+examples:
+  ./run bench failover --parts kills --times 10 --backups standby,active
+  ./run bench failover --parts frames --faults "hang,segfault,sleep in preprocess" --times 5 --backup none"""
 
 
 @dataclass
@@ -58,6 +70,23 @@ class Failover:
         if math.isnan(self.outage_ms):
             return math.nan
         return self.unanswered + sum(count for kind, count in self.fallbacks.items() if kind != Fallback.BACKUP.word)
+
+
+@dataclass
+class Poisoned:
+    """What one poisonous frame cost.
+
+    Attributes:
+        not_fresh: frames of the stream without a fresh answer.
+        unanswered: frames for which nothing was published.
+        back_ms: from the poisonous frame's stamp to the next fresh answer; NaN: none came.
+        late_ms: of every answer, past its deadline.
+    """
+
+    not_fresh: int
+    unanswered: int
+    back_ms: float
+    late_ms: list[float]
 
 
 class Killer:
@@ -87,27 +116,41 @@ class Killer:
 
 
 def main() -> int:
+    parts = {"kills": _kills, "frames": _frames}
     parser = arguments_of(__doc__ or "", _EPILOG)
-    parser.add_argument("--times", type=int, default=5, help="kills for each kind of backup (default 5)")
-    parser.add_argument("--backups", default=",".join(BACKUPS), help="default " + ",".join(BACKUPS))
+    add_some(parser, "--parts", parts)
+    parser.add_argument("--times", type=int, default=3, help="for each kind of backup, and each fault (default 3)")
     add_camera(parser)
-    add_stage(parser)
+    add_stage(parser, budget_ms=40.0)
+    parser.add_argument("--budget-from", choices=("stamp", "receipt"), default="stamp", help="default stamp")
     add_device(parser)
-    parser.add_argument("--settle", type=float, default=5.5,
-                        help="seconds from every worker's being ready to the stream (default 5.5)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of the moments at which to kill (default 1)")
+    kills = parser.add_argument_group("kills")
+    add_some(kills, "--backups", BACKUPS)
+    kills.add_argument("--settle", type=float, default=5.5,
+                       help="seconds from every worker's being ready to the stream (default 5.5)")  # fmt: skip
+    kills.add_argument("--seed", type=int, default=1, help="of the moments at which to kill (default 1)")
+    frames = parser.add_argument_group("frames")
+    add_some(frames, "--faults", FAULTS)
+    frames.add_argument("--seconds", type=float, default=4.0, help="of each stream (default 4)")
+    add_backup(frames)
     arguments = parser.parse_args()
-    report = Report("failover", arguments)
-    found = {backup: _failovers(backup, arguments) for backup in arguments.backups.split(",")}
-    _show(report, found)
-    report.finish(_figures(found), _targets(found))
+    Report("failover", arguments).finish_parts(arguments, parts)
     return 0
+
+
+def _kills(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    found = {backup: _failovers(backup, arguments) for backup in arguments.backups}
+    return _show_kills(report, found), kill_targets(found)
 
 
 def _failovers(backup: str, arguments: argparse.Namespace) -> list[Failover]:
     luck = random.Random(f"{arguments.seed}/{backup}")
-    with Streaming(arguments, backup=backup) as streaming:
+    with _streaming(arguments, ADAPTER, backup) as streaming:
         return [_failover(streaming, arguments, backup, number, luck) for number in range(arguments.times)]
+
+
+def _streaming(arguments: argparse.Namespace, adapter: str, backup: str) -> Streaming:
+    return Streaming(arguments, adapter=adapter, backup=backup, budget_from=arguments.budget_from)
 
 
 def _failover(
@@ -118,9 +161,8 @@ def _failover(
     say(f"backup {backup}: kill {number + 1} of {arguments.times}")
     seen = streaming.seen
     seen.clear()
-    lead_s = 1.5
-    killer = Killer(streaming.graph.observer, round(1e9 / arguments.rate), lead_s, luck)
-    sent = streaming.stream(lead_s + _TAIL_S[backup], meanwhile=killer.look)
+    killer = Killer(streaming.graph.observer, round(1e9 / arguments.rate), _LEAD_S, luck)
+    sent = streaming.stream(_LEAD_S + _TAIL_S[backup], meanwhile=killer.look)
     found = Failover()
     frames = match(sent["stamps"], seen.rows, seen.outputs)
     answered = set()
@@ -140,45 +182,108 @@ def _failover(
     return found
 
 
-def _figures(found: dict[str, list[Failover]]) -> dict[str, Any]:
-    return {
-        backup: {
-            "outage_ms": distribution([failover.outage_ms for failover in failovers]),
-            "frames_on_fallback": [failover.on_fallback for failover in failovers],
-            "each": [asdict(failover) for failover in failovers],
-        }
-        for backup, failovers in found.items()
-    }
-
-
-def _show(report: Report, found: dict[str, list[Failover]]) -> None:
-    rows = []
-    for backup, failovers in found.items():
-        outage = distribution([failover.outage_ms for failover in failovers])
-        kinds = sum((failover.fallbacks for failover in failovers), Counter())
+def _show_kills(report: Report, found: dict[str, list[Failover]]) -> dict[str, Any]:
+    figures, rows = {}, []
+    for backup, kills in found.items():
+        outage, on_fallback = distribution([kill.outage_ms for kill in kills]), [kill.on_fallback for kill in kills]
+        kinds = sum((kill.fallbacks for kill in kills), Counter())
+        figures[backup] = {
+            "outage_ms": outage, "frames_on_fallback": on_fallback, "each": [asdict(kill) for kill in kills],
+        }  # fmt: skip
         rows.append([
-            backup, outage["count"], outage["p50"], outage["max"],
-            " ".join(shown(failover.on_fallback) for failover in failovers),
+            backup, outage["count"], outage["p50"], outage["max"], " ".join(map(shown, on_fallback)),
             ", ".join(f"{kind} {count}" for kind, count in kinds.items()) or "-",
-            sum(failover.unanswered for failover in failovers),
+            sum(kill.unanswered for kill in kills),
         ])  # fmt: skip
     report.table(
         "From the kill of the running worker to the next fresh result of another process",
         ("backup", "came back", "p50 ms", "max ms", "frames on a fallback, each kill", "by fallback", "unanswered"),
         rows,
     )
+    return figures
 
 
-def _targets(found: dict[str, list[Failover]]) -> list[Target]:
+def kill_targets(found: dict[str, list[Failover]]) -> list[Target]:
     """The worst of each backup; of NumPy's maximum NaN is one, so that who never came back counts as worst."""
     targets = []
-    for backup, failovers in found.items():
+    for backup, kills in found.items():
         if backup == "none":
-            worst_s = float(np.max([failover.outage_ms for failover in failovers])) / 1e3
+            worst_s = float(np.max([kill.outage_ms for kill in kills])) / 1e3
             targets.append(Target("no backup: back after", worst_s, "<=", 3.0, "s"))
         else:
-            worst = float(np.max([failover.on_fallback for failover in failovers]))
+            worst = float(np.max([kill.on_fallback for kill in kills]))
             targets.append(Target(f"{backup}: frames on a fallback, worst kill", worst, "<=", 1.0))
+    return targets
+
+
+def _frames(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    found: dict[str, list[Poisoned]] = {fault: [] for fault in arguments.faults}
+    with _streaming(arguments, _POISONED, arguments.backup) as streaming:
+        for number in range(arguments.times):
+            for fault in arguments.faults:
+                say(f"{fault}: {number + 1} of {arguments.times}")
+                streaming.node.wait_ready()
+                streaming.graph.observer.listen(_POISON_SETTLE_S)
+                found[fault].append(_poison(streaming, arguments, fault))
+    return _show_frames(report, found, arguments), _frame_targets(found, arguments.backup)
+
+
+def _poison(streaming: Streaming, arguments: argparse.Namespace, fault: str) -> Poisoned:
+    seen = streaming.seen
+    seen.clear()
+    at = round(_POISON_LEAD_S * arguments.rate)
+    stamps = streaming.stream(arguments.seconds, first_bytes={at: FAULTS.index(fault) + 1})["stamps"]
+    frames = match(stamps, seen.rows, seen.outputs)
+    fresh = {frame.stamp_ns: frame for frame in frames if frame.fresh}
+    answered = {frame.stamp_ns for frame in frames if frame.output is not None}
+    back = min((stamp for stamp in fresh if stamp > stamps[at]), default=None)
+    return Poisoned(
+        not_fresh=len(set(stamps) - set(fresh)),
+        unanswered=len(set(stamps) - answered),
+        back_ms=math.nan if back is None else (fresh[back].row.written_ns - stamps[at]) / 1e6,
+        late_ms=[_late_ms(frame.row, arguments.budget_from) for frame in frames],
+    )
+
+
+def _late_ms(row: Any, budget_from: str) -> float:
+    """Past the deadline, as the node counts it: from the receipt, or from the stamp."""
+    age_ms = row["age_ms"] if budget_from == "stamp" else 0.0
+    return row["total_ms"] + age_ms - row["budget_ms"]
+
+
+def _show_frames(
+    report: Report, found: dict[str, list[Poisoned]], arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    figures = {
+        fault: {
+            "not_fresh": [each.not_fresh for each in cases],
+            "unanswered": [each.unanswered for each in cases],
+            "back_ms": [each.back_ms for each in cases],
+            "lateness_ms": distribution([late for each in cases for late in each.late_ms]),
+        }
+        for fault, cases in found.items()
+    }
+    report.table(
+        f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms from {arguments.budget_from}, "
+        f"backup {arguments.backup}: each stream of {arguments.seconds:g} s has one frame that makes its worker ...",
+        ("", "frames not fresh", "fresh again, ms", "unanswered", "lateness p99 ms", "max ms"),
+        [[fault, " ".join(map(str, each["not_fresh"])), max(each["back_ms"]), sum(each["unanswered"]),
+          each["lateness_ms"]["p99"], each["lateness_ms"]["max"]] for fault, each in figures.items()],
+    )  # fmt: skip
+    return figures
+
+
+def _frame_targets(found: dict[str, list[Poisoned]], backup: str) -> list[Target]:
+    cases = [each for cases in found.values() for each in cases]
+    late = [ms for each in cases for ms in each.late_ms]
+    targets = [
+        Target("frames without an answer", float(sum(each.unanswered for each in cases)), "==", 0.0),
+        Target("answers by the deadline", 100 * share(sum(ms <= 0 for ms in late), len(late)), ">=", 99.9, "%"),
+        Target("answers by +1 ms", 100 * share(sum(ms <= 1 for ms in late), len(late)), ">=", 100.0, "%"),
+    ]
+    if backup != "none":
+        worst = float(max(each.not_fresh for each in cases))
+        targets.insert(0, Target("frames not fresh, the worst case", worst, "<=", 2.0))
     return targets
 
 

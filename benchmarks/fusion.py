@@ -9,7 +9,6 @@ points with intensities and times is decoded beside that.
 import math
 import random
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.message_types import decode, empty_message, encode
 from torchperf_ros.model.adapter import Received
+from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.fusion import FusionAdapter
 from torchperf_ros.models.networks import CLASSES
@@ -37,6 +37,7 @@ from torchperf_ros.world.road_scene import (
     SceneObject,
 )
 
+_CPU = torch.device("cpu")
 _SIZE = 640, 360
 _NEAR_M = 2.0
 _CASES = {"both": ("image", "cloud"), "camera lost": ("cloud",), "lidar lost": ("image",)}
@@ -57,7 +58,7 @@ def main() -> int:
     arguments = parser.parse_args()
     report = Report("fusion", arguments)
     view = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
-    adapter = FusionAdapter({"camera": view, "score_threshold": 0.05}, torch.device("cpu"))
+    adapter = FusionAdapter({"camera": view, "score_threshold": 0.05}, _CPU)
     model, scene = adapter.build(arguments.tier), RoadScene(*_SIZE)
     found: dict[str, list[list[Box]]] = {name: [] for name in _CASES}
     truth = []
@@ -97,12 +98,8 @@ def _decode_ms() -> dict[str, float]:
     for name, low, high in (("x", 1, 76), ("y", -38, 38), ("z", -1, 2), ("intensity", 0, 255), ("t", 0, 1e8)):
         table[name] = drawn.uniform(low, high, MOST_POINTS)
     data = bytes(encode(cloud_message(table, _STAMP_NS, "base_link"), CLOUD))
-    times = []
-    for _ in range(_TIMES):
-        begun = time.perf_counter()
-        read_cloud(decode(data, CLOUD), MOST_POINTS)
-        times.append(1e3 * (time.perf_counter() - begun))
-    return distribution(times)
+    calls = {"read": lambda: read_cloud(decode(data, CLOUD), MOST_POINTS)}
+    return distribution(time_interleaved(calls, _CPU, seconds=0.0, rounds=(_TIMES, _TIMES), inner=1)["read"].times_ms)
 
 
 def _seen(cloud: LabelledCloud) -> Any:

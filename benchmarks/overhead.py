@@ -15,13 +15,13 @@ from benchmarks.rig.arguments import add_backup, add_device, add_stage, argument
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import BareLoopProcess, CameraProcess, Graph, NaiveProcess, PerfNodeProcess, model_options
+from benchmarks.rig.lateness import lateness, steps_ms
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 
 SIZES = ("640x480", "1280x720", "1920x1080")
 _LARGE = SIZES[1:]
 _NAMES = {OURS: "torchperf_ros", NAIVE: "naive"}
-_STEPS = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 _BARE = "bare loop"
 _FIRST_FRAMES = 10  # of each slice: after the pause, caches are cold
 _P50_MS, _P99_MS = 0.5, 1.0
@@ -96,12 +96,10 @@ def _rows(
 def _figures(rows: list[Row]) -> dict[str, Any]:
     fresh = [row for row in rows if row["outcome"] == 0]
     return {
-        "overhead_ms": distribution([row["total_ms"] - sum(row[step] for step in _STEPS) for row in fresh]),
+        **lateness(rows),
         "age_at_receipt_ms": distribution([row["age_ms"] for row in fresh]),
-        "model_ms": distribution([sum(row[step] for step in _STEPS) for row in fresh]),
+        "model_ms": distribution([steps_ms(row) for row in fresh]),
         "stamp_to_publish_ms": distribution([row["age_ms"] + row["total_ms"] for row in fresh]),
-        "on_time": len(fresh),
-        "not_on_time": len(rows) - len(fresh),
     }
 
 

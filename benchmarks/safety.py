@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.cli.shell import follow, progress_bars, words
+from torchperf_ros.cli.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.latencies import FAULTS, Luck
@@ -49,7 +49,7 @@ _workers: Workers = {}  # of this process
 
 def main() -> int:
     arguments = _parser().parse_args()
-    arms, scenarios = _chosen(arguments.arms, ARMS, "arm"), _chosen(arguments.scenarios, SCENARIOS, "scenario")
+    arms, scenarios = arguments.arms, arguments.scenarios
     Luck(0, arguments.load, arguments.faults)
     report = Report("safety", arguments)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
@@ -94,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
     parser.add_argument("--minutes", type=float, default=0.0, help="end after so long; 0: with the last seed (default)")
-    usual = ",".join(arm for arm in ARMS if arm != _CAMERA)  # which runs a network for every frame: ten times as long
-    parser.add_argument("--arms", default=usual, help=f"with commas between (default {usual}; also {_CAMERA})")
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas between (default all)")
+    usual = [arm for arm in ARMS if arm != _CAMERA]  # which runs a network for every frame: ten times as long
+    add_some(parser, "--arms", ARMS, usual)
+    add_some(parser, "--scenarios", SCENARIOS)
     parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
     parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
     parser.add_argument("--collisions", metavar="FOLDER", help="write log, picture and test of each to it")
@@ -113,15 +113,6 @@ def _whole(rows: list[_Row], drives: int) -> list[_Row]:
     if not (found := [row for row in rows if count[row["seed"]] == drives]):
         sys.exit("no seed was driven by every arm in every scenario in that time")
     return found
-
-
-def _chosen(text: str, known: Any, what: str) -> list[str]:
-    names = words(text)
-    if unknown := [name for name in names if name not in known]:
-        sys.exit(f"--{what}s: {unknown[0]} is not there; it has to be of: {', '.join(known)}")
-    if not names:
-        sys.exit(f"--{what}s: none is named; it has to be of: {', '.join(known)}")
-    return list(dict.fromkeys(names))
 
 
 def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator[_Row]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig.arguments import add_backup, add_camera, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER, OURS, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import AnsweredFrame, match
@@ -48,7 +48,6 @@ class Start:
     Attributes:
         events: seconds from configure of what happened, in order.
         late_ms: of each answer of the first seconds, from its deadline to when it was written; negative: before.
-        first_ms: from activation to the first answer.
         skipped: frames sent after the first that was answered, and not answered themselves.
         without_output: answers for which there was nothing to publish, as none had been good yet.
         tier: that most of ten frames ran on once the ladder had had its time, -1: none.
@@ -57,7 +56,6 @@ class Start:
 
     events: dict[str, float]
     late_ms: list[float]
-    first_ms: float
     skipped: int
     without_output: int
     tier: int
@@ -67,9 +65,7 @@ class Start:
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--times", type=int, default=3, help="starts for each way to count the budget (default 3)")
-    parser.add_argument(
-        "--budget-from", default=",".join(FROM), help="ways to count it (default " + ",".join(FROM) + ")"
-    )
+    add_some(parser, "--budget-from", FROM)
     parser.add_argument("--engine", choices=ENGINE_CHOICES, default="eager",
                         help="of the tiers (default eager); the packages of others are built before")  # fmt: skip
     add_camera(parser)
@@ -84,7 +80,7 @@ def main() -> int:
         options = model_options(arguments.model_ms) if arguments.adapter == ADAPTER else {}
     if arguments.engine in {AUTO, *PACKAGE_SUFFIXES}:
         _compile(arguments, options)
-    found: dict[str, list[Start]] = {counted: [] for counted in arguments.budget_from.split(",")}
+    found: dict[str, list[Start]] = {counted: [] for counted in arguments.budget_from}
     for number in range(arguments.times):
         for counted, starts in found.items():
             say(f"start {number + 1} of {arguments.times}, budget from {counted}")
@@ -195,7 +191,6 @@ def _judged(
     return Start(
         events=events,
         late_ms=[_late_ms(frame, counted) for frame in first],
-        first_ms=(first[0].row.written_ns - active_ns) / 1e6 if first else math.nan,
         skipped=sum(stamp not in answered for stamp in due),
         without_output=sum(frame.row["fallback"] == Fallback.NONE for frame in first),
         tier=int(np.nan_to_num(np.median(after), nan=-1)) if after else -1,

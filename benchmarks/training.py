@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.cli.shell import words
 from torchperf_ros.config.build_options import MOST_LOSS, BuildOptions, installed_engines
 from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
 from torchperf_ros.engines.engine import ENGINES
@@ -76,21 +75,17 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600, help="of training in each way (default 600)")
     parser.add_argument("--seeds", type=int, default=3, help="of training with and without a teacher (default 3)")
     parser.add_argument("--judged", type=int, default=300, help="held-out images (default 300)")
-    ways = ",".join((*_RUNS, _PACKAGES))
-    parser.add_argument("--ways", default=ways, help=f"with commas between (default {ways})")
-    parser.add_argument("--models", default=",".join(_ADAPTERS), help="whose packages are built (default both)")
-    parser.add_argument("--tiers", default=",".join(DETECTOR_WIDTHS), help="of the packages (default all)")
-    engines = ",".join(name for name in ENGINES if name in installed_engines())
-    parser.add_argument("--engines", default=engines, help=f"of the packages (default {engines})")
-    parser.add_argument("--rounds", type=int, default=60, help="calls of each package that are timed (default 60)")
+    add_some(parser, "--ways", (*_RUNS, _PACKAGES))
+    packages = parser.add_argument_group(_PACKAGES)
+    add_some(packages, "--models", _ADAPTERS)
+    add_some(packages, "--tiers", DETECTOR_WIDTHS)
+    add_some(packages, "--engines", [name for name in ENGINES if name in installed_engines()])
+    packages.add_argument("--rounds", type=int, default=60, help="calls of each package that are timed (default 60)")
     arguments = parser.parse_args()
-    asked = words(arguments.ways)
-    if unknown := [name for name in asked if name not in _RUNS and name != _PACKAGES]:
-        sys.exit(f"--ways: {unknown[0]} is not there; it has to be of: {ways}")
     report, result, targets = Report("training", arguments), dict[str, Any](), list[Target]()
-    if trained := [name for name in asked if name != _PACKAGES]:
+    if trained := [name for name in arguments.ways if name != _PACKAGES]:
         result, targets = _trainings([_BASE, *(name for name in trained if name != _BASE)], arguments, report)
-    if _PACKAGES in asked:
+    if _PACKAGES in arguments.ways:
         found = result["packages"] = _packages(arguments, report)
         losses = [one["loss"] for rows in found.values() for one in rows.values() if "loss" in one]
         targets.append(Target("mAP that packages lose, at most", max(losses), "<=", MOST_LOSS))
@@ -129,11 +124,11 @@ def _packages(arguments: argparse.Namespace, report: Report) -> dict[str, dict[s
     """By model and tier, and in that by engine and precision, what was measured."""
     found = {}
     torch.set_num_threads(1)
-    for model in words(arguments.models):
-        for tier in words(arguments.tiers):
+    for model in arguments.models:
+        for tier in arguments.tiers:
             with tempfile.TemporaryDirectory(prefix="torchperf_training_") as folder:
                 rows, calls = dict[str, dict[str, Any]](), dict[str, Callable[..., Any]]()
-                for options in (BuildOptions(e, precision=p) for e in words(arguments.engines) for p in _PRECISIONS):
+                for options in (BuildOptions(e, precision=p) for e in arguments.engines for p in _PRECISIONS):
                     if options.precision not in ENGINES[options.engine].precisions["cpu"]:
                         continue
                     say(f"{model} {tier}: {options.label}")
@@ -244,13 +239,10 @@ class _Narrow(DetectorTask):
 
 
 def _p50_ms(net: torch.nn.Module) -> float:
-    image, times = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), []
+    image = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
     with torch.inference_mode():
-        for _ in range(60):
-            begun = time.perf_counter()
-            net(image)
-            times.append(1e3 * (time.perf_counter() - begun))
-    return float(np.median(times[10:]))
+        timings = time_interleaved({"net": lambda: net(image)}, _CPU, seconds=0.0, rounds=(50, 50), inner=1)
+    return timings["net"].median_ms
 
 
 if __name__ == "__main__":

@@ -219,6 +219,16 @@ def test_alone_it_says_what_it_can_do():
     assert all(command in done.stdout for command in ("demo", "test", "bench", "node", "torchperf", "shell"))
 
 
+def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new_name_is_told(run, monkeypatch, capsys):
+    for old, new in run.MERGED.items():
+        monkeypatch.setattr(run.sys, "argv", ["run", "bench", old])
+        monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
+        assert run.main() == 2
+        assert f"./run bench {new}" in capsys.readouterr().err
+        name, _, part = new.split()
+        assert f'"{part}": _{part}' in (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "ways"),
     [([], ["-n", "2"]), (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]), (["--ros", "jazzy"], ["-m", "ros"])],

@@ -1,7 +1,10 @@
 """Command-line arguments that several benchmarks take, with one meaning."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
+
+from torchperf_ros.cli.shell import words
 
 
 def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -35,3 +38,18 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_backup(parser: argparse.ArgumentParser) -> None:
     """`--backup` of the stage."""
     parser.add_argument("--backup", default="standby", choices=("none", "standby", "active"), help="default standby")
+
+
+def add_some(parser: argparse.ArgumentParser, option: str, names: Iterable[str], chosen: Iterable[str] = ()) -> None:
+    """An option that takes some of these names, with commas between; `chosen` or, by default, all of them."""
+    known, default = tuple(names), tuple(chosen) or tuple(names)
+
+    def some(text: str) -> list[str]:
+        found = list(dict.fromkeys(words(text)))
+        if unknown := [name for name in found if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return found or list(default)
+
+    about = f"some of {', '.join(known)}"
+    about += f" (default {','.join(default)})" if default != known else " (default all)"
+    parser.add_argument(option, type=some, default=list(default), metavar="NAMES", help=about)

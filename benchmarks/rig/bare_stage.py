@@ -51,6 +51,14 @@ def write_images(path: Path, frames: int, width: int, height: int) -> None:
     write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
 
 
+def at_pace(seconds: float, rate: float, act: Callable[[int], None]) -> None:
+    """Act so many times a second for so long, each time with its number from 0 on."""
+    begin = time.monotonic()
+    for number in range(round(seconds * rate)):
+        time.sleep(max(0.0, begin + number / rate - time.monotonic()))
+        act(number)
+
+
 class BareStage:
     """One stage of a configuration; its answers and what it logs are kept."""
 
@@ -101,8 +109,9 @@ class BareStage:
 
     def feed(self, seconds: float, rate: float, before: Callable[[int], None] = lambda number: None) -> None:
         """Offer images at this pace, and before each call what is given with its number."""
-        begin = time.monotonic()
-        for number in range(round(seconds * rate)):
-            time.sleep(max(0.0, begin + number / rate - time.monotonic()))
+
+        def offer(number: int) -> None:
             before(number)
             self.offer()
+
+        at_pace(seconds, rate, offer)

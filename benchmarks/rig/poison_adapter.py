@@ -99,9 +99,7 @@ OBSERVE: Final[dict[str, Callable[[], object]]] = {
     "hang in observe": lambda: time.sleep(_FOR_EVER_S),
     "segfault in observe": _segfault,
 }
-POSTPROCESS: Final[dict[str, Callable[[], object]]] = {
-    "sleep in postprocess": lambda: time.sleep(_SLEEP_S),
-}
+POSTPROCESS: Final[dict[str, Callable[[], object]]] = {"sleep in postprocess": lambda: time.sleep(_SLEEP_S)}
 OUTPUTS: Final[dict[str, Callable[[int], object]]] = {
     "None as output": lambda _: None,
     "another type as output": lambda _: {"path": []},

@@ -7,7 +7,7 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class Target:
         return not math.isnan(self.value) and bool(_HOLDS[self.relation](self.value, self.limit))
 
 
+Part = Callable[[argparse.Namespace, "Report"], tuple[dict[str, Any], list[Target]]]
+"""A part of a benchmark: it measures, shows tables, and returns figures and targets."""
+
+
 class Report:
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         """Look at the machine before anything is started; takes a second."""
@@ -72,6 +76,15 @@ class Report:
     def text(self, text: str) -> None:
         """Print a line as it is."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def finish_parts(self, arguments: argparse.Namespace, parts: Mapping[str, Part]) -> None:
+        """Measure the parts that `--parts` names, each of which shows its tables, and `finish`."""
+        figures: dict[str, Any] = {}
+        targets: list[Target] = []
+        for name in arguments.parts:
+            figures[name], own = parts[name](arguments, self)
+            targets += own
+        self.finish(figures, targets)
 
     def finish(self, figures: Mapping[str, Any], targets: Sequence[Target]) -> None:
         """Print how the figures compare with the targets and write the JSON file, if one is wanted."""

@@ -1,10 +1,12 @@
 """Scrapes a node's exporter as Prometheus does, from the onlooker's process."""
 
+import contextlib
 import gzip
 import socket
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.rig.observer import Row
@@ -20,7 +22,19 @@ class Scrapes:
     page_bytes: int = 0
     page_lines: int = 0
 
-    def run(self, port: int, every_s: float, ending: threading.Event) -> None:
+    @contextlib.contextmanager
+    def every(self, seconds: float, port: int) -> Iterator[None]:
+        """Scrape so often while the context lasts."""
+        ending = threading.Event()
+        scraper = threading.Thread(target=self._run, args=(port, seconds, ending))
+        scraper.start()
+        try:
+            yield
+        finally:
+            ending.set()
+            scraper.join()
+
+    def _run(self, port: int, every_s: float, ending: threading.Event) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
         while not ending.wait(every_s):
             began_ns = time.time_ns()

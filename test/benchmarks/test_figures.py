@@ -1,3 +1,4 @@
+import argparse
 import json
 import math
 import time
@@ -6,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import failover
-from benchmarks.failover import Failover
+from benchmarks.failover import Failover, kill_targets
 from benchmarks.ramps import LEARNT_S, since_its_ramp
+from benchmarks.rig.arguments import add_some
 from benchmarks.rig.bench_adapter import POSES
 from benchmarks.rig.figures import distribution, share, slope, sparkline
 from benchmarks.rig.frames import frame_figures, match
@@ -104,9 +105,9 @@ def test_frames_that_were_not_answered_count_as_such():
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_kill_that_nobody_came_back_from_misses_the_target_whichever_it_was(backup, order):
     came_back = Failover(outage_ms=20.0)
-    assert all(target.met for target in failover._targets({backup: [came_back, came_back]}))
+    assert all(target.met for target in kill_targets({backup: [came_back, came_back]}))
 
-    (target,) = failover._targets({backup: [came_back, Failover()][::order]})
+    (target,) = kill_targets({backup: [came_back, Failover()][::order]})
 
     assert math.isnan(target.value)
     assert not target.met
@@ -151,3 +152,14 @@ def test_the_interval_of_a_difference_holds_its_mean_and_excludes_zero_where_pai
     assert found["excludes_zero"]
     same = paired_difference(second, second, groups)
     assert same == {"mean": 0.0, "low": 0.0, "high": 0.0, "excludes_zero": False}
+
+
+def test_an_option_of_names_takes_those_it_knows_once_each_and_has_a_default(capsys):
+    parser = argparse.ArgumentParser()
+    add_some(parser, "--parts", {"one": 1, "two": 2})
+    add_some(parser, "--arms", ("a", "b", "c"), ("a", "b"))
+    assert vars(parser.parse_args([])) == {"parts": ["one", "two"], "arms": ["a", "b"]}
+    assert parser.parse_args(["--parts", "two, one,two", "--arms", "c"]).parts == ["two", "one"]
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--parts", "one,three"])
+    assert "argument --parts: 'three' is none of one, two" in capsys.readouterr().err

@@ -9,30 +9,17 @@ from .conftest import ALONE, SMALL
 pytestmark = pytest.mark.ros
 
 AT_ONCE = 1  # another test runs beside
-TRAINING = """--steps 1 --seeds 1 --judged 1 --ways shipped,packages
-    --models detector --tiers fast --engines onnxruntime --rounds 2"""
 ARGUMENTS = {
-    "many_logs": ["--logs", "1", "--frames", "3", *SMALL, "--parallel", "1", "--tasks", "3"],
-    "startup": ["--times", "1", "--budget-from", "stamp", *SMALL, *ALONE],
-    "log_reading": ["--frames", "4", "--size", "64x48", "--turns", "1"],
-    "engines": ["--models", "planner", "--engines", "eager,openvino", "--rounds", "2"],
-    "parts": ["--models", "transformer", "--ways", "blocks", "--blocks", "4", "--seconds", "0"],
-    "guard": ["--times", "20"],
-    "ramps": ["--seeds", "1", "--drives", "1"],
-    "rollout": [
-        "--fleets",
-        "2",
-        "--rollouts",
-        "1",
-        "--same",
-        "1",
-        "--vehicles",
-        "300",
-        "--candidates",
-        "crashing,same",
-    ],
-    "shared": ["--turns", "1", "--seconds", "1", "--size", "64x48", "--rate", "5"],
-    "training": TRAINING.split(),
+    "startup": f"--times 1 --budget-from stamp {SMALL} {ALONE}",
+    "logs": f"--logs 1 --frames 30 {SMALL} --parallel 1 --turns 1 --seconds 1 --busy 0",
+    "engines": "--models planner --engines eager,openvino --rounds 2 "
+    "--stacks transformer --ways blocks --blocks 4 --seconds 0",
+    "guard": "--times 20",
+    "ramps": "--seeds 1 --drives 1",
+    "training": "--steps 1 --seeds 1 --judged 1 --ways shipped,packages "
+    "--models detector --tiers fast --engines onnxruntime --rounds 2",
+    "stages": "--seconds 1 --slice 1 --model-ms 0 --lower-ms 0 --budget-ms 900 --size 64x48 --image-rate 5",
+    "rollout": "--fleets 2 --rollouts 1 --same 1 --vehicles 300 --candidates crashing,same",
 }
 
 
@@ -46,8 +33,20 @@ def test_startup_has_its_phases_in_order(report):
     assert figures["first_seconds"]["stamp"]["late_ms"]["count"] == len(judged["late_ms"]) > 0
 
 
-def test_many_logs_has_a_cluster_and_what_it_costs(report):
-    figures = report("many_logs")
+def test_logs_counts_what_it_read_and_played(report):
+    figures = report("logs")
+    read, played = figures["reading"], figures["play"]
+    assert [len(readers) for readers in read.values()] == [3, 2, 2]
+    assert all(times["count"] == 29 for readers in read.values() for times in readers.values())
+    assert played.keys() == {"none, 0 busy processes a core", "zstd, 0 busy processes a core"}
+    assert {run["messages"] for run in played.values()} == {230}
+
+
+def test_logs_has_replays_of_which_one_is_twice_as_long_and_a_cluster_and_what_that_costs(report):
+    figures = report("logs")
+    assert [run["frames"] for run in figures["replay"]["runs"]] == [30, 30, 60]
+    assert all(0 < run["model_ms"]["p50"] < run["frame_ms"]["p50"] for run in figures["replay"]["runs"])
+    figures = figures["many"]
     assert figures["clusters"]["1"]["run_s"] > 0
     costs = {name.strip(): found["p50"] for name, found in figures["costs"].items()}
     parts = costs["of it its frames"], costs["of it the rest, which is fixed"]
@@ -58,23 +57,17 @@ def test_many_logs_has_a_cluster_and_what_it_costs(report):
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 def test_engines_has_every_engine_with_parity_and_what_auto_takes(report):
-    figures = report("engines")["planner"]
+    figures = report("engines")["engines"]["planner"]
     assert figures["auto"] in figures["p50_ms"]
     assert set(figures["p50_ms"]) == {"eager", "openvino", "plain openvino", "auto"}
     assert figures["relative_l2"]["openvino"] < 1e-3
 
 
-def test_parts_has_what_blocks_cost_and_do(report):
-    found = report("parts")["transformer"]["blocks"]
+def test_engines_has_what_blocks_cost_and_do(report):
+    found = report("engines")["blocks"]["transformer"]["blocks"]
     assert found["parts"].startswith("1 to 4 (4 alike): ")
     assert found["relative_l2"] < 1e-3
     assert min(found["compile_s"], found["cpu_s"], found["p50_ms"]) > 0
-
-
-def test_log_reading_counts_what_it_read_of_each_log(report):
-    read = report("log_reading")["ms_per_message"]
-    assert [len(readers) for readers in read.values()] == [3, 2, 2]
-    assert all(times["count"] == 3 for readers in read.values() for times in readers.values())
 
 
 def test_guard_and_ramps_have_figures(report):
@@ -91,8 +84,10 @@ def test_training_has_every_way_that_was_asked_for(report):
     assert packages["onnxruntime"]["p50_ms"] > 0
 
 
-def test_shared_has_memory_and_times_of_each_arm(report):
-    figures = report("shared")
+def test_stages_has_the_higher_one_with_and_without_the_other_and_memory_and_times_of_sharing(report):
+    arms, figures = (report("stages")[part] for part in ("priority", "shared"))
+    assert [bool(arm["other"]["frames"]) for arm in arms.values()] == [False, True, True]
+    assert all(0 < arm["higher"]["frames"] <= 30 for arm in arms.values())
     assert [arm["memory_mib"]["processes"] for arm in figures.values()] == [4, 2, 2, 1]
     assert all(stage["p50_ms"] > 0 for arm in figures.values() for stage in arm["stages"].values())
 

@@ -323,9 +323,7 @@ def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one
     vehicle.node.graph.acquaint(Trigger, f"{vehicle.node.name}/clear_emergency", Trigger.Request())
 
 
-def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(
-    vehicle,
-):
+def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(vehicle):
     (lane,) = vehicle.node.lanes()
     vehicle.node.process.kill()
     path = vehicle.node.graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]

@@ -1,5 +1,8 @@
-"""`torchperf report` as a user calls it: logs, a node that is listened to, and what cannot be used."""
+"""`torchperf report` and `torchperf top` as a user calls them: with logs, beside a node, and with unusable input."""
 
+import contextlib
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -8,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
@@ -16,6 +21,7 @@ import report_logs as logs
 from .perf_process import DOMAIN_ID
 
 RUNNER = CliRunner()
+ERROR = "KeyError: 0 (b_dict.py:36)"
 
 
 def report(*arguments):
@@ -84,3 +90,44 @@ def test_given_no_node_when_listened_to_then_the_status_is_2(tmp_path, monkeypat
     result = report("--live", "0.3", "--node", "/nobody", "-o", tmp_path / "page.html")
     assert result.exit_code == 2
     assert "node /nobody: nothing heard in 0.3 s" in result.output
+
+
+def top(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchperf_ros.cli", "top", *arguments],
+        env=os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.ros
+def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(tmp_path, request):
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    from diagnostic_msgs.msg import DiagnosticArray
+
+    stranger = request.getfixturevalue("stranger")
+    publisher = stranger.create_publisher(DiagnosticArray, "/diagnostics", 10)
+    stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR})
+    told = {"alert perception: model error": f"ERROR {ERROR}"}
+    own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told})
+    process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
+    while process.poll() is None:  # it reports as a node of this name does, faster
+        publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    output = process.stdout.read()
+    assert process.returncode == 0, output
+    assert "/perf ● NOMINAL active" in output
+    assert "perception ● NOMINAL tier full" in output
+    assert f"perception model error: {ERROR}" in output
+    assert f"last error {ERROR}" in output
+    assert "perception" in (tmp_path / "top.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.ros
+def test_given_no_node_when_looked_for_then_it_says_what_it_waits_for_and_the_status_is_1():
+    pytest.importorskip("rclpy", reason="rclpy is not installed")
+    process = top("--node", "robot9/perf", "--seconds", "0.5")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "waiting for /robot9/perf" in output
