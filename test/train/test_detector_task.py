@@ -177,7 +177,7 @@ def test_given_a_teacher_or_weights_to_prune_when_trained_then_it_starts_near_to
     task, batch = DetectorTask(), DetectorTask().batch(1, 0, 4)
     net = build_trained(lambda: DetectorNet(12), "fast", DETECTOR_WEIGHTS)
     alone = task.loss(net, batch, torch.device("cpu"))
-    task.teacher = net
+    task.learn_from(net)
     assert torch.allclose(task.loss(net, batch, torch.device("cpu")), alone + own_answers(net, batch), rtol=1e-3)
     pruned, result = weights_after(tmp_path, "pruned", steps=1, start=DETECTOR_WEIGHTS, prune=0.25)
     assert result.width == 9

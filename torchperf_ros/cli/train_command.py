@@ -61,7 +61,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     if adapter:
         shell.import_from_here()
     data = None if log is None or labels is None else (log, topic, labels)
-    named = shell.words(models or ("detector" if log else ""))
+    named = shell.words(models or ("detector" if log and not adapter else ""))
     options = TrainOptions(
         named, shell.words(tiers), steps, seed, device, together, judged, output, start=start, teacher=teacher,
         prune=prune, bf16=bf16, accumulate=accumulate, checkpointing=checkpointing, loaders=loaders, data=data,

@@ -8,7 +8,7 @@ import torch
 
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS, Detection, ImageFrame
 from torchperf_ros.models.driving_messages import MARKER_ARRAY, ODOMETRY, SeenObject, objects_message, pose_of
@@ -78,6 +78,9 @@ class CameraDrivingAdapter(CameraAdapter):
         self.inputs = {**self.inputs, "odom": ODOMETRY}
         self.output = MARKER_ARRAY
         self._tracks = ObjectTracks()
+
+    # Its boxes stand on the road, in axes in which the camera's score of an image means nothing.
+    score_messages = Adapter.score_messages
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The objects that two frames or more have seen, each with its velocity; raises `BadInput` without odometry."""

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,7 +21,15 @@ from torchperf_ros.model.device import choose_device
 from torchperf_ros.runs.machine_fingerprint import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
-from torchperf_ros.train.tier_training import Techniques, TierPlan, TierResult, TrainingFailed, train, trained_weights
+from torchperf_ros.train.tier_training import (
+    Techniques,
+    TierPlan,
+    TierResult,
+    TrainingFailed,
+    network_of,
+    train,
+    trained_weights,
+)
 from torchperf_ros.workers.process_setup import die_with_parent
 
 ADAPTERS: Final = {
@@ -65,26 +74,36 @@ class TrainOptions(Techniques):
         """Of each tier of each model.
 
         Raises:
-            ConfigError: there is no such model, tier or device, or a batch cannot be cut into so many parts.
+            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or the weights
+            to start from, or those of the teacher, cannot be used.
         """
         _of(self.models, ADAPTERS, "model")
+        if self.adapter and self.models:
+            raise ConfigError(f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}")
         found = str(choose_device(self.device))
         means = {field.name: getattr(self, field.name) for field in fields(Techniques)}
         plans = []
-        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in self.models or ADAPTERS]:
+        names = dict.fromkeys(self.models) or ADAPTERS
+        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in names]:
             task = task_of(adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
                 msg = f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
                 raise ConfigError(msg)
-            plans += [
-                TierPlan(
+            for tier in task.tiers:
+                if self.tiers and tier not in self.tiers:
+                    continue
+                plan = TierPlan(
                     task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
                     self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint",
                     **{**means, "adapter": adapter},
-                )
-                for tier in task.tiers if not self.tiers or tier in self.tiers
-            ]  # fmt: skip
+                )  # fmt: skip
+                try:  # now, before hours go into the tiers that come first
+                    if self.start is not None or self.teacher is not None:
+                        network_of(task, plan)
+                except ConfigError as error:
+                    raise ConfigError(f"{task.name}, tier {tier}: {error}") from error
+                plans.append(plan)
         return plans
 
 
@@ -112,8 +131,11 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 
     Raises:
         TrainingFailed: a process ended before it was done.
+        ConfigError: nothing can be written to the folder, or a log's labels cannot be used.
     """
     options.folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(options.folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
     cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
@@ -134,8 +156,8 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
                         msg = f"{tier}: its process ended with {process.exitcode}; the same command goes on"
                         raise TrainingFailed(msg) from None
                 continue
-            if isinstance(result, str):
-                raise TrainingFailed(result)
+            if isinstance(result, TorchperfError):
+                raise result
             if result is None:
                 advance(plans[number], step, loss)
             else:
@@ -150,6 +172,7 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """A tier's process; no daemon, for its loaders are processes, too, so it ends with the command by itself."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the command, which ends this process
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
