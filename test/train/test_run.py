@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.engines import model_transforms
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, LIDAR_WEIGHTS, PLANNER_WEIGHTS
 from torchperf_ros.train import tier_training
@@ -34,7 +35,7 @@ def pruned(tmp_path_factory):
 
 def test_given_a_training_when_done_then_weights_card_figures_and_page_are_there_and_the_adapter_runs_them(pruned):
     folder, _, output = pruned
-    assert "detector fast: 3 steps on cpu" in output
+    assert "detector fast: 3 steps in " in output
     assert {path.name for path in folder.iterdir()} >= {
         "detector.safetensors", "detector.md", "detector.json", "detector_examples.png", "training.html"
     }  # fmt: skip
@@ -67,13 +68,33 @@ def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judg
     folder, asked, _ = pruned
     before, first = load_file(folder / "detector.safetensors"), json.loads((folder / "detector.json").read_text())
     result = run(*asked, "--judged", "3")
-    assert "goes on from" in result.output
+    assert "goes on from step 3" in result.output
     figures = json.loads((folder / "detector.json").read_text())["tiers"]["fast"]
     assert (first["tiers"]["fast"]["judged"], figures["judged"]) == (1, 3)
     assert "Judged on 3 images" in (folder / "detector.md").read_text()
     assert [step for step, *_ in figures["curve"]] == [3]
     after = load_file(folder / "detector.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then_it_is_not_overwritten(pruned):
+    _, asked, _ = pruned
+    result = run(*asked, "--seed", "2", "--dry-run")
+    assert result.exit_code == 2
+    assert "detector-fast.checkpoint is of other options: --again replaces it" in " ".join(result.output.split())
+    assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
+
+
+@pytest.mark.parametrize(("flags", "precision"), [("fma avx2", "fp32"), ("fma avx512_bf16", "bf16")])
+def test_given_a_processor_with_bf16_instructions_or_without_when_trained_then_it_computes_in_what_is_quick(
+    tmp_path, monkeypatch, flags, precision
+):
+    monkeypatch.setattr(model_transforms, "_CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    asked = ("--dry-run", "-o", tmp_path / "out", "--models", "lidar", "--device", "cpu")
+    assert f"lidar fast: 2,000 steps in {precision} on cpu" in run(*asked).output
+    assert "2,000 steps in bf16 on cpu" in run(*asked, "--bf16").output
+    assert "2,000 steps in fp32 on cpu" in run(*asked, "--no-bf16").output
 
 
 @pytest.mark.parametrize(
