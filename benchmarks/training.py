@@ -39,7 +39,7 @@ from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.train.detector_task import DetectorTask
 from torchperf_ros.train.task import HELD_OUT
-from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train
+from torchperf_ros.train.tier_training import TierPlan, network_of, train, trained_weights
 
 _BASE, _DISTILLED, _NARROW, _PACKAGES = "shipped", "distilled", "narrow", "packages"
 _CPU: Final = torch.device("cpu")
@@ -222,13 +222,8 @@ def _train(plan: TierPlan, narrow: bool) -> dict[str, Any]:
     task = _Narrow() if narrow else DetectorTask()
     result = train(task, plan, lambda *_: None)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = read_checkpoint(plan)
-    assert found is not None
-    net = task.network(plan.tier)
-    if plan.prune:
-        net, _ = task.pruned(net, plan.prune)  # of the same shapes; the weights follow
-    prefix = "module."
-    net.load_state_dict({key.removeprefix(prefix): value for key, value in found["mean"].items() if prefix in key})
+    net, _ = network_of(task, plan)
+    net.load_state_dict(trained_weights(plan))
     return {
         "ms_per_step": 1e3 * result.seconds / plan.steps, "cpu_s": result.cpu_s, "peak_mib": peak_mib,
         "map": result.score["map"], "false_boxes": result.score["false_boxes"], "width": result.width,
@@ -244,13 +239,10 @@ class _Narrow(DetectorTask):
 
 
 def _p50_ms(net: torch.nn.Module) -> float:
-    image, times = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), []
+    image = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
     with torch.inference_mode():
-        for _ in range(60):
-            begun = time.perf_counter()
-            net(image)
-            times.append(1e3 * (time.perf_counter() - begun))
-    return float(np.median(times[10:]))
+        timings = time_interleaved({"net": lambda: net(image)}, _CPU, seconds=0.0, rounds=(50, 50), inner=1)
+    return timings["net"].median_ms
 
 
 if __name__ == "__main__":

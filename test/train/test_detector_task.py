@@ -21,7 +21,7 @@ from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
 from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
-from torchperf_ros.train.tier_training import TierPlan, train, trained_weights
+from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train, trained_weights
 from torchperf_ros.world.road_scene import RoadScene, SceneObject
 
 
@@ -141,9 +141,11 @@ def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_sam
 
     try:
         whole = train(DetectorTask(), plan("whole"), lambda tier, step, loss: None)
-        monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 3)
+        monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 4)
+        monkeypatch.setattr(tier_training, "_KEPT_EVERY_S", 0.0)
         with pytest.raises(Ended):
             train(DetectorTask(), plan("ended"), end)
+        assert read_checkpoint(plan("ended"))["step"] == 3, "kept by time, between two judgements"
         result = train(DetectorTask(), plan("ended"), lambda tier, step, loss: None)
     finally:
         torch.set_num_threads(threads)

@@ -42,7 +42,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     The detector learns from images of the drawn road, the planner from drives by
     the rules. Examples are drawn as they are needed, with their labels, from a
     seed: nothing is downloaded. Every tier is judged on examples of another seed. A
-    run that was ended goes on where it was. Two idle cores take half an hour.
+    run that was ended goes on where it was. Two idle cores with bf16
+    instructions take half an hour.
 
     With --log, --topic and --labels it learns from your own log instead: a line
     of JSON for each labelled image, with its stamp and its boxes, see

@@ -7,7 +7,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import (
     EGO_FIELDS,
     HISTORY_FRAMES,
@@ -21,7 +20,6 @@ from torchperf_ros.models.networks import (
     tier_width,
 )
 from torchperf_ros.train.imitated_drives import Examples, examples_of
-from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
 
 MISS_M: Final = 2.0
@@ -146,13 +144,6 @@ class PlannerTask(Task):
 def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
     """Constant speed and yaw rate."""
     return roll_out(ego, torch.zeros(len(ego), WAYPOINTS, EGO_FIELDS))
-
-
-def planner_task(log: LabelledLog | None) -> PlannerTask:
-    """The task; a `ConfigError` where there is a log, whose labels are boxes in images."""
-    if log is not None:
-        raise ConfigError("planner: it learns from drives, not from a labelled log; with one, train --models detector")
-    return PlannerTask()
 
 
 def _distances(outputs: Tensor, plans: Tensor) -> Tensor:

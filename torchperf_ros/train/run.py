@@ -77,8 +77,8 @@ class TrainOptions(Techniques):
         """Of each tier of each model.
 
         Raises:
-            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or the weights
-            to start from, or those of the teacher, cannot be used.
+            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or weights to
+                start from or to learn from cannot be used.
         """
         _of(self.models, ADAPTERS, "model")
         if self.adapter and self.models:

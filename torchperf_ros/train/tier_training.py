@@ -122,12 +122,9 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     device = torch.device(plan.device)
     net, width = network_of(task, plan)
     net = net.to(device)
-    for part in net.children() if plan.checkpointing else ():
-        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
-    average: Any = torch.optim.swa_utils.get_ema_multi_avg_fn  # untyped in torch
-    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average(_KEPT_WEIGHTS))
-    known = plan.start is not None and not plan.prune
-    rate = task.rate[plan.tier] * (_FINE_TUNED if known else 1.0)
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(_KEPT_WEIGHTS)  # type: ignore[no-untyped-call]
+    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
+    rate = task.rate[plan.tier] * (_FINE_TUNED if plan.start is not None and not plan.prune else 1.0)
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE)
     parts: dict[str, Any] = {"net": net, "mean": mean, "optimizer": optimizer, "schedule": schedule}
@@ -138,7 +135,11 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
             part.load_state_dict(found[name])
     began, cpu_began = time.monotonic() - result.seconds, time.process_time() - result.cpu_s
 
+    kept_s = time.monotonic()
+
     def keep() -> None:
+        nonlocal kept_s
+        kept_s = time.monotonic()
         result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
         states = {name: part.state_dict() for name, part in parts.items()}
         _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
@@ -150,7 +151,6 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         result.curve, result.judged = [*earlier, (step, running, next(iter(result.score.values())))], count
         keep()
 
-    kept_s = time.monotonic()
     batches = iter(DataLoader(
         _Batches(task, plan, step), batch_size=None, num_workers=plan.loaders, pin_memory=device.type == "cuda",
         multiprocessing_context="spawn" if plan.loaders else None,
@@ -170,10 +170,8 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
             report(plan.tier, step, running)
         if step % _JUDGED_EVERY == 0 and step < plan.steps:
             judge(_JUDGED_BRIEFLY)
-            kept_s = time.monotonic()
         elif time.monotonic() - kept_s >= _KEPT_EVERY_S:
             keep()
-            kept_s = time.monotonic()
     result.width = width
     if result.judged != plan.judged or result.curve[-1][0] < step:
         judge(plan.judged)
@@ -197,6 +195,8 @@ def network_of(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
     if plan.teacher is not None:
         best, _ = _trained(task, next(iter(task.tiers)), plan.teacher)
         task.learn_from(best.requires_grad_(requires_grad=False).eval().to(plan.device))
+    for part in net.children() if plan.checkpointing else ():
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     return net, width
 
 
