@@ -38,7 +38,7 @@ from torchperf_ros.model.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.train.detector_task import DetectorTask
 from torchperf_ros.train.task import HELD_OUT
-from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train
+from torchperf_ros.train.tier_training import TierPlan, network_of, train, trained_weights
 
 _BASE, _DISTILLED, _NARROW, _PACKAGES = "shipped", "distilled", "narrow", "packages"
 _CPU: Final = torch.device("cpu")
@@ -217,13 +217,8 @@ def _train(plan: TierPlan, narrow: bool) -> dict[str, Any]:
     task = _Narrow() if narrow else DetectorTask()
     result = train(task, plan, lambda *_: None)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = read_checkpoint(plan)
-    assert found is not None
-    net = task.network(plan.tier)
-    if plan.prune:
-        net, _ = task.pruned(net, plan.prune)  # of the same shapes; the weights follow
-    prefix = "module."
-    net.load_state_dict({key.removeprefix(prefix): value for key, value in found["mean"].items() if prefix in key})
+    net, _ = network_of(task, plan)
+    net.load_state_dict(trained_weights(plan))
     return {
         "ms_per_step": 1e3 * result.seconds / plan.steps, "cpu_s": result.cpu_s, "peak_mib": peak_mib,
         "map": result.score["map"], "false_boxes": result.score["false_boxes"], "width": result.width,

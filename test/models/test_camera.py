@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config import message_types
-from torchperf_ros.config.message_types import decode, encode, header, stamp_ns_of
+from torchperf_ros.config.message_types import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models import networks
@@ -122,6 +122,24 @@ def test_given_boxes_when_scored_then_it_is_their_f1_by_hand_and_that_of_their_m
         messages = [adapter.postprocess(each, seen) for each in outputs]
         messages = [decode(bytes(encode(each, adapter.output)), adapter.output) for each in messages]
         assert adapter.score_messages(*messages) == pytest.approx(score)
+
+
+def test_given_messages_with_odd_boxes_when_scored_then_those_that_mean_nothing_agree_with_none(vision_msgs):
+    seen = received(image(np.zeros((480, 640, 3), np.uint8)))
+    adapter = CameraAdapter({"output": "detection2d"}, CPU)
+    one, other = (adapter.postprocess(cells(CAR, TRUCK), seen) for _ in range(2))
+    assert adapter.score_messages(empty_message(adapter.output), empty_message(adapter.output)) == 1.0
+    one.detections[1].results = []
+    assert adapter.score_messages(one, other) == 0.5
+    one.detections[1].results = [other.detections[1].results[0]]
+    one.detections[1].results[0].hypothesis.class_id = "bus"  # in both, which share it
+    assert adapter.score_messages(one, other) == 1.0
+    adapter = CameraAdapter({}, CPU)
+    wanted = adapter.postprocess(cells(CAR, TRUCK), seen)
+    for z in (0.0, -3.0, math.nan):
+        found = adapter.postprocess(cells(CAR, TRUCK), seen)
+        found.markers[1].pose.position.z = z
+        assert adapter.score_messages(found, wanted) == adapter.score_messages(wanted, found) == 0.5
 
 
 def test_given_no_boxes_on_both_sides_when_scored_then_they_agree():

@@ -8,11 +8,10 @@ import torch
 
 from torchperf_ros.config.message_types import decode, encode
 from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Received
-from torchperf_ros.models.camera_driving import CameraDrivingAdapter
+from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.models.camera_driving import CameraDrivingAdapter, ObjectTracks, Sighting
 from torchperf_ros.models.driving_messages import ODOMETRY, objects_of, odometry_message
 from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, GRID_CELLS
-from torchperf_ros.models.object_tracks import ObjectTracks, Sighting
 from torchperf_ros.world.road_scene import CAMERA_HEIGHT_M, EXTENTS, HORIZON, HORIZONTAL_FOV_DEG, RoadScene, SceneObject
 
 CPU = torch.device("cpu")
@@ -108,3 +107,11 @@ def test_given_sightings_when_one_is_lost_for_half_a_second_or_time_goes_back_th
     assert again.sightings == 1
     two = tracks.update([*sight(31.1), *sight(60.0)], 2.1, (0.0, 0.0))
     assert [track.sightings for track in two] == [2, 1]
+
+
+def test_given_boxes_on_the_road_when_two_versions_are_compared_then_the_score_of_an_image_is_not_taken_of_them():
+    adapter = CameraDrivingAdapter(VIEW, CPU)
+    for seconds in (1.0, 1.05):
+        found = adapter.postprocess(boxes(SceneObject(20.0, 0.0, (9, 9, 9))), messages(seconds))
+    assert adapter.score_messages(found, found) is None
+    assert adapter.score_messages.__func__ is Adapter.score_messages, "a worker asks this way whether there is one"

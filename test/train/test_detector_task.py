@@ -21,7 +21,7 @@ from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
 from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
-from torchperf_ros.train.tier_training import TierPlan, train, trained_weights
+from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train, trained_weights
 from torchperf_ros.world.road_scene import RoadScene, SceneObject
 
 
@@ -141,9 +141,11 @@ def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_sam
 
     try:
         whole = train(DetectorTask(), plan("whole"), lambda tier, step, loss: None)
-        monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 3)
+        monkeypatch.setattr(tier_training, "_REPORTED_EVERY", 4)
+        monkeypatch.setattr(tier_training, "_KEPT_EVERY_S", 0.0)
         with pytest.raises(Ended):
             train(DetectorTask(), plan("ended"), end)
+        assert read_checkpoint(plan("ended"))["step"] == 3, "kept by time, between two judgements"
         result = train(DetectorTask(), plan("ended"), lambda tier, step, loss: None)
     finally:
         torch.set_num_threads(threads)
@@ -177,7 +179,7 @@ def test_given_a_teacher_or_weights_to_prune_when_trained_then_it_starts_near_to
     task, batch = DetectorTask(), DetectorTask().batch(1, 0, 4)
     net = build_trained(lambda: DetectorNet(12), "fast", DETECTOR_WEIGHTS)
     alone = task.loss(net, batch, torch.device("cpu"))
-    task.teacher = net
+    task.learn_from(net)
     assert torch.allclose(task.loss(net, batch, torch.device("cpu")), alone + own_answers(net, batch), rtol=1e-3)
     pruned, result = weights_after(tmp_path, "pruned", steps=1, start=DETECTOR_WEIGHTS, prune=0.25)
     assert result.width == 9

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.pillars import AHEAD_M, BESIDE_M, CELL_M, PILLAR_WIDTHS, Box, spare, strongest
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, draw_cloud
@@ -145,8 +144,3 @@ def test_given_bfloat16_when_the_loss_is_taken_then_it_is_nearly_the_same():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         coarse = TASK.loss(network, batch, CPU).item()
     assert coarse == pytest.approx(TASK.loss(network, batch, CPU).item(), rel=0.02)
-
-
-def test_given_a_share_to_prune_when_asked_for_then_it_is_refused():
-    with pytest.raises(ConfigError, match="the lidar's networks are not pruned"):
-        TASK.pruned(None, 0.5)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from torchperf_ros.config.message_types import decode, encode
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.detection_messages import MARKER_ARRAY, ImageFrame, MarkerArrays
 from torchperf_ros.models.driving_messages import ODOMETRY, odometry_message
@@ -16,7 +15,7 @@ from torchperf_ros.models.networks import HISTORY_FRAMES, NEAREST, OBJECT_FIELDS
 from torchperf_ros.models.planner import PlannerAdapter
 from torchperf_ros.train import planner_task as tested
 from torchperf_ros.train.imitated_drives import Examples, _Camera, drive, examples_of, relative
-from torchperf_ros.train.planner_task import PlannerTask, planner_task
+from torchperf_ros.train.planner_task import PlannerTask
 from torchperf_ros.world.road_scene import HEIGHT, WIDTH
 from torchperf_ros.world.scenarios import draw_scenario
 from torchperf_ros.world.world import World
@@ -160,8 +159,3 @@ def test_given_plans_when_judged_then_the_figures_are_what_they_are_by_hand(monk
     assert score == pytest.approx(
         {"fde": 1.5, "ade": 1.5 / WAYPOINTS, "miss": 0.5, "fde_1": math.sqrt(2.0), "fde_2": 0.0}
     )
-
-
-def test_given_a_labelled_log_when_the_planner_is_to_learn_from_it_then_the_error_says_that_it_cannot():
-    with pytest.raises(ConfigError, match="it learns from drives"):
-        planner_task(object())

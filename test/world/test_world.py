@@ -11,7 +11,7 @@ from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
 from torchperf_ros.models.driving_rules import Lane, plan_along
-from torchperf_ros.world.road_scene import IMAGE_TYPE
+from torchperf_ros.world.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 from torchperf_ros.world.scenarios import SCENARIOS, Scenario, describe, draw_scenario
 from torchperf_ros.world.sensors import BEAMS, Sensors, scan
 from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap
@@ -219,3 +219,16 @@ def test_given_a_scenario_when_nobody_brakes_then_there_is_a_collision(name):
 def test_given_an_unknown_scenario_when_drawn_then_the_error_lists_those_that_there_are():
     with pytest.raises(ConfigError, match="scenario 'moon' is not there; it has to be one of: ccrs, ccrm"):
         draw_scenario("moon", 1)
+
+
+def test_given_a_scene_when_time_passes_then_it_moves_below_the_horizon_and_its_pixels_survive_the_wire():
+    width, height = WIDTH // 2, HEIGHT // 2
+    scene = RoadScene(width, height)
+    before, after = scene.draw(0.0), scene.draw(0.2)
+    assert np.array_equal(before[:100], after[:100])
+    assert (before[160:] != after[160:]).mean() > 0.01
+    image = decode(scene.pixels_cdr(after), IMAGE_TYPE)
+    assert (image.height, image.width, image.step, image.encoding) == (height, width, width * 3, "rgb8")
+    assert np.array_equal(image.data.reshape(height, width, 3), after)
+    for at_s in np.linspace(0, 120, 50):  # wherever the cars are
+        assert scene.draw(float(at_s)).shape == (height, width, 3)

@@ -27,7 +27,9 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
-    bf16: Annotated[bool, Option(help="Compute in bfloat16 where that is as good.")] = True,
+    bf16: Annotated[
+        bool | None, Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it.")
+    ] = None,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
     checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
     loaders: Annotated[int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")] = 0,
@@ -40,7 +42,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     The detector learns from images of the drawn road, the planner from drives by
     the rules. Examples are drawn as they are needed, with their labels, from a
     seed: nothing is downloaded. Every tier is judged on examples of another seed. A
-    run that was ended goes on where it was. Two idle cores take half an hour.
+    run that was ended goes on where it was. Two idle cores with bf16
+    instructions take half an hour.
 
     With --log, --topic and --labels it learns from your own log instead: a line
     of JSON for each labelled image, with its stamp and its boxes, see
@@ -57,11 +60,11 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         shell.fail("--from is missing: --prune takes channels of trained weights away")
     with shell.console(stderr=True).status("importing torch"):
         from torchperf_ros.train.run import TrainOptions, train_all, write
-        from torchperf_ros.train.tier_training import TrainingFailed
+        from torchperf_ros.train.tier_training import TrainingFailed, read_checkpoint
     if adapter:
         shell.import_from_here()
     data = None if log is None or labels is None else (log, topic, labels)
-    named = shell.words(models or ("detector" if log else ""))
+    named = shell.words(models or ("detector" if log and not adapter else ""))
     options = TrainOptions(
         named, shell.words(tiers), steps, seed, device, together, judged, output, start=start, teacher=teacher,
         prune=prune, bf16=bf16, accumulate=accumulate, checkpointing=checkpointing, loaders=loaders, data=data,
@@ -69,8 +72,13 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     )  # fmt: skip
     shown, plans = shell.console(), options.plans()
     for plan in plans:
-        begun = f", goes on from {plan.checkpoint}" if plan.checkpoint.exists() and not again else ""
-        shell.say(shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps on {plan.device}{begun}")
+        begun = ""
+        if plan.checkpoint.exists() and not again:
+            if (found := read_checkpoint(plan)) is None:
+                shell.fail(f"{plan.checkpoint} is of other options: --again replaces it, -o names another folder")
+            begun = f", goes on from step {found['step']:,}"
+        precision = "bf16" if plan.bf16 else "fp32"
+        shell.say(shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps in {precision} on {plan.device}{begun}")
     if dry_run:
         return
     for plan in plans if again else ():

@@ -164,6 +164,11 @@ def _why_not_precision(model: nn.Module, precision: str, device: torch.device) -
         return f"the model is {precision} already" if precision in _HALF else ""
     if not _float_types(model):
         return "no floating-point weights"
+    return why_slow(precision, device)
+
+
+def why_slow(precision: str, device: torch.device) -> str:
+    """Why bf16 or fp16 would run, but slowly: the device has no instructions for it; "" where it has."""
     if device.type == "cuda":
         slow = precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False)
         return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""

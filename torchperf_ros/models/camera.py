@@ -109,7 +109,7 @@ class CameraAdapter(Adapter):
         classes = [cells[:, networks.BOX_FIELDS :].argmax(axis=1) for cells in (found, wanted)]
         return _agreement((networks.corners(found), classes[0]), (networks.corners(wanted), classes[1]))
 
-    def score_messages(self, output: Any, reference: Any) -> float:  # noqa: ANN401
+    def score_messages(self, output: Any, reference: Any) -> float | None:  # noqa: ANN401
         """The same of two messages; of markers it is their outlines across the camera's view that have to overlap."""
         return _agreement(detection_messages.boxes(output), detection_messages.boxes(reference))
 

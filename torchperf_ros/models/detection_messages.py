@@ -169,21 +169,23 @@ def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> ob
 
 
 def boxes(message: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401 - one of the two types
-    """Left, top, right, bottom [n, 4] and class [n] of what is in a message of one of the types above.
+    """Left, top, right, bottom [n, 4] and class [n], by name, of what is in a message of one of the types above.
 
-    Markers have no box in the image; theirs is across the camera's view, divided by the distance of the centre.
+    A box without a result has the class "". Markers have no box in the image; theirs is across the camera's view,
+    divided by the distance of the centre. One that is not before the camera, or not finite, is empty: it overlaps none.
     """
-    found = []
+    names, values = list[str](), list[tuple[float, ...]]()
     if hasattr(message, "detections"):
         for one in message.detections:
-            box, kind = one.bbox, one.results[0].hypothesis.class_id
-            found.append((kind, box.center.position.x, box.center.position.y, box.size_x, box.size_y))
+            names.append(one.results[0].hypothesis.class_id if one.results else "")
+            values.append((one.bbox.center.position.x, one.bbox.center.position.y, one.bbox.size_x, one.bbox.size_y))
     else:
         for one in message.markers:
-            if one.ns in KINDS:
-                place, size = one.pose.position, one.scale
-                found.append((one.ns, *(value / place.z for value in (place.x, place.y, size.x, size.y))))
-    values = np.array([each[1:] for each in found]).reshape(-1, 4)
-    centre, half = values[:, :2], values[:, 2:] / 2
-    classes = np.array([CLASSES.index(each[0]) for each in found], int)
-    return np.concatenate((centre - half, centre + half), axis=1), classes
+            if (one.type, one.action) == (one.CUBE, one.ADD):
+                at, size = one.pose.position, one.scale
+                names.append(one.ns)
+                values.append(tuple(side / at.z if at.z > 0 else math.nan for side in (at.x, at.y, size.x, size.y)))
+    found = np.array(values, np.float64).reshape(-1, 4)
+    found[~np.isfinite(found).all(axis=1)] = 0.0
+    centre, half = found[:, :2], found[:, 2:] / 2
+    return np.concatenate((centre - half, centre + half), axis=1), np.array(names, np.str_)

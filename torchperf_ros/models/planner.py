@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchperf_ros.config.message_types import stamp_ns_of
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.frame.stop_output import PATH, TimedPath
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.history_buffer import HistoryBuffer
@@ -168,9 +168,11 @@ class PlannerAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`PlannerTask`; a `ConfigError` where there is a log."""
-        from torchperf_ros.train.planner_task import planner_task
+        from torchperf_ros.train.planner_task import PlannerTask
 
-        return planner_task(log)
+        if log is not None:
+            raise ConfigError("planner: it learns from drives, not from a log; with one, train --models detector")
+        return PlannerTask()
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.

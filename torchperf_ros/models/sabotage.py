@@ -155,7 +155,10 @@ class SabotagedAdapter(Adapter):
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
-        for name in ("observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime", "score"):
+        for name in (
+            "observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime", "scene", "score",
+            "score_messages", "example_messages",
+        ):  # fmt: skip
             setattr(self, name, getattr(self._inner, name))
 
     def build(self, tier: str) -> nn.Module:

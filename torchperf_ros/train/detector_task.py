@@ -38,6 +38,7 @@ _BOX_WEIGHT: Final = 2.0
 _PRIOR: Final = 0.01  # of a cell to hold a box: what an untrained head says
 _IMAGES_JUDGED_AT_ONCE: Final = 25
 _EXAMPLES, _EXAMPLES_OF = 8, 32
+_BEYOND: Final = 1e-3  # channels: torch-pruning cuts what is left of a layer down to whole ones
 _TAUGHT_FROM: Final = 0.1  # score of the teacher's cells whose boxes and classes are imitated
 _DRAWN: Final = """\
 Finds objects ({classes}) in images of the drawn road (`torchperf_ros/world/road_scene.py`), {width}x{height}.
@@ -75,15 +76,15 @@ class DetectorTask(Task):
     rate: Mapping[str, float] = {tier: min(3e-3, 0.07 / width) for tier, width in DETECTOR_WIDTHS.items()}
     judged = 500
     gradient = 5.0
-    teacher: Any = None
 
     def __init__(self, log: LabelledLog | None = None) -> None:
         """Learn from a log's labelled images, or from drawn ones where there is none."""
         self._log, self._sources = log, dict[int | str, Labelled]()
+        self._teacher: Any = None
 
-    def network(self, tier: str) -> DetectorNet:
+    def network(self, tier: str, width: int | None = None) -> DetectorNet:
         """A network that finds nothing yet (Lin et al., "Focal Loss for Dense Object Detection", 2017)."""
-        net = build_seeded(lambda: DetectorNet(tier_width(tier, DETECTOR_WIDTHS)))
+        net = build_seeded(lambda: DetectorNet(width or tier_width(tier, DETECTOR_WIDTHS)))
         with torch.no_grad():
             net.head[-1].get_parameter("bias")[0] = -math.log((1 - _PRIOR) / _PRIOR)
         return net.requires_grad_(requires_grad=True).train()
@@ -94,16 +95,21 @@ class DetectorTask(Task):
             raise ConfigError("torch-pruning is not installed: pip install 'torchperf-ros[train]'")
         import torch_pruning
 
+        before = network.fine[0].out_channels
+        width = max(1, round(before * (1.0 - share)))
         example = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
         pruner = torch_pruning.pruner.MagnitudePruner(
             _Cells(network), example, importance=torch_pruning.importance.GroupMagnitudeImportance(),
-            pruning_ratio=share, ignored_layers=[network.head[-1]],
+            pruning_ratio=1.0 - (width + _BEYOND) / before, ignored_layers=[network.head[-1]],
         )  # fmt: skip
         pruner.step()
-        width = network.fine[0].out_channels
         found = DetectorNet(width)
         found.load_state_dict(network.state_dict())
         return found.requires_grad_(requires_grad=True).train(), width
+
+    def learn_from(self, teacher: Any) -> None:  # noqa: ANN401 - as `Task` has it
+        """Have cells be like the teacher's, too."""
+        self._teacher = teacher
 
     def batch(self, seed: int | str, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images and labels, see `Labelled.batch`."""
@@ -116,10 +122,10 @@ class DetectorTask(Task):
         images, labels = batch[0].to(device), batch[1]
         cells = network.cells(images)
         total = loss(cells, labels)
-        if self.teacher is None:
+        if self._teacher is None:
             return total
         with torch.no_grad():
-            taught = self.teacher.cells(images)
+            taught = self._teacher.cells(images)
         return total + _beside(cells.float(), taught.float())
 
     def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:

@@ -7,10 +7,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import CLASSES, build_seeded, tier_width
 from torchperf_ros.models.pillars import (
     BESIDE_M,
@@ -25,6 +24,7 @@ from torchperf_ros.models.pillars import (
 )
 from torchperf_ros.train.detection_score import area_under_precision
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, LabelledCloud, draw_cloud
+from torchperf_ros.train.task import Task
 
 _SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box; in cells
 _WEIGHTS: Final = {"offset": 1.0, "size": 1.0, "yaw": 1.0, "kind": 0.5}
@@ -63,19 +63,8 @@ class Batch(NamedTuple):
     kinds: Tensor
 
 
-class LidarTask:
-    """Trains `PillarNet` on drawn clouds, and judges it on others.
-
-    Attributes:
-        name: of the task.
-        tiers: widths by tier.
-        steps, rate: how often and with which peak learning rate each tier learns.
-        batch_size: clouds of a step.
-        judged: clouds that a final score is of.
-        gradient: the longest that is applied as it is.
-        teacher: none, ever.
-        higher_is_better: of the average precision.
-    """
+class LidarTask(Task):
+    """Trains `PillarNet` on drawn clouds, and judges it on others, see `Task`."""
 
     name = "lidar"
     tiers: Mapping[str, int] = PILLAR_WIDTHS
@@ -84,22 +73,13 @@ class LidarTask:
     rate: Mapping[str, float] = {"full": 5e-3, "medium": 8e-3, "fast": 1.2e-2}
     judged = 200
     gradient = 10.0
-    teacher: Any = None
-    higher_is_better = True
 
-    def network(self, tier: str) -> PillarNet:
+    def network(self, tier: str, width: int | None = None) -> PillarNet:
         """An untrained network: each residual block begins as its shortcut, and nowhere is a box."""
-        width = tier_width(tier, PILLAR_WIDTHS)
-        network = build_seeded(lambda: PillarNet(width))
+        network = build_seeded(lambda: PillarNet(width or tier_width(tier, PILLAR_WIDTHS)))
         for name, parameter in network.named_parameters():
             parameter.mul_(_BEGIN.get(".".join(name.split(".")[-2:]), 1.0))
         return network.requires_grad_(requires_grad=True).train()
-
-    def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
-        """Nothing is: raises `ConfigError`."""
-        raise ConfigError(
-            f"the lidar's networks are not pruned (a share of {share:g} was asked for); train a lower tier"
-        )
 
     def batch(self, seed: int | str, number: int, count: int) -> Batch:
         """The batch of this number."""

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.networks import (
     EGO_FIELDS,
     HISTORY_FRAMES,
@@ -21,8 +20,7 @@ from torchperf_ros.models.networks import (
     tier_width,
 )
 from torchperf_ros.train.imitated_drives import Examples, examples_of
-from torchperf_ros.train.labelled_log import LabelledLog
-from torchperf_ros.train.task import HELD_OUT
+from torchperf_ros.train.task import HELD_OUT, Task
 
 MISS_M: Final = 2.0
 """From the plan's last pose to where it should be: farther is a miss, as in Argoverse and nuScenes."""
@@ -52,7 +50,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """History [n, 10, 50], mask [n, 10] and ego [n, 2] as `PlannerNet.forward` takes them, and plans [n, 30, 4]."""
 
 
-class PlannerTask:
+class PlannerTask(Task):
     """Trains `PlannerNet`, see `Task`."""
 
     name = "planner"
@@ -62,16 +60,15 @@ class PlannerTask:
     rate: Mapping[str, float] = {tier: 0.3 / width for tier, width in PLANNER_WIDTHS.items()}
     judged = 2000
     gradient = 5.0
-    teacher: Any = None
     higher_is_better = False
 
     def __init__(self) -> None:
         """Know no drive yet."""
         self._drives: dict[tuple[int | str, int], Examples] = {}
 
-    def network(self, tier: str) -> PlannerNet:
+    def network(self, tier: str, width: int | None = None) -> PlannerNet:
         """A network that goes on at nearly constant speed and yaw rate."""
-        net = build_seeded(lambda: PlannerNet(tier_width(tier, PLANNER_WIDTHS)))
+        net = build_seeded(lambda: PlannerNet(width or tier_width(tier, PLANNER_WIDTHS)))
         with torch.no_grad():
             net.head.weight.mul_(_UNTRAINED_HEAD)
         return net.requires_grad_(requires_grad=True).train()
@@ -115,10 +112,6 @@ class PlannerTask:
         total: Tensor = last + _EARLY_EXIT_WEIGHT * sum(early)
         return total
 
-    def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
-        """Nothing is: raises `ConfigError`."""
-        raise ConfigError(f"the planner's networks are not pruned (a share of {share:g} was asked for)")
-
     def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
         """Distances in m to where the rules would be, see the card; those of early exits where `call` has `steps`."""
         found = []
@@ -151,13 +144,6 @@ class PlannerTask:
 def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
     """Constant speed and yaw rate."""
     return roll_out(ego, torch.zeros(len(ego), WAYPOINTS, EGO_FIELDS))
-
-
-def planner_task(log: LabelledLog | None) -> PlannerTask:
-    """The task; a `ConfigError` where there is a log, whose labels are boxes in images."""
-    if log is not None:
-        raise ConfigError("planner: it learns from drives, not from a labelled log; with one, train --models detector")
-    return PlannerTask()
 
 
 def _distances(outputs: Tensor, plans: Tensor) -> Tensor:

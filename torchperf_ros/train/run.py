@@ -5,8 +5,9 @@ import json
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +15,22 @@ import torch
 from safetensors.torch import save_file
 
 from torchperf_ros import __version__
+from torchperf_ros.engines.model_transforms import why_slow
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.model.device import choose_device
 from torchperf_ros.runs.machine_fingerprint import machine_now
 from torchperf_ros.train.labelled_log import LabelledLog
 from torchperf_ros.train.task import HELD_OUT, Task
-from torchperf_ros.train.tier_training import Techniques, TierPlan, TierResult, TrainingFailed, train, trained_weights
+from torchperf_ros.train.tier_training import (
+    Techniques,
+    TierPlan,
+    TierResult,
+    TrainingFailed,
+    network_of,
+    train,
+    trained_weights,
+)
 from torchperf_ros.workers.process_setup import die_with_parent
 
 ADAPTERS: Final = {
@@ -50,6 +60,7 @@ class TrainOptions(Techniques):
         together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
+        bf16: None: where the device has instructions for it, see `Techniques`.
     """
 
     models: Sequence[str]
@@ -60,31 +71,44 @@ class TrainOptions(Techniques):
     together: int | None
     judged: int | None
     folder: Path
+    bf16: bool | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # plans have one or the other
 
     def plans(self) -> list[TierPlan]:
         """Of each tier of each model.
 
         Raises:
-            ConfigError: there is no such model, tier or device, or a batch cannot be cut into so many parts.
+            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or weights to
+                start from or to learn from cannot be used.
         """
         _of(self.models, ADAPTERS, "model")
-        found = str(choose_device(self.device))
-        means = {field.name: getattr(self, field.name) for field in fields(Techniques)}
+        if self.adapter and self.models:
+            raise ConfigError(f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}")
+        found = choose_device(self.device)
+        means = {one.name: getattr(self, one.name) for one in fields(Techniques)}
+        if self.bf16 is None:
+            means["bf16"] = not why_slow("bf16", found)
         plans = []
-        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in self.models or ADAPTERS]:
+        names = dict.fromkeys(self.models) or ADAPTERS
+        for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in names]:
             task = task_of(adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
                 msg = f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
                 raise ConfigError(msg)
-            plans += [
-                TierPlan(
-                    task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, found,
+            for tier in task.tiers:
+                if self.tiers and tier not in self.tiers:
+                    continue
+                plan = TierPlan(
+                    task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, str(found),
                     self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint",
                     **{**means, "adapter": adapter},
-                )
-                for tier in task.tiers if not self.tiers or tier in self.tiers
-            ]  # fmt: skip
+                )  # fmt: skip
+                try:  # now, before hours go into the tiers that come first
+                    if self.start is not None or self.teacher is not None:
+                        network_of(task, plan)
+                except ConfigError as error:
+                    raise ConfigError(f"{task.name}, tier {tier}: {error}") from error
+                plans.append(plan)
         return plans
 
 
@@ -112,8 +136,11 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 
     Raises:
         TrainingFailed: a process ended before it was done.
+        ConfigError: nothing can be written to the folder, or a log's labels cannot be used.
     """
     options.folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(options.folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
     cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
     context = multiprocessing.get_context("spawn")
     reports: Any = context.Queue()
@@ -134,8 +161,8 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
                         msg = f"{tier}: its process ended with {process.exitcode}; the same command goes on"
                         raise TrainingFailed(msg) from None
                 continue
-            if isinstance(result, str):
-                raise TrainingFailed(result)
+            if isinstance(result, TorchperfError):
+                raise result
             if result is None:
                 advance(plans[number], step, loss)
             else:
@@ -150,6 +177,7 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
     """A tier's process; no daemon, for its loaders are processes, too, so it ends with the command by itself."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the command, which ends this process
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))

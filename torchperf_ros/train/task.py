@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from torchperf_ros.frame.errors import ConfigError
+
 HELD_OUT = "held out"
 """Seed of the examples by which a tier is judged; those of training have numbers."""
 
@@ -24,7 +26,6 @@ class Task(Protocol):
         rate: highest learning rate of each tier.
         judged: examples that a final score is of, by default.
         gradient: the longest gradient that is applied as it is; longer ones are shortened to it.
-        teacher: a better network whose answers are learned from beside the labels (distillation), None for none.
         higher_is_better: whether that is so for the first figure of `judge`; not for a distance.
     """
 
@@ -35,18 +36,29 @@ class Task(Protocol):
     rate: Mapping[str, float]
     judged: int
     gradient: float
-    teacher: nn.Module | None
     higher_is_better: bool = True
 
-    def network(self, tier: str) -> nn.Module:
-        """An untrained network of a tier, on the CPU, in training mode."""
+    def network(self, tier: str, width: int | None = None) -> nn.Module:
+        """An untrained network of a tier, on the CPU, in training mode.
+
+        `width`: of its layers; only weights that `pruned` has made narrower ask for another one than the tier's.
+        """
 
     def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
         """The network without that share of its channels, those of the smallest weights; and its width.
 
         Raises:
-            ConfigError: networks of this task cannot be pruned.
+            ConfigError: networks of this task cannot be pruned; so by default.
         """
+        raise ConfigError(f"its networks cannot be pruned (a share of {share:g} was asked for)")
+
+    def learn_from(self, teacher: Any) -> None:  # noqa: ANN401
+        """Learn from the answers of a better network beside the labels (distillation); it is in eval mode.
+
+        Raises:
+            ConfigError: this task learns from no teacher; so by default.
+        """
+        raise ConfigError("it learns from no teacher")
 
     def batch(self, seed: int | str, number: int, count: int) -> Any:  # noqa: ANN401 - the task's own
         """So many examples, the same ones for the same seed and number, on the CPU."""
@@ -62,6 +74,7 @@ class Task(Protocol):
 
     def write_examples(self, weights: Path) -> None:
         """Write beside the weights what the adapter wants for its `score_inputs`. Default: nothing."""
+        return
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""

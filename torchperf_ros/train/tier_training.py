@@ -16,12 +16,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.models.networks import load_weights
+from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.models.networks import load_weights, width_in
 from torchperf_ros.train.task import HELD_OUT, Task
 
 _JUDGED_EVERY, _JUDGED_BRIEFLY = 250, 60  # steps; examples
 _REPORTED_EVERY: Final = 10
+_KEPT_EVERY_S: Final = 30.0  # what an ended run loses at most, unless a step takes longer
 _WEIGHT_DECAY: Final = 1e-4
 _WARM_SHARE: Final = 0.1
 _FINE_TUNED: Final = 0.2  # of the usual rate, which would undo what trained weights know; pruned ones learn anew
@@ -94,7 +95,7 @@ class TierResult:
     Attributes:
         width: of the network's layers, which pruning makes smaller.
         seconds, cpu_s: of training, over all runs of it; what other programs took of the machine is in the first only.
-        score: see `Task.judge`.
+        score: see `Task.judge`; `judged`: examples that it is of.
         curve: step, loss (a running mean) and the score's first figure on a few held-out examples.
     """
 
@@ -102,6 +103,7 @@ class TierResult:
     cpu_s: float = 0.0
     width: int = 0
     score: dict[str, float] = field(default_factory=dict)
+    judged: int = 0
     curve: list[tuple[int, float, float]] = field(default_factory=list)
 
 
@@ -118,12 +120,11 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     """
     torch.set_num_threads(1)
     device = torch.device(plan.device)
-    net, width = _network(task, plan)
+    net, width = network_of(task, plan)
     net = net.to(device)
-    average: Any = torch.optim.swa_utils.get_ema_multi_avg_fn  # untyped in torch
-    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average(_KEPT_WEIGHTS))
-    known = plan.start is not None and not plan.prune
-    rate = task.rate[plan.tier] * (_FINE_TUNED if known else 1.0)
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(_KEPT_WEIGHTS)  # type: ignore[no-untyped-call]
+    mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
+    rate = task.rate[plan.tier] * (_FINE_TUNED if plan.start is not None and not plan.prune else 1.0)
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE)
     parts: dict[str, Any] = {"net": net, "mean": mean, "optimizer": optimizer, "schedule": schedule}
@@ -133,6 +134,23 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         for name, part in parts.items():
             part.load_state_dict(found[name])
     began, cpu_began = time.monotonic() - result.seconds, time.process_time() - result.cpu_s
+
+    kept_s = time.monotonic()
+
+    def keep() -> None:
+        nonlocal kept_s
+        kept_s = time.monotonic()
+        result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
+        states = {name: part.state_dict() for name, part in parts.items()}
+        _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
+
+    def judge(count: int) -> None:
+        with torch.inference_mode():
+            result.score = task.judge(mean.module, HELD_OUT, count, device)
+        earlier = [point for point in result.curve if point[0] < step]
+        result.curve, result.judged = [*earlier, (step, running, next(iter(result.score.values())))], count
+        keep()
+
     batches = iter(DataLoader(
         _Batches(task, plan, step), batch_size=None, num_workers=plan.loaders, pin_memory=device.type == "cuda",
         multiprocessing_context="spawn" if plan.loaders else None,
@@ -150,32 +168,44 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         running = loss if step == 1 else 0.98 * running + 0.02 * loss
         if step % _REPORTED_EVERY == 0 or step == plan.steps:
             report(plan.tier, step, running)
-        if step % _JUDGED_EVERY == 0 or step == plan.steps:
-            count = plan.judged if step == plan.steps else _JUDGED_BRIEFLY
-            with torch.inference_mode():
-                score = task.judge(mean.module, HELD_OUT, count, device)
-            result.curve.append((step, running, next(iter(score.values()))))
-            result.seconds, result.cpu_s = time.monotonic() - began, time.process_time() - cpu_began
-            result.score, result.width = score, width
-            states = {name: part.state_dict() for name, part in parts.items()}
-            _write(plan, {**states, "step": step, "running": running, "result": asdict(result)})
+        if step % _JUDGED_EVERY == 0 and step < plan.steps:
+            judge(_JUDGED_BRIEFLY)
+        elif time.monotonic() - kept_s >= _KEPT_EVERY_S:
+            keep()
+    result.width = width
+    if result.judged != plan.judged or result.curve[-1][0] < step:
+        judge(plan.judged)
     return result
 
 
-def _network(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
-    """The network to train, and its width; the task gets its teacher."""
+def network_of(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
+    """The network to train, and its width; the task gets its teacher.
+
+    Raises:
+        ConfigError: the weights to start from or those of the teacher cannot be used, or nothing can be pruned.
+    """
     net, width = task.network(plan.tier), task.tiers[plan.tier]
     if plan.start is not None:
-        load_weights(net, plan.tier, plan.start)
+        net, width = _trained(task, plan.tier, plan.start)
     if plan.prune:
+        before = width
         net, width = task.pruned(net, plan.prune)
+        if width == before:
+            raise ConfigError(f"prune {plan.prune:g}: takes none of the {width} channels of a layer away")
     if plan.teacher is not None:
-        best = next(iter(task.tiers))
-        task.teacher = task.network(best).requires_grad_(requires_grad=False).eval()
-        load_weights(task.teacher, best, plan.teacher)
-        task.teacher.to(plan.device)
+        best, _ = _trained(task, next(iter(task.tiers)), plan.teacher)
+        task.learn_from(best.requires_grad_(requires_grad=False).eval().to(plan.device))
     for part in net.children() if plan.checkpointing else ():
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+    return net, width
+
+
+def _trained(task: Task, tier: str, weights: Path) -> tuple[nn.Module, int]:
+    """The network of a tier as a file has it, and its width, which is its own where it was pruned."""
+    usual = task.tiers[tier]
+    width = width_in(weights, tier, usual)
+    net = task.network(tier) if width == usual else task.network(tier, width)
+    load_weights(net, tier, weights)
     return net, width
 
 

@@ -1,0 +1,123 @@
+"""`torchperf train`, from the command line to weights, card and page; and what it refuses before it begins."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from torchperf_ros.cli.main import app
+from torchperf_ros.engines import model_transforms
+from torchperf_ros.models.camera import CameraAdapter
+from torchperf_ros.models.networks import DETECTOR_WEIGHTS, LIDAR_WEIGHTS, PLANNER_WEIGHTS
+from torchperf_ros.train import tier_training
+from torchperf_ros.train.detector_task import DetectorTask
+from torchperf_ros.train.tier_training import TierPlan
+
+FAST = ("--tiers", "fast", "--steps", "0.001", "--judged", "1")  # three steps
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory):
+    """What a short training leaves that has taken a quarter of the fast detector's channels away."""
+    folder = tmp_path_factory.mktemp("pruned")
+    asked = ("-o", folder, "--models", "detector", *FAST, "--from", DETECTOR_WEIGHTS, "--prune", "0.25")
+    result = run(*asked)
+    assert result.exit_code == 0, result.output
+    return folder, asked, result.output
+
+
+def test_given_a_training_when_done_then_weights_card_figures_and_page_are_there_and_the_adapter_runs_them(pruned):
+    folder, _, output = pruned
+    assert "detector fast: 3 steps in " in output
+    assert {path.name for path in folder.iterdir()} >= {
+        "detector.safetensors", "detector.md", "detector.json", "detector_examples.png", "training.html"
+    }  # fmt: skip
+    figures = json.loads((folder / "detector.json").read_text())
+    assert figures["tiers"]["fast"]["width"] == 9
+    assert figures["sha256"] in (folder / "detector.md").read_text()
+    adapter = CameraAdapter({"weights": str(folder / "detector.safetensors")}, torch.device("cpu"))
+    assert adapter.build("fast").head[0].weight.shape == (18, 18, 3, 3)
+
+
+def test_given_pruned_weights_when_named_again_then_they_are_trained_on_pruned_further_and_teach(pruned, tmp_path):
+    weights = pruned[0] / "detector.safetensors"
+    plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=weights)
+    assert tier_training.network_of(DetectorTask(), plan)[1] == 9
+    further = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=weights, prune=0.4)
+    assert tier_training.network_of(DetectorTask(), further)[1] == 5
+    none = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=weights, prune=0.01)
+    with pytest.raises(tier_training.ConfigError, match="prune 0.01: takes none of the 9 channels"):
+        tier_training.network_of(DetectorTask(), none)
+    full = tmp_path / "full.safetensors"
+    save_file({name.replace("fast", "full"): value for name, value in load_file(weights).items()}, full,
+              {"widths": json.dumps({"full": 9})})  # fmt: skip
+    plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", teacher=full)
+    task = DetectorTask()
+    tier_training.network_of(task, plan)
+    assert task._teacher.head[0].weight.shape == (18, 18, 3, 3)
+
+
+def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judged_anew_and_not_trained(pruned):
+    folder, asked, _ = pruned
+    before, first = load_file(folder / "detector.safetensors"), json.loads((folder / "detector.json").read_text())
+    result = run(*asked, "--judged", "3")
+    assert "goes on from step 3" in result.output
+    figures = json.loads((folder / "detector.json").read_text())["tiers"]["fast"]
+    assert (first["tiers"]["fast"]["judged"], figures["judged"]) == (1, 3)
+    assert "Judged on 3 images" in (folder / "detector.md").read_text()
+    assert [step for step, *_ in figures["curve"]] == [3]
+    after = load_file(folder / "detector.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then_it_is_not_overwritten(pruned):
+    _, asked, _ = pruned
+    result = run(*asked, "--seed", "2", "--dry-run")
+    assert result.exit_code == 2
+    assert "detector-fast.checkpoint is of other options: --again replaces it" in " ".join(result.output.split())
+    assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
+
+
+@pytest.mark.parametrize(("flags", "precision"), [("fma avx2", "fp32"), ("fma avx512_bf16", "bf16")])
+def test_given_a_processor_with_bf16_instructions_or_without_when_trained_then_it_computes_in_what_is_quick(
+    tmp_path, monkeypatch, flags, precision
+):
+    monkeypatch.setattr(model_transforms, "_CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+    asked = ("--dry-run", "-o", tmp_path / "out", "--models", "lidar", "--device", "cpu")
+    assert f"lidar fast: 2,000 steps in {precision} on cpu" in run(*asked).output
+    assert "2,000 steps in bf16 on cpu" in run(*asked, "--bf16").output
+    assert "2,000 steps in fp32 on cpu" in run(*asked, "--no-bf16").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--models", "robot"), "model 'robot' does not exist; allowed: detector, planner, lidar"),
+        (("--tiers", "huge"), "detector: tier 'huge' does not exist; allowed: full, medium, fast"),
+        (("--accumulate", "3"), "accumulate is 3; it has to divide detector's batch of 16"),
+        (("--prune", "0.5"), "--from is missing"),
+        (("--log", "drive.mcap"), "--labels is missing"),
+        (("--models", "lidar", "--adapter", "torchperf_ros.models.camera:CameraAdapter"), "no effect beside adapter"),
+        (("--adapter", "torchperf_ros.models.driving:OracleAdapter"), "it has no training_task"),
+        (("--from", "none.safetensors"), "detector, tier full: weights none.safetensors: No such file"),
+        (("--from", "{folder}/cut.safetensors"), "detector, tier full: weights .*cut.safetensors: "),
+        (("--from", DETECTOR_WEIGHTS), "planner, tier full: .*they are of another architecture"),
+        (("--models", "lidar", "--from", LIDAR_WEIGHTS, "--prune", "0.5"), "lidar, tier full: .*cannot be pruned"),
+        (("--models", "planner", "--teacher", PLANNER_WEIGHTS), "planner, tier full: it learns from no teacher"),
+    ],
+)
+def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_anything_is(tmp_path, arguments, says):
+    (tmp_path / "cut.safetensors").write_bytes(DETECTOR_WEIGHTS.read_bytes()[:5000])
+    given = [str(one).format(folder=tmp_path) for one in arguments]
+    result = run("--dry-run", "-o", tmp_path / "out", *given)
+    assert result.exit_code == 2, result.output
+    assert re.search(says, " ".join(result.output.split()))
+    assert not (tmp_path / "out").exists()
