@@ -146,7 +146,7 @@ def project(tmp_path_factory):
     (folder / "my_robot" / "segmenter.py").write_text(python, encoding="utf-8")
     for name in ("segmenter.yaml", "my.yaml"):
         (folder / name).write_text(parameters, encoding="utf-8")
-    for content, name in re.findall(r"`(\{.*?\})` in `(\w+\.yaml)`", TEXTS["regression.md"]):
+    for content, name in re.findall(r"`(\{.*?\})` in `(\w+\.yaml)`", TEXTS["testing.md"]):
         (folder / name).write_text(content, encoding="utf-8")
     (folder / "cpu.csv").write_text("".join(f"{n},{20 + n % 7}\n" for n in range(200)), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:

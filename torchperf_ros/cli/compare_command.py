@@ -75,7 +75,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 
     Metrics: p50, p95, p99, max, jitter, miss, fallback, dropped, lower_tier,
     outputs, memory_peak, memory_slope, start_up, compile. What decides, and how
-    often it is wrong: docs/regression.md.
+    often it is wrong: docs/testing.md#comparing-runs.
 
     Example: torchperf compare main.parquet branch.parquet --limit miss=1% --markdown verdict.md
 

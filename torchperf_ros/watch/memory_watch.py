@@ -1,6 +1,6 @@
 """Follows the memory of the node and of every worker: what grows for good, how fast, and how long that can last.
 
-It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/incidents.md` says how and
+It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says how and
 the reason of each.
 """
 

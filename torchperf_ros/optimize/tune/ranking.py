@@ -73,7 +73,7 @@ class Standing:
 
 
 class Ranking:
-    """Ranks the trials of one tier; `docs/tuning.md`, "How it is measured", says how.
+    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", says how.
 
     Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 

@@ -190,7 +190,7 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     notes = (
         f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of it,"
         f" ~ none beyond the noise; p99: without isolated stalls, equal within {100 * ranking.noise:.0f} % (noise)."
-        f" At least {fewest} samples each. docs/tuning.md says more."
+        f" At least {fewest} samples each. docs/training.md says more."
     )
     console.print(Text(notes, style="dim"))
 

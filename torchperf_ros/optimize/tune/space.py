@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class TuneSpace:
-    """Walks through the candidates for one tier; `docs/tuning.md`, "What is tried", says which, and what is left out.
+    """Walks through the candidates for one tier; `docs/training.md`, "What is tried", says which, and what is left out.
 
     `search` starts each part from the best so far, cheap and promising ones first; `each_alone` starts every part from
     the reference: what each option gains by itself.
