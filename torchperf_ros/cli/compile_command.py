@@ -11,13 +11,12 @@ from typer import Argument, Option
 
 from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.params_file import read_params_file
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.package_cache import clear_compiler_cache, open_cache
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from torchperf_ros.config.config import NodeConfig
 
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
@@ -64,6 +63,9 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
+    from torchperf_ros.config.config import node_config
+    from torchperf_ros.config.params_file import read_params_file
+
     shell.check_outputs({"--json": json_file})
     own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
            "parts": parts}  # fmt: skip
@@ -93,7 +95,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _jobs(
-    config: NodeConfig, stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
+    config: "NodeConfig", stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     jobs = {}
     for found in config.stages:
@@ -214,6 +216,8 @@ def cache(
     Example: torchperf cache --remove 3f9a
     """
     from rich.table import Table
+
+    from torchperf_ros.packages.package_cache import clear_compiler_cache, open_cache
 
     shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, cache_mib)
     try:
