@@ -204,7 +204,7 @@ def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result
     process.says, process.reason = [built("full"), tier("fast", 2)], reason
     result = compiled("--tier", "full", "--tier", "fast")
     assert result.exit_code == 1
-    assert f"torchperf: adapter fast: {reason or 'nothing was said'}" in result.stderr
+    assert f"torchperf: adapter fast: {reason or 'its process printed nothing'}" in result.stderr
     assert "adapter full:" not in result.stderr
 
 

@@ -147,7 +147,7 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
                     waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
                     yield {"stage": stage, **message}
         if waiting:
-            reason = process.death_reason() or "nothing was said"
+            reason = process.death_reason() or "its process printed nothing"
             yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
     finally:
         process.close()

@@ -171,7 +171,7 @@ def doctor(
     Exit status: 0 nothing to mend, 1 something found, 2 input that cannot be used.
     """
     if log is not None and actuation:
-        fail("--actuation: is listened to; a log has only what the node said")
+        fail("--actuation: names a live topic; a log has only what the node published")
     if log is None:
         need("rclpy")
     check_outputs({"--json": json_file}, [log] if log else [])

@@ -33,7 +33,7 @@ class SceneOptions:
     min_speed: float = param(0.0, "The scene begins at this speed in m/s.", 0.0, _ANY_SPEED, live=True)
     max_speed: float = param(_ANY_SPEED, "It ends above this speed in m/s.", 0.0, _ANY_SPEED, live=True)
     topic: str = param("", "Topic of std_msgs/String that names the scene; empty: none.")
-    word: str = param("", "What is said there of this scene; empty: its name.")
+    word: str = param("", "Its name in those messages; empty: the scene's own.")
 
     @property
     def by_speed(self) -> bool:

@@ -31,8 +31,8 @@ _LEAST_RUNS: Final = 5  # of a tier, for a figure
 _HEARD: Final = 0.5  # of the frames that were answered meanwhile
 _BAR: Final = 12
 _NOT_IN_A_LOG: Final = (
-    "a log has only what the node said: camera and transport are one part, and what subscribers, parameters and the "
-    "environment add is not in it; run `torchperf doctor` beside the node for these"
+    "a log has only what the node published: camera and transport are one part, and what subscribers, parameters and "
+    "the environment add is not in it; run `torchperf doctor` beside the node for these"
 )
 Progress = Callable[[int, int], None]
 

@@ -68,7 +68,7 @@ def ros_arguments(words: list[str]) -> list[str]:
 
 
 def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> str:
-    """What to say where nothing was said of what is to run; empty: something was.
+    """The message where no argument names stages to run; empty: one does.
 
     Raises:
         ConfigError: there is a parameter file, and it is for another node.

@@ -129,7 +129,7 @@ class _Replay(contextlib.ExitStack):
         yield f"log {self._log}: {max(0, reader.end_ns - reader.start_ns) / NS_PER_S:.1f} s"
         for topic in sorted(reader.topics.values(), key=lambda topic: topic.name):
             takers = [source.stage.config.name for source in self._stages.takers.get(topic.name, ())]
-            count = f"{topic.count:,} messages" if topic.count >= 0 else "how many is not said"
+            count = f"{topic.count:,} messages" if topic.count >= 0 else "their count unknown"
             used = f", goes to {' and '.join(takers)}" if takers else ""
             yield f"  {topic.name} ({topic.type_name}), {count}{used}"
         for stage, output in zip(self._config.stages, self._record.topics, strict=True):
