@@ -74,7 +74,8 @@ class Trial:
             return False  # nobody else can serve, and the stage's fallbacks do what they can
         if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
             return True
-        shadow.promote()  # also where it is `ready`: by the one worker that it has so far
+        if not shadow.ready:
+            shadow.promote()
         return shadow.ready
 
     def compare(self) -> None:

@@ -173,7 +173,9 @@ class Shadow:
     @property
     def ready(self) -> bool:
         """Whether it may serve: it has all the workers of the stage, at their priority, and they are up."""
-        return not self.refused and self._is_promoted and all(w is not None and w.usable for w in self.pool.workers)
+        workers = self.pool.workers
+        is_whole = len(workers) >= self.config.workers and all(w is not None and w.usable for w in workers)
+        return is_whole and self._is_promoted and not self.refused
 
     @property
     def _is_promoted(self) -> bool:
