@@ -43,7 +43,7 @@ def test_given_records_of_old_frames_when_examined_then_what_was_before_receipt_
     ("arguments", "words"),
     [
         (["none.mcap"], "log none.mcap: does not exist"),
-        (["none.mcap", "--actuation", "/cmd"], "--actuation: is listened to"),
+        (["none.mcap", "--actuation", "/cmd"], "--actuation: names a live topic"),
         (["none.mcap", "--json", "no/folder.json"], "--json no/folder.json: needs a file name in an existing folder"),
     ],
 )

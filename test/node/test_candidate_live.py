@@ -103,7 +103,7 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert points[-1].point.x == 64.0
     drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")
     assert any("rolled back" in status.message for array in node.anomalies for status in array.status)
-    assert len(node.workers()) == 1
+    node.graph.wait_for(lambda: len(node.workers()) == 1, "the end of the candidate's workers")
 
     node.next_report()  # it does not come back by itself
     assert node.values("perception")["candidate"].startswith("b: rolled back")
