@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 from torchperf_ros import __version__
-from torchperf_ros.engines.model_transforms import why_slow
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.model.adapter import load_adapter
 from torchperf_ros.model.device import choose_device
@@ -60,7 +59,6 @@ class TrainOptions(Techniques):
         together: tiers that are trained at a time, with a thread each on the CPU; None: one for each core.
         judged: examples that the final scores are of; None: the task's default.
         folder: where everything is written.
-        bf16: None: where the device has instructions for it, see `Techniques`.
     """
 
     models: Sequence[str]
@@ -71,7 +69,6 @@ class TrainOptions(Techniques):
     together: int | None
     judged: int | None
     folder: Path
-    bf16: bool | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # plans have one or the other
 
     def plans(self) -> list[TierPlan]:
         """Of each tier of each model.
@@ -85,8 +82,6 @@ class TrainOptions(Techniques):
             raise ConfigError(f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}")
         found = choose_device(self.device)
         means = {one.name: getattr(self, one.name) for one in fields(Techniques)}
-        if self.bf16 is None:
-            means["bf16"] = not why_slow("bf16", found)
         plans = []
         names = dict.fromkeys(self.models) or ADAPTERS
         for adapter in [self.adapter] if self.adapter else [ADAPTERS[name] for name in names]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
+from torchperf_ros.engines.model_transforms import why_slow
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.models.networks import load_weights, width_in
 from torchperf_ros.train.task import HELD_OUT, Task
@@ -41,7 +42,8 @@ class Techniques:
         start: weights to start from (fine-tuning), by name; None: from the beginning.
         teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
         prune: share of the channels of `start` that are taken away before it is trained on.
-        bf16: whether layers compute in bfloat16, where torch's autocast says that they can.
+        bf16: whether layers compute in bfloat16, where torch's autocast says that they can; None: where the device has
+            instructions for it.
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
         checkpointing: activations are computed again on the way back instead of being kept.
         loaders: processes that make batches ready ahead; 0: each is made when it is needed.
@@ -52,7 +54,7 @@ class Techniques:
     start: Path | None = None
     teacher: Path | None = None
     prune: float = 0.0
-    bf16: bool = True
+    bf16: bool | None = None
     accumulate: int = 1
     checkpointing: bool = False
     loaders: int = 0
@@ -81,6 +83,11 @@ class TierPlan(Techniques):
     device: str
     judged: int
     checkpoint: Path
+
+    def __post_init__(self) -> None:
+        """Decide what was left to the device."""
+        if self.bf16 is None:
+            object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
 
     def identity(self) -> list[Any]:
         """What has to be the same for a checkpoint to be gone on from."""
@@ -227,7 +234,7 @@ def _step(task: Task, net: nn.Module, plan: TierPlan, batches: Iterator[Any]) ->
     """Add up the gradients of one batch; the loss."""
     device, total = torch.device(plan.device), 0.0
     for batch in itertools.islice(batches, plan.accumulate):
-        with torch.autocast(device.type, torch.bfloat16, enabled=plan.bf16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bool(plan.bf16)):
             loss = task.loss(net, batch, device) / plan.accumulate
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
