@@ -159,7 +159,7 @@ METRICS = (
        _counted(**{why: f"counters.{why}s" for why in ("backup", "rehearsal", "probe")}), _WHY),
     _M("torchperf_late_results_total", _C, "Results that came after their frame was answered",
        _get("counters.late_results")),
-    _M("torchperf_missed_observations_total", _C, "Frames that a full worker could not be told of",
+    _M("torchperf_missed_observations_total", _C, "Frames that a worker could not observe, as its queue was full",
        _get("counters.missed_observations")),
     _M("torchperf_unrecorded_rows_total", _C, "Receipts and answers that these times leave out",
        _get("reading.unrecorded")),
