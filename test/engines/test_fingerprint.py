@@ -153,7 +153,7 @@ def load(folder, name, source):
     linecache.clearcache()  # it takes a file of the same size and age for the same
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    exec(compile(source, path, "exec"), module.__dict__)  # the loader, too: it has compiled that one already
     return module
 
 
