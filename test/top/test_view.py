@@ -191,3 +191,14 @@ def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_th
     assert text.startswith("<svg")
     assert "stage0" in text
     assert "@font-face" not in text
+
+
+def test_given_a_candidate_beside_when_drawn_then_how_it_compares_is_there_to_the_end_and_fits():
+    node = watched(1)
+    pairs = "653 frames, 0 late (base 0), +0.47 ms p50, +11.01 ms p99, 155 of 212 outputs differ, 3 plans refused (base 1)"
+    node.stages["stage0"].values |= {"candidate": "7.2: refused: " + "why " * 30, "candidate_pairs": pairs}
+    rows = drawn(node, 100, 40)
+    assert max(len(row) for row in rows) <= 100
+    words = " ".join(" ".join(rows).replace("│", " ").split())
+    assert "candidate 7.2: refused: why" in words
+    assert pairs in words

@@ -226,19 +226,21 @@ def _stage_line(stage: StageState) -> str:
 
 
 def _rows(stage: StageState, width: int, count: int) -> list[Text]:
-    first = [_latency(stage, width), *_candidate(stage), *_last_error(stage)]
+    first = [_latency(stage, width), *_candidate(stage, width), *_last_error(stage)]
     numbers = [_counters(stage), _fallbacks(stage), _workers(stage), *_steps(stage, width)]
     bars = min(max(count - len(first) - len(numbers) - 1, 1), _MOST_BARS)
     strip = _strip(stage, width, bars) if count >= _STRIP_FROM_ROWS else []
     return [*first, *strip, *numbers][:count]
 
 
-def _candidate(stage: StageState) -> list[Text]:
+def _candidate(stage: StageState, width: int) -> list[Text]:
     """The other version of the model, and how it compares."""
     if not (said := stage.values.get("candidate")):
         return []
     colour = "red1" if any(word in said for word in ("rolled back", "refused", "given up")) else "bold"
-    return [Text.assemble(("candidate ", "grey62"), (said, colour), f"  {stage.values.get('candidate_pairs', '')}")]
+    rows = [Text(line, colour) for line in textwrap.wrap(f"candidate {said}", width)]
+    rows[0].stylize("grey62", 0, len("candidate"))
+    return rows + [Text(line) for line in textwrap.wrap(stage.values.get("candidate_pairs", ""), width)]
 
 
 def _last_error(stage: StageState) -> list[Text]:
