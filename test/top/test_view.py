@@ -195,7 +195,9 @@ def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_th
 
 def test_given_a_candidate_beside_when_drawn_then_how_it_compares_is_there_to_the_end_and_fits():
     node = watched(1)
-    pairs = "653 frames, 0 late (base 0), +0.47 ms p50, +11.01 ms p99, 155 of 212 outputs differ, 3 plans refused (base 1)"
+    pairs = (
+        "653 frames, 0 late (base 0), +0.47 ms p50, +11.01 ms p99, 155 of 212 outputs differ, 3 plans refused (base 1)"
+    )
     node.stages["stage0"].values |= {"candidate": "7.2: refused: " + "why " * 30, "candidate_pairs": pairs}
     rows = drawn(node, 100, 40)
     assert max(len(row) for row in rows) <= 100
