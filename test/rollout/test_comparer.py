@@ -83,3 +83,14 @@ def test_given_an_adapter_with_a_score_of_its_own_then_it_is_told_and_one_that_h
     assert own.problem == "outputs are not compared: the process that does it gave no answer for 0 s"
     assert own.left_out == 1
     assert not own.offer(6, plan(0.0), plan(0.5), None)  # it waits before it starts another
+
+
+def test_given_a_user_who_may_have_small_pipes_only_when_a_pair_is_larger_then_it_is_left_out_and_nobody_waits(
+    compare, monkeypatch
+):
+    monkeypatch.setattr(comparer, "_PIPE_BYTES", 1 << 16)
+    _, own = compare(plan(0.0), plan(0.05))
+    assert not own.offer(6, plan(0.0), bytes(1 << 16), None)
+    assert own.left_out == 1
+    found, _ = compare(plan(0.0), plan(0.05))
+    assert found.difference == ""

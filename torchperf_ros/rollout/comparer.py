@@ -27,7 +27,7 @@ from torchperf_ros.stage.pair_figures import Compared
 if TYPE_CHECKING:
     from torchperf_ros.replay.golden.message_rule import Rules
 
-_PIPE_BYTES: Final = 1 << 20  # a pair that fits never holds up who sends it
+_PIPE_BYTES: Final = 1 << 20  # wanted: a pair that fits never holds up who sends it, however long the process stands
 _AGAIN_S: Final = 5.0  # after the process has ended
 _HUNG_S: Final = 60.0
 _STARVED: Final = 10  # times as long may one take that is no further for want of idle time
@@ -62,15 +62,15 @@ class OutputComparer:
         self._busy = self._wanted = self._held = False
         self._lock = threading.Lock()
         self._since_s = self._not_before_s = 0.0
+        self._room_bytes = 0  # of the pipe to the process
         self._said = b""
 
     def offer(self, seq: int, base: bytes, candidate: bytes, known: Known | None) -> bool:
         """Have a pair compared; False if it is left out. `known`: what the guard would judge by; None without one."""
-        pair = b"" if self._busy else _written(seq, base, candidate, known)
-        if self._busy or len(pair) > _PIPE_BYTES or not self._start():
+        pair = b"" if self._busy or not self._start() else _written(seq, base, candidate, known)
+        if self._process is None or not 0 < len(pair) <= self._room_bytes:
             self.left_out += 1
             return False
-        assert self._process is not None
         self._busy, self._since_s = True, time.monotonic()
         self.hold(self._wanted)
         try:
@@ -124,8 +124,10 @@ class OutputComparer:
             self.problem = f"outputs are not compared: {error}"
             self._not_before_s = time.monotonic() + _AGAIN_S
             return False
+        pipe = _pipe(self._process.stdin).fileno()
         with suppress(OSError):  # beyond what the user may have in pipes
-            fcntl.fcntl(_pipe(self._process.stdin).fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._room_bytes = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
         self.problem = ""
         return True
 
