@@ -209,3 +209,15 @@ def test_given_a_gate_when_signed_then_nothing_is_unless_it_is_open(desk_folder,
     output = run("sign", "plan.yaml", "--gate", "gate.json", status=status)
     assert said in " ".join(output.split())
     assert (desk_folder / "plan.json").exists() is (status == 0)
+
+
+def test_given_a_plan_that_was_rolled_back_when_its_draft_is_signed_again_then_the_older_serial_replaces_nothing(
+    desk_folder,
+):
+    run("rollback", "plan.json", "--write")
+    before = (desk_folder / "plan.json").read_bytes()
+    said = run("sign", "plan.yaml", status=2)
+    assert "is older than" in said
+    assert "write a greater serial into plan.yaml" in said
+    assert (desk_folder / "plan.json").read_bytes() == before
+    run("sign", "plan.yaml", "-o", "other.json")

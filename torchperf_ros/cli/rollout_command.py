@@ -3,6 +3,7 @@
 import json as json_text
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -156,14 +157,21 @@ def sign(
     need(*_LIBRARIES)
     for file in gate or ():
         _check_gate(file)
+    from torchperf_ros.rollout.guards import PlanError
     from torchperf_ros.rollout.plan import read_plan_file
-    from torchperf_ros.rollout.signature import read_private_key
+    from torchperf_ros.rollout.signature import read_private_key, read_signed
     from torchperf_ros.rollout.signature import sign as signed
 
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
-    found = read_plan_file(plan)
-    _replace(target, signed(found, read_private_key(key)))
+    found, private = read_plan_file(plan), read_private_key(key)
+    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
+        there = read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
+        if there.stage == found.stage and there.serial > found.serial:
+            older = f"its serial {found.serial} is older than {there.serial} of {target}"
+            fail(f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan}, or name "
+                 "another file with -o")  # fmt: skip
+    _replace(target, signed(found, private))
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until {found.expires:%Y-%m-%d}"
     )
