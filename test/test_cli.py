@@ -60,6 +60,21 @@ look(get_command(cli.app), [])
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("columns", ["80", "50"])
+def test_given_any_width_when_help_is_asked_then_prose_fills_it_and_each_example_has_its_line(columns: str) -> None:
+    program = f"""
+from typer.testing import CliRunner
+from torchperf_ros.cli import main as cli
+lines = CliRunner().invoke(cli.app, ["replay", "--help"]).output.splitlines()
+assert "torchperf replay logs/ --parallel 2 -o results" in [line.strip() for line in lines], lines
+prose = [line.strip() for line in lines[: lines.index(next(line for line in lines if "Examples:" in line))]]
+short = [a for a, b in zip(prose, prose[1:]) if a and b and len(f"{{a}} {{b.split()[0]}}") < {columns} - 2]
+assert not short, short
+"""
+    done = python(program, COLUMNS=columns)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", ["demo", "node", "record"])
 def test_given_no_rclpy_when_run_then_it_says_what_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -31,8 +31,23 @@ _BAR_EVERY_S: Final = 0.25
 _NODE: Final = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 
 
+def _flowing(text: str | None, *, wide: bool) -> str | None:
+    """A help text whose paragraphs fill the terminal; those with indented lines, the examples, stay as they are.
+
+    A narrow terminal gets click's own layout, which wants a mark (a backspace) before what is to stay.
+    """
+    paragraphs = text.split("\n\n") if text else []
+    kept = "" if wide else "\b\n"
+    flowing = (kept + one if "\n " in one else " ".join(one.split("\n")) for one in paragraphs)
+    return "\n\n".join(flowing) or text
+
+
 class Command(TyperCommand):
     """A command: an error of this package or of a file is one line and the status 2."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(*args, **options)
+        self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own copies of click's types
         """Run it."""
@@ -46,6 +61,10 @@ class Command(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """Says in whole sentences what its commands are for, in a narrow terminal, too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(*args, **options)
+        self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
         """Write them under the titles that they have in a wide one."""
@@ -117,7 +136,7 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
         at = f"{done / per_s:.1f}" + (f" of {total / per_s:.1f}" if total else "") + " s" if per_s else ""
         if bars.disable:
             left_s = (monotonic() - begun_s) * (total / done - 1) if done else 0.0
-            left = f", {left_s:,.0f} s left" if left_s > 0 else ""
+            left = f", {left_s:,.0f} s left" if left_s >= 1.0 else ""
             say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}{left}")
         bars.update(number, completed=done, total=total or None, at=at)
 
