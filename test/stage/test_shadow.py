@@ -172,6 +172,21 @@ def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_to
     assert (answer.fallback, answer.outcome) in {(None, Outcome.ON_TIME), (Fallback.BACKUP, Outcome.ERROR)}
 
 
+def test_given_a_version_that_had_to_serve_at_once_when_promoted_then_it_gets_its_standby_and_their_priority(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="standby")
+    ready_shadow(stage)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    stage.actor.remove_shadow()
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids] == [19]
+    wait_until(lambda: not stage.actor.promote(), lambda: stage.actor.pool.progress)
+    stage.wait_for_workers()
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids] == [0, 0]
+    assert stage.ask().outcome is Outcome.ON_TIME
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

@@ -216,6 +216,7 @@ class Rollouts:
         self._later_s: dict[str, float] = {}  # by stage: when there may be memory for a candidate
         self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
         self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
+        self._unpromoted: set[str] = set()  # stages whose version may have had to serve before it had all its workers
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -296,6 +297,7 @@ class Rollouts:
         for source in self._sources.values():
             source.stops()
         self._stages, self._trials, self._said, self._sources = (), {}, {}, {}
+        self._unpromoted = set()
 
     def values(self, stage: str) -> dict[str, str]:
         """What `/diagnostics` says of a stage's versions; empty where it never had a candidate."""
@@ -321,6 +323,8 @@ class Rollouts:
         name, wish = stage.config.name, source.wish()
         trial = self._trials.get(name)
         if trial is None:
+            if name in self._unpromoted and not stage.promote():
+                self._unpromoted.remove(name)
             other = wish.serve if wish.serve != stage.version else wish.beside
             if other and stage.pool.ready:
                 if time.monotonic() < self._later_s.get(name, 0.0):
@@ -402,6 +406,7 @@ class Rollouts:
     def _end(self, trial: Trial) -> None:
         name = trial.stage.config.name
         self._said[name] = f"{trial.candidate}: {trial.over}"
+        self._unpromoted.add(name)
         trial.stage.remove_shadow()
         trial.close()
         del self._trials[name]

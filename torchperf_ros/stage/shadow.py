@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _PAIRS = 64  # that nobody has taken yet
 _NICE = 19
-_SERVING = ("nice", "stream_priority", "loaded")  # what the workers of the version that serves are told otherwise
+_PRIORITIES = ("nice", "stream_priority")
+_SERVING = (*_PRIORITIES, "loaded")  # what the workers of the version that serves are told otherwise
 
 
 @dataclass(frozen=True)
@@ -179,17 +180,12 @@ class Shadow:
 
     @property
     def _is_promoted(self) -> bool:
-        renewal, own = self.pool.rolling_update.renewal, self.setup
-        return bool(renewal.outcome) and all(renewal.proven.setup[name] == own[name] for name in _SERVING)
+        return bool(self.pool.rolling_update.renewal.outcome) and not _gives_way(self.pool, self.setup)
 
     def promote(self) -> None:
         """Take the next step towards `ready`, if there is one to take now; on any thread, takes no lock."""
-        if self.refused or not self.pool.ready:
-            return
-        if self._is_promoted:
-            self.pool.grow(self.config)
-        else:
-            self.pool.rolling_update.renewal.swap(**{name: self.setup[name] for name in _SERVING})
+        if not self.refused and self.pool.ready:
+            promote(self.pool, self.setup, self.config)
 
     def exchanged(self) -> None:
         """The versions have changed places: what was run here is over."""
@@ -235,6 +231,22 @@ class Shadow:
 
     def worker_told(self, text: str) -> None:
         """The pool has logged it."""
+
+
+def promote(pool: WorkerPool, setup: Mapping[str, Any], config: StageConfig) -> bool:
+    """Take the next step towards workers as a version has that serves; False if none is left; on any thread."""
+    renewal = pool.rolling_update.renewal
+    if renewal.outcome and not _gives_way(pool, setup):
+        pool.grow(config)
+        return False
+    renewal.swap(**{name: setup[name] for name in _SERVING})  # nothing while one goes on
+    return True
+
+
+def _gives_way(pool: WorkerPool, setup: Mapping[str, Any]) -> bool:
+    """Whether its workers have a lower priority than a version has that serves."""
+    proven = pool.rolling_update.renewal.proven.setup
+    return any(proven[name] != setup[name] for name in _PRIORITIES)
 
 
 def why_not_beside(served: Description, own: Description) -> str:

@@ -28,7 +28,7 @@ from torchperf_ros.safety.scenes import SceneChooser
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
-from torchperf_ros.stage.shadow import Shadow, ShadowParts
+from torchperf_ros.stage.shadow import Shadow, ShadowParts, promote
 from torchperf_ros.stage.stage_guard import StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
@@ -182,6 +182,10 @@ class StageVersions:
                 raise ConfigError(f"stage {self.config.name} has no other version whose workers are ready")
             self.exchanges = True
             self._waiter.wake()
+
+    def promote(self) -> bool:
+        """Give what serves its workers and their priority, where it had to serve before it had them; see `promote`."""
+        return promote(self.pool, self.setup, self.config)
 
     def _exchange(self, shadow: Shadow) -> None:
         """Called with the stage's lock held, while no frame is in flight."""
