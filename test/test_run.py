@@ -1,5 +1,6 @@
 """`./run`: an environment counts as made only when it is, and the lock file covers what the package asks for."""
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -238,7 +239,7 @@ def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(run, cal
     monkeypatch.setattr(run.sys, "argv", ["run", "test", *arguments])
     monkeypatch.setattr(run.os, "chdir", lambda folder: None)
     monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
-    monkeypatch.setattr(run.Environment, "install_optional_packages", lambda environment: None)
+    monkeypatch.setattr(run.Environment, "optional_packages", lambda environment: contextlib.nullcontext())
     monkeypatch.setattr(run.Environment, "become", lambda environment, *command: became.extend(command))
     run.main()
     assert became == ["python", "-m", "pytest", *ways]
@@ -298,23 +299,28 @@ def debian(run, monkeypatch, tmp_path):
     return environment
 
 
+def install(environment):
+    with environment.optional_packages():
+        pass
+
+
 def asked(folder):
     return (folder / "asked").read_text().splitlines() if (folder / "asked").exists() else []
 
 
 def test_optional_packages_are_installed_once_and_start_no_service(run, debian, tmp_path):
-    debian.install_optional_packages()
-    debian.install_optional_packages()
-    update, install = asked(tmp_path)
+    install(debian)
+    install(debian)
+    update, installed = asked(tmp_path)
     assert " update | policy 101 | noninteractive" in update
-    assert "--no-install-recommends prometheus chromium | policy 101 | noninteractive" in install
+    assert "--no-install-recommends prometheus chromium | policy 101 | noninteractive" in installed
     assert not run.SERVICE_POLICY.exists()
 
 
 def test_machines_own_policy_for_services_stays(run, debian, tmp_path):
     run.SERVICE_POLICY.write_text("#!/bin/sh\nexit 104\n")
     run.SERVICE_POLICY.chmod(0o755)
-    debian.install_optional_packages()
+    install(debian)
     assert all("| policy 104 |" in line for line in asked(tmp_path))
     assert run.SERVICE_POLICY.read_text().endswith("exit 104\n")
 
@@ -323,25 +329,25 @@ def test_what_is_there_is_not_installed(debian, tmp_path):
     for program in ("promtool", "chromium"):
         (tmp_path / "bin" / program).write_text("#!/bin/sh\n")
         (tmp_path / "bin" / program).chmod(0o755)
-    debian.install_optional_packages()
+    install(debian)
     assert asked(tmp_path) == []
 
 
 def test_failed_installation_is_only_a_message(run, debian, tmp_path, capsys):
     (tmp_path / "offline").touch()
-    debian.install_optional_packages()
+    install(debian)
     assert "will be skipped: E: no network" in capsys.readouterr().err
     assert not run.SERVICE_POLICY.exists()
 
 
 def test_machine_with_systemd_or_another_user_is_only_told(run, debian, tmp_path, monkeypatch, capsys):
     run.SYSTEMD.mkdir()
-    debian.install_optional_packages()
+    install(debian)
     assert "sudo apt-get install prometheus chromium" in capsys.readouterr().err
     run.SYSTEMD.rmdir()
     (debian.folder / "optional-packages").unlink()
     monkeypatch.setattr(run.os, "geteuid", lambda: 1000)
-    debian.install_optional_packages()
+    install(debian)
     assert "sudo apt-get install prometheus chromium" in capsys.readouterr().err
     assert asked(tmp_path) == []
 
