@@ -5,7 +5,7 @@ Counted are the frames from then on to the first result of another process: answ
 stop), by the backup's own fresh result, or not at all; and the time from the kill to that result's publication. Kills
 are as far apart as it takes for every worker to be back and to have served for 5 s.
 
-`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_adapter.py`): 0 for
+`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_faults.py`): 0 for
 none. Each fault gets a stream of its own with one poisonous frame in it, once every worker is back. Counted are, of the
 whole stream, the frames that were not answered from themselves (by the runner or the standby), those that got no
 answer, and the lateness of every answer; and the time from the poisonous frame's stamp to the next fresh answer.
@@ -30,7 +30,7 @@ from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import match
 from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Observer
-from benchmarks.rig.poison_adapter import FAULTS
+from benchmarks.rig.poison_faults import FAULTS
 from benchmarks.rig.report import Report, Target, say, shown
 from torchperf_ros.frame.outcome import Fallback
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import linregress
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 
@@ -38,8 +37,8 @@ def slope(x: Sequence[float], y: Sequence[float], last_share: float = 1.0) -> tu
     first = round(len(x) * (1.0 - last_share))
     if len(set(x[first:])) < 3:
         return math.nan, math.nan
-    found = linregress(x[first:], y[first:])
-    return float(found.slope), float(found.stderr)
+    (rise, _), covariance = np.polyfit(x[first:], y[first:], 1, cov=True)
+    return float(rise), math.sqrt(max(0.0, covariance[0, 0]))
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
