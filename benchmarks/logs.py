@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -44,16 +45,18 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.arguments import add_camera, add_some, arguments_of
-from benchmarks.rig.bare_stage import IMAGE, image_cdr, write_images, write_log
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
+from benchmarks.rig.images import IMAGE, image_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
 from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
+from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.world.road_scene import ODOMETRY_TYPE, odometry_cdr
@@ -69,6 +72,7 @@ _IDLE_S, _NOTHING = 5.0, 50  # seconds in which a cluster has nothing to do, and
 _LONGER: Final = "on a cluster: longer by"
 _MORE: Final = "on a cluster: processor time more by"
 _ODOMETRY_HZ: Final = 200
+_BEGIN_NS: Final = 1_700_000_000 * NS_PER_S  # of a log
 _SUMMARY: Final = re.compile(r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
 _EPILOG = """\
 targets: a replay's overhead at 1280x720 p50 <= 0.5 ms, its memory flat; as many times the logs per minute as there are
@@ -103,9 +107,22 @@ def main() -> int:
     return 0
 
 
+def _write_log(path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False) -> None:
+    """Topic, type, time in ns from the log's begin and CDR bytes of each message, which is stamped with that time."""
+    with OutputLog(path, compress) as log:
+        for topic, type_name, t_ns, data in messages:
+            log.write(topic, type_name, restamped(data, _BEGIN_NS + t_ns), _BEGIN_NS + t_ns)
+        log.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def _images(path: Path, frames: int, size: str) -> None:
+    """Images of noise at 30 Hz, not compressed."""
     say(f"writing {frames} images")
-    write_images(path, frames, *(int(word) for word in size.split("x")))
+    width, height = (int(word) for word in size.split("x"))
+    image = image_cdr(width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8))
+    _write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
 
 
 def _stage(model_ms: float) -> dict[str, object]:
@@ -386,7 +403,7 @@ def _write(path: Path, arguments: argparse.Namespace, *, compress: bool) -> None
         ("/image", IMAGE, t_ns, image) if is_image else ("/odom", ODOMETRY_TYPE, t_ns, odometry_cdr(t_ns / NS_PER_S))
         for t_ns, is_image in sorted(times)
     )
-    write_log(path, messages, compress=compress)
+    _write_log(path, messages, compress=compress)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.rig.arguments import add_device, add_some, add_stage, arguments_of
-from benchmarks.rig.bare_stage import BareStage, at_pace, noise_cdr
+from benchmarks.rig.bare_stage import BareStage, at_pace
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
+from benchmarks.rig.images import noise_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.message_types import empty_message, encode
