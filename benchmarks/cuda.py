@@ -75,9 +75,7 @@ def main() -> int:
     return _show(report, ended, found, logs)
 
 
-def _run(
-    names: list[str], arguments: argparse.Namespace, folder: Path, end_s: float
-) -> dict[str, tuple[str, float]]:
+def _run(names: list[str], arguments: argparse.Namespace, folder: Path, end_s: float) -> dict[str, tuple[str, float]]:
     """How each part ended, and after how many seconds; some run at once, none outlives its time or everybody's."""
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))

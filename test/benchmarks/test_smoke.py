@@ -6,27 +6,16 @@ from .conftest import ALONE, SMALL
 
 pytestmark = pytest.mark.ros
 
-AT_ONCE = 4  # much of their time is waiting for workers
 ARGUMENTS = {
-    "safety": "--seeds 1 --scenarios ccrb --arms zero,naive --jobs 2",
     # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
-    "overhead": f"--sizes 64x48 --seconds 4 --rate 5 --budget-ms 900 --model-ms 0 {ALONE}",
-    "deadline": f"--seconds 3 {SMALL}",
+    "overhead": f"--sizes 64x48 --seconds 2 --rate 10 --budget-ms 900 --model-ms 0 {ALONE}",
+    "deadline": f"--seconds 2 --beside naive-fifo {SMALL}",
     "failover": f"--times 1 --backups standby --settle 0.5 --faults segfault --seconds 2 {SMALL}",
-    "soak": f"--frames 200 --rate 100 --model-ms 0 {ALONE}",
-    "telemetry": f"--seconds 2 --turns 1 --slice 2 --every 0.2 {SMALL} {ALONE}",
+    "soak": f"--frames 100 --rate 100 --model-ms 0 {ALONE}",
+    "telemetry": f"--parts frames,scrapes --seconds 1 --every 0.2 {SMALL} {ALONE}",
     "candidate": f"--seconds 1 --slice 1 --changes 1 --budget-ms 900 {SMALL} {ALONE}",
     "emergency": f"--times 5 --triggers 2 --silences 2 {SMALL} {ALONE}",
-    "scenes": "--seconds 2 --engine eager --model-ms 0",
 }
-
-
-def test_safety_drives_every_scenario_with_every_arm(report):
-    figures = report("safety")
-    assert figures["arms"].keys() == {"zero", "naive"}
-    assert [drive["scenario"] for drive in figures["drives"]] == ["ccrb", "ccrb"]
-    assert figures["arms"]["zero"]["collisions"] == 0
-    assert figures["less_naive"]["zero"]["mean"] <= 0
 
 
 def test_overhead_compares_both_nodes(report):
@@ -38,13 +27,12 @@ def test_overhead_compares_both_nodes(report):
 
 
 def test_deadline_answers_what_was_started_and_counts_the_faults(report):
-    ours, naive, realtime = report("deadline").values()
-    assert ours["sent"] == naive["sent"] == 90
+    ours, naive = report("deadline").values()
+    assert ours["sent"] == naive["sent"] == 60
     assert ours["answered_share_of_started"] == 1.0
     assert ours["lateness_ms"]["count"] == ours["answered"]
     assert ours["faults"]["hang"] == naive["faults"]["hang"] == 1
-    assert realtime["scheduling"] == ours["scheduling"]
-    assert naive["scheduling"] == "normal"
+    assert naive["scheduling"] == ours["scheduling"]
 
 
 def test_failover_comes_back_from_a_kill_and_from_a_poisonous_frame(report):
@@ -67,10 +55,9 @@ def test_telemetry_times_the_record_and_its_parts_and_has_frames_with_scrapes_an
     scrape = figures["scrapes"]
     for part in ("record and publish", "encode the record", "publish latency_stages", "publish latency", "report"):
         assert figures["frames"][part]["wall_us"]["p50"] > 0
-    assert min(figures["beside"][name] for name in ("node on", "node off")) > 0
     assert scrape["with scrapes"]["lateness_ms"]["count"] > 0
     assert scrape["without"]["overhead_ms"]["p50"] > 0
-    assert scrape["scrape_ms"]["count"] > 3
+    assert scrape["scrape_ms"]["count"] > 2
     assert scrape["page_lines"] > 100
 
 
@@ -86,9 +73,3 @@ def test_emergency_times_each_stop(report):
     assert [figures[name]["count"] for name in ("scan", "trigger", "silence")] == [5, 2, 2]
     assert min(figures[name]["p50"] for name in ("scan", "trigger")) > 0
     assert figures["silence"]["max"] > -1.0
-
-
-def test_scenes_switches_and_compiles_nothing(report):
-    figures = report("scenes")
-    assert figures["recompiles"] == 0
-    assert figures["switches"] >= figures["overhead of a switch, ms"]["count"] > 0
