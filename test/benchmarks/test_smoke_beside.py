@@ -4,12 +4,13 @@ import contextlib
 import importlib.util
 import inspect
 import os
+import pickle
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import engines, telemetry
+from benchmarks import engines, telemetry, training
 from benchmarks.rig.graph import PerfNodeProcess
 from torchperf_ros.config.build_options import BLOCKS, BuildOptions
 from torchperf_ros.engines.engine import make_runner
@@ -78,7 +79,12 @@ def test_guard_and_ramps_have_figures(run_here):
     assert run_here("ramps", "--seeds 1 --drives 1")
 
 
-def test_training_has_every_way_that_was_asked_for(run_here):
+def test_training_has_every_way_that_was_asked_for(run_here, monkeypatch):
+    def in_process(work, *given):
+        return work(*pickle.loads(pickle.dumps(given)))
+
+    # each has a process of its own for the sake of its memory's figures, and imports torch and its compiler for it
+    monkeypatch.setattr(training, "_in_process", in_process)
     figures = run_here(
         "training",
         "--steps 1 --seeds 1 --judged 1 --ways shipped,packages --models detector --tiers fast --engines onnxruntime"
