@@ -37,8 +37,12 @@ def slope(x: Sequence[float], y: Sequence[float], last_share: float = 1.0) -> tu
     first = round(len(x) * (1.0 - last_share))
     if len(set(x[first:])) < 3:
         return math.nan, math.nan
-    (rise, _), covariance = np.polyfit(x[first:], y[first:], 1, cov=True)
-    return float(rise), math.sqrt(max(0.0, covariance[0, 0]))
+    # not scipy's linregress, whose import takes longer than most benchmarks' smoke runs compute
+    across, up = (np.asarray(each[first:], dtype=float) - np.mean(each[first:]) for each in (x, y))
+    spread = float(across @ across)
+    rise = float(across @ up) / spread
+    left = up - rise * across
+    return rise, math.sqrt(float(left @ left) / (len(left) - 2) / spread)
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
