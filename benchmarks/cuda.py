@@ -27,7 +27,6 @@ from benchmarks.rig.report import Report, say
 
 _NO_CUDA = 3
 _GIB_EACH = 4
-_BEGAN_S = time.monotonic()
 _MOST_JOBS = 16
 _EPILOG = """\
 exit status: 0 all parts did well, 1 some did not, 3 there is no CUDA device
@@ -66,9 +65,9 @@ def main() -> int:
         names = [name for name in names if name not in CUDA_ONLY]
     report = Report("cuda", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
-        ended: dict[str, tuple[str, float]] = {}
+        ended, end_s = dict[str, tuple[str, float]](), time.monotonic() + arguments.within
         for phase in ([name for name in names if name not in LAST], [name for name in names if name in LAST]):
-            ended |= _run(phase, arguments, Path(folder))
+            ended |= _run(phase, arguments, Path(folder), end_s)
         found = {name: json.loads(file.read_text(encoding="utf-8"))
                  for name in ended if (file := Path(folder, f"{name}.json")).exists()}  # fmt: skip
         logs = {name: file.read_text(encoding="utf-8", errors="replace")[-8000:]
@@ -76,7 +75,7 @@ def main() -> int:
     return _show(report, ended, found, logs)
 
 
-def _run(names: list[str], arguments: argparse.Namespace, folder: Path) -> dict[str, tuple[str, float]]:
+def _run(names: list[str], arguments: argparse.Namespace, folder: Path, end_s: float) -> dict[str, tuple[str, float]]:
     """How each part ended, and after how many seconds; some run at once, none outlives its time or everybody's."""
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))
@@ -88,7 +87,7 @@ def _run(names: list[str], arguments: argparse.Namespace, folder: Path) -> dict[
 
     def run(name: str) -> tuple[str, float]:
         began = time.monotonic()
-        left_s = min(_BEGAN_S + arguments.within - began, arguments.part_within)
+        left_s = min(end_s - began, arguments.part_within)
         if left_s <= 0:
             return "left out: no time", math.nan
         say(f"{name} begins")

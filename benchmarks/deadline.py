@@ -17,13 +17,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_stage, arguments_of
+from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
 from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
 from benchmarks.rig.graph import CameraProcess, Graph, NaiveProcess, PerfNodeProcess, injected, model_options, sabotaged
 from benchmarks.rig.report import Report, Target, say
 
-_OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive, SCHED_FIFO"
+_OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive-fifo"
 _PRIORITY = 10  # the parameter realtime_priority's default
 _FIRST_HANG_S, _EVERY_S = 4.0, 10.0
 _SHOWN = {
@@ -77,7 +77,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     report = Report("deadline", arguments)
     options = model_options(arguments.model_ms, arguments.device)
-    totals = {name: Total() for name in (_OURS, _NAIVE, _NAIVE_FIFO)}
+    totals = {name: Total() for name in (_OURS, *arguments.beside)}
     seconds = min(arguments.slice, arguments.seconds)
     turns = max(1, round(arguments.seconds / seconds))
     for turn in range(turns):
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--margin-ms", type=float, default=1.0,
                         help="how long before the deadline the naive node stops waiting (default 1)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=1, help="of the faults; each turn has the next one (default 1)")
+    add_some(parser, "--beside", (_NAIVE, _NAIVE_FIFO))
     parser.add_argument("--no-recorder", action="store_true", help="no black box, records and watch beside the node")
     parser.add_argument("--no-faults", action="store_true", help="inject nothing")
     return parser

@@ -3,9 +3,9 @@
 `kills`: for each kind of backup, the worker that computed the last output is killed by SIGKILL while it runs a frame.
 Counted are the frames from then on to the first result of another process: answered by a fallback (the last result, a
 stop), by the backup's own fresh result, or not at all; and the time from the kill to that result's publication. Kills
-are as far apart as it takes for every worker to be back and to have served for 5 s.
+are as far apart as it takes for every worker to be back and to have served for 5 s. The adapter is that of `frames`.
 
-`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_adapter.py`): 0 for
+`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_faults.py`): 0 for
 none. Each fault gets a stream of its own with one poisonous frame in it, once every worker is back. Counted are, of the
 whole stream, the frames that were not answered from themselves (by the runner or the standby), those that got no
 answer, and the lateness of every answer; and the time from the poisonous frame's stamp to the next fresh answer.
@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_some, add_stage, arguments_of
-from benchmarks.rig.bench_stage import ADAPTER, OURS
+from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import match
 from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Observer
-from benchmarks.rig.poison_adapter import FAULTS
+from benchmarks.rig.poison_faults import FAULTS
 from benchmarks.rig.report import Report, Target, say, shown
 from torchperf_ros.frame.outcome import Fallback
 
@@ -116,9 +116,8 @@ class Killer:
 
 
 def main() -> int:
-    parts = {"kills": _kills, "frames": _frames}
     parser = arguments_of(__doc__ or "", _EPILOG)
-    add_some(parser, "--parts", parts)
+    add_some(parser, "--parts", ("kills", "frames"))
     parser.add_argument("--times", type=int, default=3, help="for each kind of backup, and each fault (default 3)")
     add_camera(parser)
     add_stage(parser, budget_ms=40.0)
@@ -134,23 +133,30 @@ def main() -> int:
     frames.add_argument("--seconds", type=float, default=4.0, help="of each stream (default 4)")
     add_backup(frames)
     arguments = parser.parse_args()
-    Report("failover", arguments).finish_parts(arguments, parts)
+    report = Report("failover", arguments)
+    kills: dict[str, list[Failover]] = {}
+    frames: dict[str, list[Poisoned]] = {}
+    killed = arguments.backups if "kills" in arguments.parts else []
+    poisoned = [arguments.backup] if "frames" in arguments.parts else []
+    for backup in dict.fromkeys([*killed, *poisoned]):
+        with Streaming(arguments, adapter=_POISONED, backup=backup, budget_from=arguments.budget_from) as streaming:
+            if backup in killed:
+                kills[backup] = _failovers(streaming, arguments, backup)
+            if backup in poisoned:
+                frames = _poisons(streaming, arguments)
+    figures, targets = dict[str, Any](), list[Target]()
+    if kills:
+        figures["kills"], targets = _show_kills(report, kills), kill_targets(kills)
+    if frames:
+        figures["frames"] = _show_frames(report, frames, arguments)
+        targets += _frame_targets(frames, arguments.backup)
+    report.finish(figures, targets)
     return 0
 
 
-def _kills(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    found = {backup: _failovers(backup, arguments) for backup in arguments.backups}
-    return _show_kills(report, found), kill_targets(found)
-
-
-def _failovers(backup: str, arguments: argparse.Namespace) -> list[Failover]:
+def _failovers(streaming: Streaming, arguments: argparse.Namespace, backup: str) -> list[Failover]:
     luck = random.Random(f"{arguments.seed}/{backup}")
-    with _streaming(arguments, ADAPTER, backup) as streaming:
-        return [_failover(streaming, arguments, backup, number, luck) for number in range(arguments.times)]
-
-
-def _streaming(arguments: argparse.Namespace, adapter: str, backup: str) -> Streaming:
-    return Streaming(arguments, adapter=adapter, backup=backup, budget_from=arguments.budget_from)
+    return [_failover(streaming, arguments, backup, number, luck) for number in range(arguments.times)]
 
 
 def _failover(
@@ -216,16 +222,15 @@ def kill_targets(found: dict[str, list[Failover]]) -> list[Target]:
     return targets
 
 
-def _frames(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+def _poisons(streaming: Streaming, arguments: argparse.Namespace) -> dict[str, list[Poisoned]]:
     found: dict[str, list[Poisoned]] = {fault: [] for fault in arguments.faults}
-    with _streaming(arguments, _POISONED, arguments.backup) as streaming:
-        for number in range(arguments.times):
-            for fault in arguments.faults:
-                say(f"{fault}: {number + 1} of {arguments.times}")
-                streaming.node.wait_ready()
-                streaming.graph.observer.listen(_POISON_SETTLE_S)
-                found[fault].append(_poison(streaming, arguments, fault))
-    return _show_frames(report, found, arguments), _frame_targets(found, arguments.backup)
+    for number in range(arguments.times):
+        for fault in arguments.faults:
+            say(f"{fault}: {number + 1} of {arguments.times}")
+            streaming.node.wait_ready()
+            streaming.graph.observer.listen(_POISON_SETTLE_S)
+            found[fault].append(_poison(streaming, arguments, fault))
+    return found
 
 
 def _poison(streaming: Streaming, arguments: argparse.Namespace, fault: str) -> Poisoned:

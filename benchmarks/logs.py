@@ -9,12 +9,12 @@ model. The overhead of a frame is the time from one frame to the next, less the 
 the copy into shared memory, two processes waking each other, the row that is kept. It is replayed once more, then one
 twice as long, and the memory of the replaying process is read at the end of each.
 
-`many`: whether logs that are replayed side by side take a share of the time. Every log is replayed alone, as
-`torchperf replay LOG` does it, and on a cluster of one worker, in turns, so that both meet the same machine. What a log
-takes alone besides its frames (starting workers, importing torch, hashing the log, writing results) is the fixed cost
-of a replay, wherever it runs; what it takes longer on the cluster is the cost of distribution, in time and in processor
-time of all processes; on a busy machine the latter says more. Then all logs are replayed by clusters of one worker and
-of more, whose start and end come once and have columns of their own.
+`many`: whether logs that are replayed side by side take a share of the time. All logs are replayed by clusters of one
+worker and of more, whose start and end come once and have columns of their own. On that of one worker every log is then
+replayed once more, in turns with a replay alone, as `torchperf replay LOG` does it, so that both meet the same machine.
+What a log takes alone besides its frames (starting workers, importing torch, hashing the log, writing results) is the
+fixed cost of a replay, wherever it runs; what it takes longer on the cluster is the cost of distribution, in time and
+in processor time of all processes; on a busy machine the latter says more.
 
 `play`: a log of images and of odometry at 200 Hz, not compressed and compressed, is played by `torchperf play` to
 nobody. What goes out more than 5 ms after it is due is late. Then the same while other processes keep every core busy
@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -44,16 +45,18 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.arguments import add_camera, add_some, arguments_of
-from benchmarks.rig.bare_stage import IMAGE, image_cdr, write_images, write_log
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
+from benchmarks.rig.images import IMAGE, image_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
 from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
+from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.world.road_scene import ODOMETRY_TYPE, odometry_cdr
@@ -65,10 +68,12 @@ _OVERHEAD_MS, _GROWTH_MIB = 0.5, 16.0
 _PACE: Final = "fast"
 _MANY_SIZE: Final = "320x240"
 _OF_LINEAR, _EACH_S = 0.9, 0.1
-_IDLE_S, _NOTHING = 5.0, 50  # seconds in which a cluster has nothing to do, and tasks that do nothing
+_NOTHING = 50  # tasks
 _LONGER: Final = "on a cluster: longer by"
 _MORE: Final = "on a cluster: processor time more by"
 _ODOMETRY_HZ: Final = 200
+_COMPRESSIONS: Final = ("none", "zstd")
+_BEGIN_NS: Final = 1_700_000_000 * NS_PER_S  # of a log
 _SUMMARY: Final = re.compile(r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
 _EPILOG = """\
 targets: a replay's overhead at 1280x720 p50 <= 0.5 ms, its memory flat; as many times the logs per minute as there are
@@ -92,9 +97,11 @@ def main() -> int:
     many.add_argument("--logs", type=int, default=12, help=f"how many, of images of {_MANY_SIZE} (default 12)")
     many.add_argument("--model-ms", type=float, default=10.0, help="inference time (default 10; 0: the smallest)")
     many.add_argument("--parallel", type=int, nargs="+", default=[1, 2], help="logs at a time (default 1 2)")
+    many.add_argument("--idle", type=float, default=5.0, help="seconds of a cluster with nothing to do (default 5)")
     play = parser.add_argument_group("play")
     play.add_argument("--seconds", type=float, default=20.0, help="of the log (default 20)")
     play.add_argument("--busy", type=int, default=4, help="processes for each core that keep it busy (default 4)")
+    add_some(play, "--compressions", _COMPRESSIONS)
     arguments = parser.parse_args()
     report = Report("logs", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_logs_") as folder:
@@ -103,9 +110,22 @@ def main() -> int:
     return 0
 
 
+def _write_log(path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False) -> None:
+    """Topic, type, time in ns from the log's begin and CDR bytes of each message, which is stamped with that time."""
+    with OutputLog(path, compress) as log:
+        for topic, type_name, t_ns, data in messages:
+            log.write(topic, type_name, restamped(data, _BEGIN_NS + t_ns), _BEGIN_NS + t_ns)
+        log.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def _images(path: Path, frames: int, size: str) -> None:
+    """Images of noise at 30 Hz, not compressed."""
     say(f"writing {frames} images")
-    write_images(path, frames, *(int(word) for word in size.split("x")))
+    width, height = (int(word) for word in size.split("x"))
+    image = image_cdr(width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8))
+    _write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
 
 
 def _stage(model_ms: float) -> dict[str, object]:
@@ -229,17 +249,29 @@ def _many(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
     # one worker process and one thread: what one core can do, whatever else there is
     values = {**_stage(arguments.model_ms), "worker_threads": 1, "perception.backup": "none"}
     options = ReplayOptions(pace=_PACE, overrides=values)
-    say("alone and on a cluster of one worker, in turns")
-    costs = {what: _spread(values) for what, values in _in_turns(folder / "turns", logs, options).items()}
-    report.table("What a log costs, s", ("", "p50", "p25", "p75", "min", "max"),
-                 [[what, *found.values()] for what, found in costs.items()])  # fmt: skip
+    costs: dict[str, dict[str, float]] = {}
     clusters: dict[int, dict[str, float]] = {}
     for workers in sorted({1, *arguments.parallel}):
         say(f"with {workers} at a time")
-        found = clusters[workers] = _cluster(folder / str(workers), logs, options, workers)
+        began_s = time.monotonic()
+        with open_cluster(BatchOptions(folder, parallel=workers), _PACE, len(logs)) as cluster:
+            cluster.client.submit(int).result()
+            ready_s = time.monotonic()
+            _hand_out(cluster, _tasks(folder / str(workers), logs, options, workers))
+            done_s = time.monotonic()
+            if workers == 1:
+                say("alone and on the cluster of one worker, in turns")
+                found_s = _in_turns(folder / "turns", cluster, logs, options, arguments.idle)
+                costs = {what: _spread(values) for what, values in found_s.items()}
+            ending_s = time.monotonic()
+        found = clusters[workers] = {
+            "start_s": ready_s - began_s, "run_s": done_s - ready_s, "end_s": time.monotonic() - ending_s,
+        }  # fmt: skip
         found["logs_per_minute"] = len(logs) / found["run_s"] * 60
         found["times_as_fast"] = clusters[1]["run_s"] / found["run_s"]
         found["of_linear"] = found["times_as_fast"] / workers
+    report.table("What a log costs, s", ("", "p50", "p25", "p75", "min", "max"),
+                 [[what, *figures.values()] for what, figures in costs.items()])  # fmt: skip
     columns = ("workers", "start s", "logs s", "end s", "logs/min", "times one", "of linear")
     report.table(f"{len(logs)} logs", columns, [[workers, *found.values()] for workers, found in clusters.items()])
     return {"costs": costs, "clusters": clusters}, [
@@ -260,29 +292,30 @@ def _tasks(folder: Path, logs: Sequence[FoundLog], options: ReplayOptions, besid
     return [LogTask(log, options, folder, run_folder, "", beside=beside) for log in logs]
 
 
-def _in_turns(folder: Path, logs: Sequence[FoundLog], options: ReplayOptions) -> dict[str, list[float]]:
+def _in_turns(
+    folder: Path, cluster: Cluster, logs: Sequence[FoundLog], options: ReplayOptions, idle_s: float
+) -> dict[str, list[float]]:
     """What logs cost in this process and on a cluster of one worker, in s."""
-    with open_cluster(BatchOptions(folder, parallel=1), _PACE, len(logs)) as cluster:
 
-        def alone(task: LogTask) -> None:
-            _check(replay_one(task))
+    def alone(task: LogTask) -> None:
+        _check(replay_one(task))
 
-        def handed(task: LogTask) -> None:
-            _hand_out(cluster, [task])
+    def handed(task: LogTask) -> None:
+        _hand_out(cluster, [task])
 
-        found: dict[Callable[[LogTask], None], list[_Cost]] = {alone: [], handed: []}
-        for number, log in enumerate(logs):
-            for act in (alone, handed) if number % 2 else (handed, alone):  # neither is always the first
-                (task,) = _tasks(folder / act.__name__, (log,), options, 1)
-                found[act].append(_cost(act, task))
-        nothing_s = []
-        for number in range(_NOTHING):
-            at_s = time.monotonic()
-            cluster.client.submit(int, number, pure=False).result()
-            nothing_s.append(time.monotonic() - at_s)
-        idle_s = _processor_s()
-        time.sleep(_IDLE_S)
-        idle_s = (_processor_s() - idle_s) / _IDLE_S
+    found: dict[Callable[[LogTask], None], list[_Cost]] = {alone: [], handed: []}
+    for number, log in enumerate(logs):
+        for act in (alone, handed) if number % 2 else (handed, alone):  # neither is always the first
+            (task,) = _tasks(folder / act.__name__, (log,), options, 1)
+            found[act].append(_cost(act, task))
+    nothing_s = []
+    for number in range(_NOTHING):
+        at_s = time.monotonic()
+        cluster.client.submit(int, number, pure=False).result()
+        nothing_s.append(time.monotonic() - at_s)
+    before_s = _processor_s()
+    time.sleep(idle_s)
+    idle = (_processor_s() - before_s) / idle_s
     pairs = list(zip(found[alone], found[handed], strict=True))
     return {
         "a log alone": [one.wall_s for one, _ in pairs],
@@ -292,7 +325,7 @@ def _in_turns(folder: Path, logs: Sequence[FoundLog], options: ReplayOptions) ->
         _LONGER: [other.wall_s - one.wall_s for one, other in pairs],
         _MORE: [other.cpu_s - one.cpu_s for one, other in pairs],
         "a task that does nothing": nothing_s,
-        "a cluster that has nothing to do: processor time per s": [idle_s],
+        "a cluster that has nothing to do: processor time per s": [idle],
     }
 
 
@@ -317,17 +350,6 @@ def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
     replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), lambda _log, how, _again: _check(how))
 
 
-def _cluster(folder: Path, logs: Sequence[FoundLog], options: ReplayOptions, workers: int) -> dict[str, float]:
-    """Seconds to start a cluster, to replay all logs on it, and to end it."""
-    began_s = time.monotonic()
-    with open_cluster(BatchOptions(folder, parallel=workers), _PACE, len(logs)) as cluster:
-        cluster.client.submit(int).result()
-        ready_s = time.monotonic()
-        _hand_out(cluster, _tasks(folder, logs, options, workers))
-        done_s = time.monotonic()
-    return {"start_s": ready_s - began_s, "run_s": done_s - ready_s, "end_s": time.monotonic() - done_s}
-
-
 def _check(ended: Ended) -> None:
     if ended.reason:
         raise SystemExit(f"a log was not replayed: {ended.reason}\n{ended.traceback}")
@@ -335,7 +357,7 @@ def _check(ended: Ended) -> None:
 
 def _play(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     figures: dict[str, Any] = {}
-    for name in ("none", "zstd"):
+    for name in arguments.compressions:
         log = arguments.folder / f"{name}.mcap"
         say(f"writing {arguments.seconds:g} s, compression {name}")
         _write(log, arguments, compress=name == "zstd")
@@ -386,7 +408,7 @@ def _write(path: Path, arguments: argparse.Namespace, *, compress: bool) -> None
         ("/image", IMAGE, t_ns, image) if is_image else ("/odom", ODOMETRY_TYPE, t_ns, odometry_cdr(t_ns / NS_PER_S))
         for t_ns, is_image in sorted(times)
     )
-    write_log(path, messages, compress=compress)
+    _write_log(path, messages, compress=compress)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ looking once a day.
 
 import argparse
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import sys
@@ -137,10 +138,13 @@ def main() -> int:
     report = Report("rollout", arguments)
     figures: dict[str, dict[str, object]] = {"null": {}, "rollouts": {}}
     targets, rows = [], []
-    with concurrent.futures.ProcessPoolExecutor(arguments.workers) as pool:
+    with contextlib.ExitStack() as stack:
+        each = map
+        if arguments.workers > 1:
+            each = stack.enter_context(concurrent.futures.ProcessPoolExecutor(arguments.workers)).map
         for name, fleet in NULL_FLEETS.items():
             say(f"{arguments.fleets} fleets on which nothing differs: {name}")
-            found = list(pool.map(decisions, itertools.repeat(fleet), range(arguments.fleets), chunksize=5))
+            found = list(each(decisions, itertools.repeat(fleet), range(arguments.fleets)))
             shares = [100 * float(np.mean([one[column] for one in found])) for column in (0, 1)]
             figures["null"][name] = dict(zip(("margin_0", "margins"), shares, strict=True))
             targets.append(Target(f"false decisions, {name}", shares[0], "<=", 5.0, "%"))
@@ -151,8 +155,7 @@ def main() -> int:
         for kind in arguments.candidates.split(","):
             count = arguments.same if kind in {"same", "better"} else arguments.rollouts
             say(f"{count} roll-outs of a candidate of kind {kind}")
-            found = list(pool.map(one_rollout, itertools.repeat(kind), itertools.repeat(arguments.vehicles),
-                                  range(count)))  # fmt: skip
+            found = list(each(one_rollout, itertools.repeat(kind), itertools.repeat(arguments.vehicles), range(count)))
             once = one_rollout(kind, arguments.vehicles, 0, at_once=True)
             stopped = [one for one in found if one["stopped"]]
             early = 100 * sum(one["step"] <= 2 for one in stopped) / count  # step 2 is the one of 5 %

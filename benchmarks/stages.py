@@ -14,6 +14,7 @@ workers share with the process that they are forked from; RSS counts them whole 
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import threading
@@ -24,10 +25,11 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.rig.arguments import add_device, add_some, add_stage, arguments_of
-from benchmarks.rig.bare_stage import BareStage, at_pace, noise_cdr
+from benchmarks.rig.bare_stage import BareStage, at_pace
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
+from benchmarks.rig.images import noise_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.message_types import empty_message, encode
@@ -40,7 +42,7 @@ from torchperf_ros.workers.shared_process import share_processes
 
 _PRIORITIES: Final = {"alone": "", "beside an equal": "equal", "beside a lower one": "lower"}
 _LARGEST_RISE: Final = 0.1  # percentage points
-_SHARED: Final = tuple((backup, worker) for backup in ("standby", "none") for worker in ("own", "shared"))
+_BACKUPS, _WORKERS = ("standby", "none"), ("own", "shared")
 _MARKERS, _ODOMETRY = "visualization_msgs/msg/MarkerArray", "nav_msgs/msg/Odometry"
 _MEMORY: Final = ("uss", "pss", "rss")
 _MIB: Final = 1 << 20
@@ -71,6 +73,7 @@ def main() -> int:
     own = parser.add_argument_group("shared")
     own.add_argument("--image-rate", type=float, default=15.0, help="images per second (default 15)")
     own.add_argument("--size", default="640x480", help="of the images, rgb8 (default 640x480)")
+    add_some(own, "--backups", _BACKUPS)
     add_device(parser)
     arguments = parser.parse_args()
     Report("stages", arguments).finish_parts(arguments, parts)
@@ -128,6 +131,7 @@ class _Prioritised:
     """The higher stage, an equal one and a lower one, and what drives them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        self._settle_s = min(_SETTLE_S, arguments.slice)
         self._rates = {"higher": arguments.rate, "equal": arguments.lower_rate, "lower": arguments.lower_rate}
         own = {"adapter": ADAPTER, "engine": "eager", "backup": "none", "tiers": [TIERS[0]], "fallback": ["hold_last"]}
         stages = {
@@ -145,8 +149,8 @@ class _Prioritised:
     def start(self) -> None:
         for stage in self._stages.values():
             stage.start()
-        self.drive("lower", _SETTLE_S)
-        self.drive("equal", _SETTLE_S)
+        for other in ("lower", "equal"):
+            self.drive(other, self._settle_s)
 
     def drive(self, other: str, seconds: float) -> dict[str, list[Answer]]:
         """Frames for the higher stage, and for the other one if there is one; what they were answered with."""
@@ -172,10 +176,11 @@ class _Prioritised:
 
 def _shared(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     image = noise_cdr(*map(int, arguments.size.split("x")))
-    answers: dict[str, dict[str, list[Answer]]] = {", ".join(arm): {} for arm in _SHARED}
+    arms = list(itertools.product(arguments.backups, _WORKERS))
+    answers: dict[str, dict[str, list[Answer]]] = {", ".join(arm): {} for arm in arms}
     memory: dict[str, list[dict[str, float]]] = {arm: [] for arm in answers}
     for turn in range(_turns(arguments)):
-        for arm, (backup, worker) in zip(answers, _SHARED, strict=True):
+        for arm, (backup, worker) in zip(answers, arms, strict=True):
             say(f"turn {turn + 1} of {_turns(arguments)}: backup {backup}, worker {worker}")
             found, used = _drive(_shared_config(arguments, backup, worker), image, arguments)
             memory[arm].append(used)
@@ -198,7 +203,7 @@ def _shared(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, An
           {f"{arm}: {stage}": found for arm, stages in figures.items() for stage, found in stages.items()})  # fmt: skip
     return {arm: {"memory_mib": used_mib[arm], "stages": figures[arm]} for arm in answers}, [
         Target(f"with a standby, {kind.upper()} of shared workers, of that of own ones", value, "<=", _MOST_SHARE)
-        for kind, value in of_own["standby, shared"].items()
+        for kind, value in of_own.get("standby, shared", {}).items()
     ]
 
 
@@ -232,7 +237,7 @@ def _drive(
             stage.until(
                 lambda pool=pool: all(w is not None and w.usable for w in pool.workers), "all workers are ready"
             )
-        at_pace(2 * _SETTLE_S, arguments.image_rate, offer)
+        at_pace(min(2 * _SETTLE_S, arguments.slice), arguments.image_rate, offer)
         begun = [len(stage.answers) for stage in stages]
         at_pace(arguments.slice, arguments.image_rate, offer)
         used = _memory({worker.pid for stage in stages for worker in stage.actor.pool.everyone})

@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from scipy import stats
 
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
@@ -203,6 +202,8 @@ def _interval(values: Any) -> tuple[float, float]:
     """Of the mean, 95 %; NaN from one value."""
     if len(values) < 2:
         return float("nan"), float("nan")
+    from scipy import stats  # takes as long to import as the rest: not in each process that trains or builds
+
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean() - half), float(values.mean() + half)
 

@@ -1,54 +1,18 @@
-"""Stages with real workers and without a node; and images, for them and for recorded logs."""
+"""Stages with real workers and without a node."""
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-
+from benchmarks.rig.images import image_cdr
 from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.config.message_types import empty_message, encode, header
-from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import Answer, Frame, restamped
-from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
 
-IMAGE: Final = "sensor_msgs/msg/Image"
 HEIGHT, WIDTH = 72, 128
-_START_NS: Final = 1_700_000_000 * NS_PER_S  # of a log
-
-
-def image_cdr(width: int, height: int, pixels: np.ndarray | None = None) -> bytes:
-    """CDR bytes of an rgb8 image, with a zero stamp; the pixels, black unless given, come last."""
-    data = np.zeros(height * width * 3, np.uint8) if pixels is None else pixels
-    own = {"height": height, "width": width, "encoding": "rgb8", "step": width * 3, "data": data}
-    return bytes(encode(empty_message(IMAGE, header=header(0, "camera"), **own), IMAGE))
-
-
-def noise_cdr(width: int, height: int, seed: int = 0) -> bytes:
-    """The same, of noise."""
-    return image_cdr(width, height, np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8))
-
-
-def write_log(path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False) -> None:
-    """Topic, type, time in ns from the log's begin and CDR bytes of each message, which is stamped with that time."""
-    with OutputLog(path, compress) as log:
-        for topic, type_name, t_ns, data in messages:
-            log.write(topic, type_name, restamped(data, _START_NS + t_ns), _START_NS + t_ns)
-        log.close()
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def write_images(path: Path, frames: int, width: int, height: int) -> None:
-    """Images of noise at 30 Hz, not compressed."""
-    image = image_cdr(width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8))
-    write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
 
 
 def at_pace(seconds: float, rate: float, act: Callable[[int], None]) -> None:

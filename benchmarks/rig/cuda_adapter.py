@@ -6,7 +6,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from benchmarks.rig.poison_adapter import FAULTS, PoisonAdapter
+from benchmarks.rig.poison_adapter import PoisonAdapter
+from benchmarks.rig.poison_faults import FAULTS
 from torchperf_ros.model.adapter import Received
 
 _TOO_LARGE: Final = 1 << 50  # bytes; more than any card has, so that nothing of others is taken

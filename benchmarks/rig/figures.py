@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import linregress
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
 
@@ -38,8 +37,12 @@ def slope(x: Sequence[float], y: Sequence[float], last_share: float = 1.0) -> tu
     first = round(len(x) * (1.0 - last_share))
     if len(set(x[first:])) < 3:
         return math.nan, math.nan
-    found = linregress(x[first:], y[first:])
-    return float(found.slope), float(found.stderr)
+    # not scipy's linregress, whose import takes longer than most benchmarks' smoke runs compute
+    across, up = (np.asarray(each[first:], dtype=float) - np.mean(each[first:]) for each in (x, y))
+    spread = float(across @ across)
+    rise = float(across @ up) / spread
+    left = up - rise * across
+    return rise, math.sqrt(float(left @ left) / (len(left) - 2) / spread)
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
