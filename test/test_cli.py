@@ -41,12 +41,14 @@ assert not loaded, loaded
 def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_is_cut_off(columns: str) -> None:
     program = r"""
 import re
+from click.testing import CliRunner
 from typer.main import get_command
-from typer.testing import CliRunner
 from torchperf_ros.cli import main as cli
 
+whole = get_command(cli.app)
+
 def look(command, words):
-    result = CliRunner().invoke(cli.app, [*words, "--help"])
+    result = CliRunner().invoke(whole, [*words, "--help"])
     assert result.exit_code == 0, result.output
     cut = [line for line in result.output.splitlines() if re.search(chr(0x2026) + r"|\w\.\.\.$", line)]
     names = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
@@ -54,7 +56,7 @@ def look(command, words):
     for name, inner in getattr(command, "commands", {}).items():
         look(inner, [*words, name])
 
-look(get_command(cli.app), [])
+look(whole, [])
 """
     done = python(program, COLUMNS=columns)
     assert done.returncode == 0, done.stderr

@@ -60,8 +60,10 @@ def test_given_a_changed_output_then_rules_decide_and_the_command_that_is_named_
     assert shown in text
     (command,) = {line.partition("refreshes it: ")[2] for line in text.splitlines() if "refreshes it: " in line}
 
-    refreshed = pytester.run(*shlex.split(command))
-    refreshed.stdout.fnmatch_lines(["golden outputs: test/golden/test_drive.test_low_sun.mcap has 40 outputs"])
+    program, *arguments = shlex.split(command)
+    status, text = run(pytester, *arguments)
+    assert (program, status) == ("pytest", 0), text
+    assert "golden outputs: test/golden/test_drive.test_low_sun.mcap has 40 outputs" in text
     status, text = run(pytester)
     assert status == 0, text
     assert "older" not in text

@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
 from torchperf_ros.runs.run_file import read_run
+from torchperf_ros.stage.stage_input import StageInput
 
 from .conftest import drive, one_stage, write_points
 
@@ -93,19 +92,21 @@ def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is
     assert list(tmp_path.iterdir()) == []
 
 
-def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(tmp_path):
-    log = write_points(tmp_path / "drive", drive(2000))
+def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(log, tmp_path, monkeypatch):
+    given, receive = [], StageInput.receive
+
+    def interrupted(self, data):
+        given.append(data)
+        if len(given) == 16:
+            signal.raise_signal(signal.SIGINT)
+        receive(self, data)
+
+    monkeypatch.setattr(StageInput, "receive", interrupted)
     run = tmp_path / "run.json"
-    command = [sys.executable, "-m", "torchperf_ros.cli", "replay", log, *sets(), "--pace", "real", "--json", run]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        for line in child.stderr:
-            if line.startswith("drive: at "):
-                break
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    assert child.returncode == 1, err
-    assert "interrupted: the results reach up to there" in err
-    assert f"wrote {run}" in out
+    done = torchperf(log, *sets(), "--json", run)
+    assert done.exit_code == 1, done.output
+    assert "interrupted: the results reach up to there" in done.output
+    assert f"wrote {run}" in done.output.replace("\n", "")
     assert not read_run(run).summary["complete"]
 
 

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -152,3 +152,9 @@ def test_given_guards_of_steps_when_the_step_is_on_then_they_hold_from_there_on(
 )
 def test_given_figures_when_a_limit_is_passed_then_it_is_named_with_the_figure(figures, text):
     assert broken_guard(Guards(), figures) == text
+
+
+def test_given_figures_of_two_times_when_added_then_every_count_is_their_sum_and_the_trend_the_later_ones():
+    first, later = (Figures(**{one.name: by + at for at, one in enumerate(fields(Figures))}) for by in (1, 100))
+    sums = {one.name: 101 + 2 * at for at, one in enumerate(fields(Figures))}
+    assert first + later == Figures(**sums | {"memory_mib_per_h": later.memory_mib_per_h})

@@ -9,6 +9,7 @@ import pytest
 
 from torchperf_ros.rollout.plan import Step
 from torchperf_ros.rollout.records import read_records, record_files
+from torchperf_ros.rollout.targeting import bucket_percent
 from torchperf_ros.rollout.vehicle import Role, RolloutStateError
 from torchperf_ros.rollout.vehicle_state import STATE_FILE, load_state
 
@@ -111,7 +112,8 @@ def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_othe
     begun.look()
     begun.begins_trial()
     begun.minute(minute())
-    other = next(f"car-x{n}" for n in range(9999) if desk.vehicle(f"car-x{n}").look().role is Role.SERVING)
+    other = next(f"car-x{n}" for n in range(9999) if bucket_percent(plan.name, f"car-x{n}") < plan.share)
+    assert desk.vehicle(other).look().role is Role.SERVING
     desk.publish(plan.held(NOW))
     assert begun.look().role is Role.SERVING
     assert desk.vehicle(other).look().why.endswith("the roll-out is held, and no vehicle begins")

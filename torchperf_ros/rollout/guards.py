@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from torchperf_ros.frame.errors import TorchperfError
@@ -82,8 +82,11 @@ class Figures:
 
     def __add__(self, other: "Figures") -> "Figures":
         """Counts of both; the trend of the later one."""
-        sums = {one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)}
-        return Figures(**{**sums, "memory_mib_per_h": other.memory_mib_per_h})
+        return Figures(
+            self.frames + other.frames, self.deaths + other.deaths, self.refused + other.refused,
+            self.safe_stops + other.safe_stops, self.misses + other.misses, other.memory_mib_per_h,
+            self.disagreements + other.disagreements, self.compared + other.compared,
+        )  # fmt: skip
 
 
 def broken_guard(guards: Guards, figures: Figures) -> str:

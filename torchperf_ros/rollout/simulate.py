@@ -287,11 +287,12 @@ class Fleet:
     ) -> "Values":
         """How many minutes of the half hour each vehicle keeps the candidate, by its own guards."""
         limits, lasted = plan.limits, np.full(len(chosen), STRETCH_BLOCKS)
-        for row, one in enumerate(chosen.tolist()):
+        of_all = zip(chosen.tolist(), deaths.sum(axis=1).tolist(), misses.sum(axis=1).tolist(), leak.tolist(),
+                     strict=True)  # fmt: skip
+        for row, (one, died, missed, grown) in enumerate(of_all):
             before = self._before[one]  # of the half hour before: together they are the last hour
-            known = leak[row] if before.frames else math.nan  # a trend needs half an hour
-            whole = Figures(self._minutes.frames * STRETCH_BLOCKS, int(deaths[row].sum()), 0, 0,
-                            int(misses[row].sum()), known)  # fmt: skip
+            known = grown if before.frames else math.nan  # a trend needs half an hour
+            whole = Figures(self._minutes.frames * STRETCH_BLOCKS, died, 0, 0, missed, known)
             if broken_guard(limits, before + whole):
                 for minute in range(1, STRETCH_BLOCKS + 1):
                     part = Figures(self._minutes.frames * minute, int(deaths[row, :minute].sum()), 0, 0,

@@ -4,6 +4,7 @@ It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collect
 the reason of each.
 """
 
+import functools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -236,19 +237,27 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
+@functools.cache  # the numbers of points in a window are few, and making the indices takes longer than the tests do
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Places of the first and of the second point of every pair."""
+    first, second = np.triu_indices(n, 1)
+    return first, second
+
+
 def theil_sen_slope(times: _Array, values: _Array) -> float:
     """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
 
     Both have the shape (n,), n >= 2; times rise.
     """
-    first, second = np.triu_indices(len(times), 1)
+    first, second = _pairs(len(times))
     return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
 
 
 def mann_kendall_p(values: _Array) -> float:
     """One-sided p-value of the Mann-Kendall test against "no growth"; `values`: shape (n,), in order of time."""
     n = len(values)
-    score = float(np.sum(np.sign(values[None, :] - values[:, None])[np.triu_indices(n, 1)]))
+    first, second = _pairs(n)
+    score = float(np.sum(np.sign(values[second] - values[first])))
     return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
 
 
