@@ -58,7 +58,7 @@ class RoadScene:
         """Draw the backgrounds of images of so many pixels."""
         self._width, self._height = width, height
         self._scale_x, self._scale_y = width / WIDTH, height / HEIGHT
-        self._backgrounds = [self._background(phase * _DASH_PERIOD_M / _PHASES) for phase in range(_PHASES)]
+        self._backgrounds = self._draw_backgrounds()
         image = empty_message(
             IMAGE_TYPE, header=header(0, "camera"), height=height, width=width, encoding="rgb8", step=width * 3
         )
@@ -92,27 +92,37 @@ class RoadScene:
         scale_x, scale_y = self._scale_x, self._scale_y
         return round(x0 * scale_x), round(y0 * scale_y), round(x1 * scale_x), round(y1 * scale_y)
 
-    def _background(self, travelled_m: float) -> Pixels:
+    def _draw_backgrounds(self) -> list[Pixels]:
+        """The road without objects, at each phase of the dashes: what does not move is drawn once for all of them."""
         horizon = round(_HORIZON * self._scale_y)
-        image = np.empty((self._height, self._width, 3), np.uint8)
-        rows = np.linspace(0, 1, horizon)[:, None, None]
-        image[:horizon] = (1 - rows) * (96, 148, 205) + rows * (206, 222, 234)
         columns = np.arange(self._width) / self._scale_x
-        for (scale, tall), shade in zip(((97.0, 34), (41.0, 18)), ((112, 136, 150), (74, 104, 92)), strict=True):
-            peaks = tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
-            image[:horizon][np.arange(horizon)[:, None] >= horizon - peaks * self._scale_y] = shade
         below = (np.arange(horizon + 1, self._height + 1)[:, None] - horizon) / self._scale_y
         ahead_m = _FOCAL_PX * CAMERA_HEIGHT_M / below
-        lateral_m = (columns[None, :] - WIDTH / 2) * ahead_m / _FOCAL_PX
-        along = (ahead_m + travelled_m) % _DASH_PERIOD_M
-        haze = np.clip(ahead_m / 260.0, 0, 0.6)[..., None]
-        stripe = (along < _DASH_PERIOD_M / 2)[..., None]
-        ground = np.where(stripe, (78, 118, 60), (70, 108, 54)) + np.zeros((1, self._width, 1))
-        ground[np.abs(lateral_m) < _LANE_M * 1.5 + 0.9] = (86, 87, 90)
-        solid = np.abs(np.abs(lateral_m) - _LANE_M * 1.5) < _LINE_M
-        dashed = (np.abs(np.abs(lateral_m) - _LANE_M / 2) < _LINE_M) & (along < _DASH_M)
-        ground[solid | dashed] = (236, 236, 230)
-        image[horizon:] = ground * (1 - haze) + np.array((196, 208, 214)) * haze
+        lateral_m = np.abs((columns[None, :] - WIDTH / 2) * ahead_m / _FOCAL_PX)
+        haze = np.clip(ahead_m / 260.0, 0, 0.6)
+        asphalt, paint, light, dark = (
+            (np.array(rgb) * (1 - haze) + np.array((196, 208, 214)) * haze).astype(np.uint8)
+            for rgb in ((86, 87, 90), (236, 236, 230), (78, 118, 60), (70, 108, 54))
+        )  # one colour for each row
+        ground = np.repeat(asphalt[:, None], self._width, axis=1)
+        _paint(ground, np.abs(lateral_m - _LANE_M * 1.5) < _LINE_M, paint)
+        empty, backgrounds = np.concatenate((self._sky(horizon, columns), ground)), []
+        off_road, dashes = lateral_m >= _LANE_M * 1.5 + 0.9, np.abs(lateral_m - _LANE_M / 2) < _LINE_M
+        for phase in range(_PHASES):
+            along = (ahead_m + phase * _DASH_PERIOD_M / _PHASES) % _DASH_PERIOD_M
+            backgrounds.append(empty.copy())
+            _paint(backgrounds[-1][horizon:], dashes & (along < _DASH_M), paint)
+            _paint(backgrounds[-1][horizon:], off_road, np.where(along < _DASH_PERIOD_M / 2, light, dark))
+        return backgrounds
+
+    def _sky(self, horizon: int, columns: npt.NDArray[np.float64]) -> Pixels:
+        """All above the horizon: sky and hills."""
+        image = np.empty((horizon, self._width, 3), np.uint8)
+        rows = np.linspace(0, 1, horizon)[:, None, None]
+        image[:] = (1 - rows) * (96, 148, 205) + rows * (206, 222, 234)
+        for (scale, tall), shade in zip(((97.0, 34), (41.0, 18)), ((112, 136, 150), (74, 104, 92)), strict=True):
+            peaks = tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
+            image[np.arange(horizon)[:, None] >= horizon - peaks * self._scale_y] = shade
         return image
 
     def _draw(self, image: Pixels, one: SceneObject) -> None:
@@ -120,6 +130,11 @@ class RoadScene:
         for sides_m, rgb in _parts(one.kind, paint):
             left, top, right, bottom = self.box_px(one, sides_m)
             image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] = rgb
+
+
+def _paint(image: Pixels, where: npt.NDArray[np.bool_], rgb: Pixels) -> None:
+    """Give the pixels of a mask [height, width] the colour of their row, [height, 3]."""
+    np.copyto(image, rgb[:, None], where=where[..., None])
 
 
 def point_px(ahead_m: float, right_m: float, high_m: float) -> tuple[float, float]:
