@@ -291,7 +291,9 @@ class Attempt:
             for _ in range(blocks):
                 for count, candidates, who in zip(threads, calls, times, strict=True):
                     torch.set_num_threads(count)
-                    part = time_interleaved(candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most))
+                    part = time_interleaved(
+                        candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most)
+                    )
                     times[who].extend(_pooled(part, who).times_ms)
         torch.set_num_threads(threads[0])
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
