@@ -2,6 +2,7 @@
 
 import torch
 
+from torchperf_ros.engines import package
 from torchperf_ros.model.adapter import Adapter
 
 
@@ -128,7 +129,10 @@ class Sees(Adapter):
 
 
 class Compiled(Adapter):
-    """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null: none."""
+    """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null: none.
+
+    `plain` has this process compile packages in that one variant.
+    """
 
     inputs = {"image": "std_msgs/msg/String"}
     output = "std_msgs/msg/String"
@@ -137,6 +141,8 @@ class Compiled(Adapter):
 
     def __init__(self, options, device):
         self.options = options
+        if options.get("plain"):
+            package._variants = lambda model, *_: {"plain": (model, False)}
 
     def build(self, tier):
         seed = self.options.get("seed", 0)

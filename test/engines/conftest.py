@@ -75,7 +75,7 @@ def adapters():
 class Built:
     """Packages in one cache: static ones of a real compile process, and its end; a dynamic one of this process.
 
-    The dynamic one has been compiled in one variant only: the other takes seconds and says nothing new.
+    Each has been compiled in one variant only, another one: the second takes seconds and says nothing new.
     """
 
     cache: PackageCache
@@ -90,7 +90,7 @@ class Built:
 def built(adapters, tmp_path_factory):
     folder, threads = tmp_path_factory.mktemp("packages") / "cache", torch.get_num_threads()
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
-    process = CompileProcess(job(folder, ["untraceable", "full"]), background=False)
+    process = CompileProcess(job(folder, ["untraceable", "full"], options={"plain": True}), background=False)
     os.umask(umask)
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from torchperf_ros.config.message_types import message_class
-from torchperf_ros.engines.engine import CaptureFailed
+from torchperf_ros.engines.engine import ENGINES, CaptureFailed
 from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Adapter
 
@@ -155,6 +155,15 @@ class Compilable(Controlled):
     def preprocess(self, messages):
         (x, flag), rows = super().preprocess(messages), self._orders(messages["point"]).get("rows", 4)
         return x.expand(rows).contiguous(), flag
+
+
+class CompilableByOne(Compilable):
+    """Its processes know one engine beside eager: the others' builds take many times as long."""
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        for name in set(ENGINES) - {"openvino"}:
+            del ENGINES[name]
 
 
 class HalfCompilable(Compilable):

@@ -11,7 +11,6 @@ import pytest
 
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.packages.compile_process import CompileProcess
-from torchperf_ros.workers.process_setup import set_nice
 
 from .conftest import PATIENCE_S
 
@@ -26,13 +25,19 @@ def say(**fields):
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Run a program as the process; it finds `job` and `say`."""
+def modules(tmp_path, monkeypatch):
+    """A folder whose modules processes find."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
+    return tmp_path
+
+
+@pytest.fixture
+def start(modules):
+    """Run a program as the process; it finds `job` and `say`."""
     processes = []
 
     def make(program, job=None, *, background=False, prefix=START):
-        (tmp_path / "pretend_main.py").write_text(prefix + program, encoding="utf-8")
+        (modules / "pretend_main.py").write_text(prefix + program, encoding="utf-8")
         processes.append(CompileProcess(job or {}, background=background, module="pretend_main"))
         return processes[-1]
 
@@ -172,56 +177,43 @@ def test_given_a_process_that_does_not_read_its_job_when_started_then_its_end_sa
     assert process.death_reason() == "the pretend process ended by exit status 1\nno such thing"
 
 
-@pytest.mark.parametrize(("background", "nice"), [(True, 19), (False, 0)])
-def test_given_the_compiler_itself_when_its_adapter_is_not_there_then_it_says_so_at_its_priority(background, nice):
-    job = {"adapter": "no.such:Adapter", "options": {}, "device": "cpu", "threads": 1, "tiers": ["a", "b"], "build": [],
-           "cache_dir": "", "cache_mib": 64}  # fmt: skip
-    process = CompileProcess(job, background=background)
-    try:
-        seen = set()
-        stop_at = time.monotonic() + PATIENCE_S
-        messages = []
-        while (said := process.listen()) is not None:
-            assert time.monotonic() < stop_at
-            messages += said
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                seen.add(os.getpriority(os.PRIO_PROCESS, process.pid))
-                if background and nice in seen:  # on a busy machine it would take minutes there
-                    set_nice(process.pid, 0)
-            select.select([process.news], [], [], 0.05)
-        (failed,) = messages
+JOB = {"adapter": "no.such:Adapter", "options": {}, "device": "cpu", "threads": 1, "tiers": ["a", "b"], "build": [],
+       "cache_dir": "", "cache_mib": 64}  # fmt: skip
+
+
+def job_of(folder, code):
+    """Has the compiler itself do this in place of building, for which it would import torch."""
+    (folder / "other_work.py").write_text(f"import os, time\ndef do_job(job, say):\n{code}", encoding="utf-8")
+    return JOB | {"does": "other_work", "folder": str(folder)}
+
+
+def test_given_the_compiler_itself_when_its_adapter_is_not_there_then_it_says_so():
+    with contextlib.closing(CompileProcess(JOB, background=False)) as process:
+        (failed,) = process.messages(PATIENCE_S)
         assert (failed["kind"], failed["tier"], failed["unusable"]) == ("failed", "a, b", True)
         assert "importing no.such failed" in failed["text"]
-        assert nice in seen
-        assert background or seen == {0}
         assert process.death_reason().startswith("the compile process ended by exit status 1")
-    finally:
-        process.close()
 
 
-def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(tmp_path):
+@pytest.mark.parametrize(("background", "nice"), [(True, 19), (False, 0)])
+def test_given_the_compiler_itself_when_it_works_then_it_does_so_at_its_priority(modules, background, nice):
+    job = job_of(modules, "    say('nice', nice=os.getpriority(os.PRIO_PROCESS, 0))\n")
+    with contextlib.closing(CompileProcess(job, background=background)) as process:
+        assert list(process.messages(PATIENCE_S)) == [{"kind": "nice", "nice": nice}]
+
+
+def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(modules):
     program = f"""
 import sys
 from torchperf_ros.packages.compile_process import CompileProcess
-process = CompileProcess(dict(adapter='slow_adapter:A', options={{}}, device='cpu', threads=1, tiers=['a'],
-    build=[{{}}], cache_dir={str(tmp_path)!r}, cache_mib=64), background=False)
+process = CompileProcess({job_of(modules, "    say('works'); time.sleep(60)")!r}, background=False)
 while not process.listen():
     pass
 print(process.pid, flush=True)
 sys.stdin.read()
 """
-    (tmp_path / "slow_adapter.py").write_text(
-        "import time\nfrom torchperf_ros.model.adapter import Adapter\n"
-        "class A(Adapter):\n"
-        "    def __init__(self, *args): pass\n"
-        "    def build(self, tier): time.sleep(60)\n"
-        "    example_inputs = preprocess = postprocess = build\n",
-        encoding="utf-8",
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    ) as parent:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         try:
             pid = int(parent.stdout.readline())
             assert alive(pid)

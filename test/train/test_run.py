@@ -1,6 +1,8 @@
 """`torchperf train`, from the command line to weights, card and page; and what it refuses before it begins."""
 
 import json
+import pickle
+import queue
 import re
 
 import pytest
@@ -12,9 +14,10 @@ from torchperf_ros.cli.main import app
 from torchperf_ros.engines import model_transforms
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, LIDAR_WEIGHTS, PLANNER_WEIGHTS
+from torchperf_ros.train import run as train_run
 from torchperf_ros.train import tier_training
 from torchperf_ros.train.detector_task import DetectorTask
-from torchperf_ros.train.tier_training import TierPlan
+from torchperf_ros.train.tier_training import TierPlan, TrainingFailed
 
 FAST = ("--tiers", "fast", "--steps", "0.001", "--judged", "1")  # three steps
 
@@ -83,6 +86,20 @@ def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then
     assert result.exit_code == 2
     assert "detector-fast.checkpoint is of other options: --again replaces it" in " ".join(result.output.split())
     assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
+
+
+def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets_the_error(monkeypatch, tmp_path):
+    def fail(*_):
+        raise TrainingFailed("the loss is nan at step 3")
+
+    monkeypatch.setattr(train_run, "train", fail)
+    monkeypatch.setattr(train_run, "die_with_parent", lambda: None)
+    monkeypatch.setattr(train_run.signal, "signal", lambda *_: None)
+    reports, adapter = queue.SimpleQueue(), train_run.ADAPTERS["detector"]
+    plan = TierPlan("detector", "fast", 3, 1, "cpu", 1, tmp_path / "none", adapter=adapter)
+    train_run._train(0, plan, reports)
+    *_, result = pickle.loads(pickle.dumps(reports.get()))
+    assert (type(result), str(result)) == (TrainingFailed, "the loss is nan at step 3")
 
 
 @pytest.mark.parametrize(("flags", "precision"), [("fma avx2", "fp32"), ("fma avx512_bf16", "bf16")])

@@ -10,6 +10,7 @@ it, and `folder` is for what compilers keep and all that is temporary.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -45,7 +46,10 @@ def main() -> int:
             os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
         else:
             kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
+        gc.disable()  # what is imported stays: looking through it again and again takes part of a second
         work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
+        gc.freeze()
+        gc.enable()
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)

@@ -42,12 +42,14 @@ def main() -> int:
         signal.signal(ending, signal.SIG_IGN)
     node = socket.socket(fileno=int(sys.argv[1]))
     node.set_inheritable(False)
+    gc.disable()  # what is imported stays: the collector would look through it again and again
     importlib.import_module("torchperf_ros.model.session")  # imports torch, which takes seconds; not before the
     # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
     for module in ("numpy.ma", "numpy.random"):  # percentiles import the one, each worker seeds the other
         importlib.import_module(module)
     message_class("std_msgs/msg/Header")  # makes the store of message types, 0.2 s
     _settle_memory()
+    gc.enable()
     return _serve(node)
 
 

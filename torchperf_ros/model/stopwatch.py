@@ -149,12 +149,13 @@ def _synchronise(device: torch.device) -> Call:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect now, and not again before the end of the block."""
-    enabled = gc.isenabled()
+    """Collect now, and not again before the end of the block; the block of a caller counts for those within it."""
+    if not gc.isenabled():
+        yield
+        return
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()

@@ -177,7 +177,7 @@ def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 -
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
     except TorchperfError as error:
-        result = str(error)
+        result = error
     reports.put((number, plan.steps, 0.0, result))
 
 

@@ -38,7 +38,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import Timing, time_interleaved
+from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
 from torchperf_ros.train.task import HELD_OUT, Task
 
@@ -287,11 +287,14 @@ class Attempt:
             return _pooled(found, "own"), _pooled(found, "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
         fewest, most = (max(1, count // blocks) for count in rounds)
-        for _ in range(blocks):
-            for count, candidates, who in zip(threads, calls, times, strict=True):
-                torch.set_num_threads(count)
-                part = time_interleaved(candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most))
-                times[who].extend(_pooled(part, who).times_ms)
+        with no_garbage_collection():
+            for _ in range(blocks):
+                for count, candidates, who in zip(threads, calls, times, strict=True):
+                    torch.set_num_threads(count)
+                    part = time_interleaved(
+                        candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most)
+                    )
+                    times[who].extend(_pooled(part, who).times_ms)
         torch.set_num_threads(threads[0])
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
 
