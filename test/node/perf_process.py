@@ -275,6 +275,21 @@ class PerfProcess:
         self.wait_for(lambda: len(self.rows_of(stage)) > seen, f"an answer of stage {stage}")
         return self.rows_of(stage)[seen]
 
+    def drive(self, publisher, make, condition, what, within_s=WITHIN_S):
+        """Have a frame answered and then a pause made, 10 times a second at most, until a condition holds.
+
+        Frames without a pause would leave no processor to what is waited for.
+        """
+        until = time.monotonic() + within_s
+        while not (said := condition()):
+            if time.monotonic() > until:
+                pytest.fail(f"not within {within_s:.0f} s: {what() if callable(what) else what}")
+            self.answer(publisher, make())
+            pause_ends = time.monotonic() + 0.1
+            while (left_s := pause_ends - time.monotonic()) > 0:
+                self.graph.executor.spin_once(timeout_sec=left_s)
+        return said
+
     def tell(self, publisher, message):
         """Publish a message and wait until the node has taken it: what is published afterwards is taken later.
 
