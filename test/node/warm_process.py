@@ -2,7 +2,8 @@
 
 Run as a program, with a socket to the tests. Each request says what to be, with which command line and environment,
 and comes with the file to print to; the answer is the process id. A node that is such a fork does not start a process
-which imports torch for its workers, see `torchperf_ros/workers/fork_server.py`: it forks that, too.
+which imports torch for its workers, see `torchperf_ros/workers/fork_server.py`: it forks that, too. And it reports four
+times a second, for which tests wait most of their time.
 """
 
 import atexit
@@ -29,7 +30,6 @@ BASE = "forked_base"
 """The name of the process that a node forks its workers from: its command line is that of this program."""
 _MOST_BYTES = 1 << 17
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
-_HERE = Path(__file__).parent
 _IMPORTED = (
     *(f"torchperf_ros.{name}" for name in ("node.node", "model.session", "cli.main", "logs.play", "top.top")),
     *("numpy.ma", "numpy.random", "sensor_msgs.msg", "nav_msgs.msg", "diagnostic_msgs.msg", "lifecycle_msgs.srv"),
@@ -132,10 +132,11 @@ def _be(prints, *, what, words, environment):
     os.environ.update(environment)
     tempfile.tempdir = None  # it is another environment's
     random.seed()
+    sys.path.append(str(Path(__file__).parent))  # for the adapters
     if what == "torchperf":
         sys.argv = ["torchperf", *words]
         return importlib.import_module("torchperf_ros.cli.main").app()
-    sys.path.append(str(_HERE))  # for the adapters
+    importlib.import_module("torchperf_ros.node.reporter")._EVERY_S = 0.25
     gc.unfreeze = lambda: None  # or it would look through all that torch has imported
     importlib.import_module("torchperf_ros.workers.fork_server").subprocess = SimpleNamespace(
         DEVNULL=subprocess.DEVNULL, Popen=_start_base
