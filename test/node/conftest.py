@@ -5,10 +5,14 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from torchperf_ros.workers import fork_server
 
 from .perf_process import DOMAIN_ID, Graph, PerfProcess
 from .warm_process import WarmProcess
@@ -64,10 +68,18 @@ def stranger():
 
 @pytest.fixture(scope="session")
 def warm_process():
-    """What nodes are forked from."""
+    """What nodes and commands are forked from."""
     process = WarmProcess()
     yield process
     process.close()
+
+
+@pytest.fixture
+def warm_workers(warm_process, monkeypatch):
+    """What the workers of this process are forked from is a fork itself."""
+    monkeypatch.setattr(
+        fork_server, "subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=warm_process.start_base)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +168,11 @@ def play(graph, warm_process, tmp_path):
         path = tmp_path / f"player_{len(started)}"
         with path.open("wb") as err:
             environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
-            process = warm_process.start("torchperf", ["play", str(log), *options], environment, err)
+            process = warm_process.start("torchperf", ["play", str(log), *options], environment, err.fileno())
         started.append(process)
         return process, lambda: path.read_text(errors="replace")
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()

@@ -133,7 +133,7 @@ class PerfProcess:
         words = ["--ros-args", *(["-r", f"__ns:={namespace}"] if namespace else []), *arguments]
         with self._err.open("wb") as err:
             if warm:
-                self.process = warm.start("node", words, environment, err)
+                self.process = warm.start("node", words, environment, err.fileno())
             else:
                 self.process = psutil.Popen(
                     [sys.executable, "-m", "torchperf_ros.node.main", *words], env=environment,

@@ -99,7 +99,9 @@ def top(warm_process, tmp_path):
     def start(*arguments):
         with (tmp_path / "printed").open("w") as prints:
             environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
-            return warm_process.start("torchperf", ["top", *arguments], environment, prints), tmp_path / "printed"
+            return warm_process.start(
+                "torchperf", ["top", *arguments], environment, prints.fileno()
+            ), tmp_path / "printed"
 
     return start
 

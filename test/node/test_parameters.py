@@ -77,7 +77,9 @@ def test_given_command_lines_that_cannot_be_meant_when_started_then_each_says_so
     files = {name: tmp_path / name for name in ("others", "wrong", "cut", "none")}
     for words, status, said in COMMAND_LINES:
         with (tmp_path / "output").open("w") as prints:
-            process = warm_process.start("node", [word.format_map(files) for word in words], os.environ, prints)
+            process = warm_process.start(
+                "node", [word.format_map(files) for word in words], os.environ, prints.fileno()
+            )
         code, output = process.wait(60.0), (tmp_path / "output").read_text()
         assert (code, said in output, "Traceback" in output) == (status, True, False), (words, output)
 

@@ -60,7 +60,7 @@ def swap(node, camera, image, warm_process, tmp_path):
         environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
         with (tmp_path / "said").open("w") as prints:
             words = ["swap", "--node", node.name, *map(str, words)]
-            process = warm_process.start("torchperf", words, environment, prints)
+            process = warm_process.start("torchperf", words, environment, prints.fileno())
         node.drive(camera, image, lambda: process.poll() is not None, "the end of the command")
         said = (tmp_path / "said").read_text()
         return process.returncode, said, {Outcome(int(row["outcome"])) for row in node.rows[first:]}

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import traceback
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -47,16 +46,27 @@ class WarmProcess:
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
-    def start(self, what, words, environment, prints):
-        """Start a `node`, or the command `torchperf`, with a command line and an environment; it prints to a file."""
+    def start(self, what, words, environment, prints, passed=()):
+        """Start a `node`, the `base` of workers, or the command `torchperf`; it prints to a file.
+
+        Args:
+            what: one of these.
+            words, environment: its command line and its environment variables.
+            prints: descriptor of the file.
+            passed: other descriptors that it gets.
+        """
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it becomes a child of these tests
         try:
-            request = json.dumps({"what": what, "words": words, "environment": dict(environment)}).encode()
-            socket.send_fds(self._socket, [request], [prints.fileno()])
+            request = {"what": what, "words": words, "environment": dict(environment), "folder": os.getcwd()}
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [prints, *passed])
             return Forked(int(self._socket.recv(_MOST_BYTES)))
         finally:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+    def start_base(self, command, *, pass_fds, **_):
+        """As `subprocess.Popen` starts one for the workers of the tests' own process."""
+        return self.start("base", command, os.environ, 2, pass_fds)
 
     def close(self):
         self._socket.close()
@@ -78,6 +88,10 @@ class Forked(psutil.Process):
             self.wait(0)
         return self.returncode
 
+    def kill(self):
+        if self.poll() is None:
+            super().kill()
+
 
 # -- in the process ----------------------------------------------------------------------------------------------------
 
@@ -90,7 +104,7 @@ def main():
     gc.collect()
     gc.freeze()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(tests, _MOST_BYTES, 1)
+        request, descriptors, _, _ = socket.recv_fds(tests, _MOST_BYTES, 2)
         if not request:
             return
         numbers, theirs = os.pipe()
@@ -123,16 +137,19 @@ def _run(act):
         os._exit(status or 0)
 
 
-def _be(prints, *, what, words, environment):
+def _be(prints, *passed, what, words, environment, folder):
     os.setsid()
     for own in (1, 2):
         os.dup2(prints, own)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(*passed)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # it is another environment's
     random.seed()
-    sys.path.append(str(Path(__file__).parent))  # for the adapters
+    os.chdir(folder)
+    sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]  # as `python -m` has it
+    if what == "base":
+        return _be_base(*passed)
     if what == "torchperf":
         sys.argv = ["torchperf", *words]
         return importlib.import_module("torchperf_ros.cli.main").app()
@@ -144,29 +161,39 @@ def _be(prints, *, what, words, environment):
     return importlib.import_module("torchperf_ros.node.main").main(words)
 
 
+def _close_all_but(*kept):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # the one of the listing
+                os.close(descriptor)
+
+
+def _be_base(node):
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, BASE.encode(), 0, 0, 0)
+    sys.argv = ["fork_main", str(node)]
+    return importlib.import_module("torchperf_ros.model.fork_main").main()
+
+
 def _start_base(command, *, pass_fds, **how):
     """A node has no other threads when it first starts a base; when it replaces one it has, and cannot fork."""
     if len(os.listdir("/proc/self/task")) > 1:
         return subprocess.Popen(command, pass_fds=pass_fds, **how)
-    return _ForkedBase(command, *pass_fds)
+    return _ForkedBase(*pass_fds)
 
 
 class _ForkedBase:
     """The process that workers are forked from, with what `subprocess.Popen` has."""
 
-    def __init__(self, command, kept):
+    def __init__(self, kept):
         self._code = None
         self.pid = os.fork()
         if self.pid == 0:
-            _run(partial(self._be, command, kept))
+            _run(partial(self._be, kept))
 
-    def _be(self, command, kept):
+    def _be(self, kept):
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, BASE.encode(), 0, 0, 0)
-        os.closerange(3, kept)
-        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-        sys.argv = command[2:]
-        return importlib.import_module("torchperf_ros.model.fork_main").main()
+        _close_all_but(kept)
+        return _be_base(kept)
 
     def poll(self):
         return self.wait(os.WNOHANG)
