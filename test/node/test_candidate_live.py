@@ -67,6 +67,13 @@ def set_parameter(node):
     return set_parameter
 
 
+def x_of(node, camera, message, points):
+    """What comes out for this image, as the last of the points."""
+    node.answer(camera, message)
+    node.graph.wait_for(lambda: points and points[-1].header.stamp == message.header.stamp, "the output")
+    return points[-1].point.x
+
+
 @pytest.fixture
 def drive(node, camera, image, points):
     """Send frames until a value of the stage's status is as it should be; returns the last output and all outcomes."""
@@ -101,14 +108,12 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert set_parameter("candidate_serves", True).successful
     _, outcomes = drive("version", "b")
     assert outcomes == {Outcome.ON_TIME}
-    node.answer(camera, image())
-    assert points[-1].point.x == 64.5
+    assert x_of(node, camera, image(), points) == 64.5
 
     for _ in range(2):  # the second death is one too many
         node.answer(camera, image(width=13, height=2))
     x, _ = drive("version", "base")
-    node.answer(camera, image())
-    assert points[-1].point.x == 64.0
+    assert x_of(node, camera, image(), points) == 64.0
     drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")
     node.graph.wait_for(
         lambda: any("rolled back" in status.message for array in node.anomalies for status in array.status), "the alert"
@@ -203,8 +208,7 @@ def begin(start_node, obedient, image, fleet):
                 return holds() and all(re.fullmatch(said[key], values.get(key, "")) for key in said)
 
             node.drive(camera, image, all_hold, lambda: f"{said}: {node.values('perception')}")
-            node.answer(camera, image())
-            node.graph.wait_for(lambda: points, "an output")
+            x_of(node, camera, image(), points)
 
         return node, points, until
 
