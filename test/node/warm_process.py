@@ -3,7 +3,8 @@
 Run as a program, with a socket to the tests. Each request says what to be, with which command line and environment,
 and comes with the file to print to; the answer is the process id. A node that is such a fork does not start a process
 which imports torch for its workers, see `torchperf_ros/workers/fork_server.py`: it forks that, too. And it reports four
-times a second, for which tests wait most of their time.
+times a second, for which tests wait most of their time. It ends without taking leave of the graph, where its name
+stays for 20 s: the middleware does that while the interpreter ends, which crashes in a fork with torch in it.
 """
 
 import atexit
