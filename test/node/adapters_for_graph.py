@@ -154,5 +154,9 @@ class Shifted(Obedient):
             os._exit(3)
         return (width + 0.5,)
 
+
+class Scored(Shifted):
+    """The same, with a score."""
+
     def score_messages(self, output: Any, reference: Any) -> float:
         return 1.0 - abs(output.point.x - reference.point.x)

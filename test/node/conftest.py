@@ -6,13 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from .perf_process import DOMAIN_ID, ROOT, Graph, PerfProcess
+from torchperf_ros.workers import fork_server
+
+from .perf_process import DOMAIN_ID, Graph, PerfProcess
+from .warm_process import WarmProcess
 
 FAST = {
     "tiers": ["fast"], "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0, "input_reliability": "reliable",
@@ -63,19 +66,39 @@ def stranger():
     context.try_shutdown()
 
 
+@pytest.fixture(scope="session")
+def warm_process():
+    """What nodes and commands are forked from."""
+    process = WarmProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def warm_workers(warm_process, monkeypatch):
+    """What the workers of this process are forked from is a fork itself."""
+    monkeypatch.setattr(
+        fork_server, "subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=warm_process.start_base)
+    )
+
+
 @pytest.fixture(scope="module")
-def start_node(graph, tmp_path_factory):
-    """Start nodes with given parameters; at the end each is told to end and has to have left nothing behind."""
+def start_node(graph, warm_process, tmp_path_factory):
+    """Start nodes with given parameters; at the end each is told to end and has to have left nothing behind.
+
+    Those that are `cold` are processes of their own, started as users do; the others are forks, see `warm_process.py`.
+    """
     started = []
     numbers = itertools.count()
     unused_before = unused_shared_memory()
 
-    def start(parameters, *, namespace=None, arguments=()):
+    def start(parameters, *, namespace=None, arguments=(), cold=False):
         # Names of their own: a killed node stays in the graph for a while.
         number = next(numbers)
         folder = tmp_path_factory.mktemp("node", numbered=True)
         own = f"/run{os.getpid()}_{folder.name}_{number}" if namespace is None else namespace
-        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments)
+        warm = None if cold else warm_process
+        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments, warm=warm)
         started.append(node)
         return node
 
@@ -137,18 +160,15 @@ def obedient():
 
 
 @pytest.fixture
-def play(graph, tmp_path):
+def play(graph, warm_process, tmp_path):
     """Start `torchperf play`; gives the process, and a function that says what it has printed."""
     started = []
 
     def start(log, *options):
         path = tmp_path / f"player_{len(started)}"
         with path.open("wb") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "torchperf_ros.cli", "play", str(log), *options],
-                env=os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=err, stderr=err,
-            )  # fmt: skip
+            environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
+            process = warm_process.start("torchperf", ["play", str(log), *options], environment, err.fileno())
         started.append(process)
         return process, lambda: path.read_text(errors="replace")
 

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import psutil
 import pytest
+
+from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 60.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
@@ -103,8 +106,8 @@ class PerfProcess:
         statuses: the last status of each name on `/diagnostics`, as (level, message, values).
     """
 
-    def __init__(self, graph, folder, parameters, *, namespace="", arguments=()):
-        """Start it; without parameters (None) the file has to be among the arguments."""
+    def __init__(self, graph, folder, parameters, *, namespace="", arguments=(), warm=None):
+        """Start it; without parameters (None) the file has to be among the arguments; `warm`: as a fork of that."""
         from diagnostic_msgs.msg import DiagnosticArray
         from std_msgs.msg import Float64MultiArray
 
@@ -114,7 +117,7 @@ class PerfProcess:
         self.statuses = {}
         self.reports = 0
         # A node that is heard on /diagnostics knows of the subscriptions before that one, too: see `Graph.acquaint`.
-        self._rows = []
+        self._rows, self._rows_of = [], defaultdict(list)
         self._records = graph.listen(f"{self.name}/latency_stages", Float64MultiArray)
         self.anomalies = graph.listen(f"{self.name}/anomaly", DiagnosticArray)
         self._subscription = graph.node.create_subscription(DiagnosticArray, "/diagnostics", self._take, 50)
@@ -126,16 +129,16 @@ class PerfProcess:
             arguments = ("--params-file", str(file), *arguments)
         self._err = folder / "stderr"
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": path, "ROS_DOMAIN_ID": str(DOMAIN_ID)}
+        words = ["--ros-args", *(["-r", f"__ns:={namespace}"] if namespace else []), *arguments]
         with self._err.open("wb") as err:
-            self.process = psutil.Popen(
-                [
-                    *(sys.executable, "-m", "torchperf_ros.node.main", "--ros-args"),
-                    *(["-r", f"__ns:={namespace}"] if namespace else []),
-                    *arguments,
-                ],
-                env=os.environ | {"PYTHONPATH": path, "ROS_DOMAIN_ID": str(DOMAIN_ID)},
-                stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True,
-            )  # fmt: skip
+            if warm:
+                self.process = warm.start("node", words, environment, err.fileno())
+            else:
+                self.process = psutil.Popen(
+                    [sys.executable, "-m", "torchperf_ros.node.main", *words], env=environment,
+                    stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True,
+                )  # fmt: skip
 
     # -- what it says -------------------------------------------------------------------------------------------------
 
@@ -146,18 +149,25 @@ class PerfProcess:
 
     @property
     def rows(self):
-        for record in self._records[len(self._rows) :]:
-            self._rows.append(dict(zip((dim.label for dim in record.layout.dim), record.data, strict=True)))
-        return list(self._rows)
+        self._take_rows()
+        return self._rows[:]
 
     def forget_rows(self):
         """As if nothing had been answered so far."""
         self._records.clear()
         self._rows.clear()
+        self._rows_of.clear()
 
     def rows_of(self, stage):
         """The rows of one stage, by its index."""
-        return [row for row in self.rows if row["stage"] == stage]
+        self._take_rows()
+        return self._rows_of[stage][:]
+
+    def _take_rows(self):
+        for record in self._records[len(self._rows) :]:
+            row = dict(zip((dim.label for dim in record.layout.dim), record.data, strict=True))
+            self._rows.append(row)
+            self._rows_of[row["stage"]].append(row)
 
     def _take(self, message):
         own = [status for status in message.status if status.hardware_id == self.name]
@@ -215,7 +225,7 @@ class PerfProcess:
 
     def workers(self):
         """Its living workers."""
-        base = [child for child in self.process.children() if is_alive(child) and _FORK_MAIN in child.cmdline()]
+        base = [child for child in self.process.children() if is_alive(child) and is_base(child)]
         servers = [*base, *(child for each in base for child in each.children())]
         return [child for child in self.children() if child not in [*servers, *self.lanes()]]
 
@@ -265,6 +275,21 @@ class PerfProcess:
         self.wait_for(lambda: len(self.rows_of(stage)) > seen, f"an answer of stage {stage}")
         return self.rows_of(stage)[seen]
 
+    def drive(self, publisher, make, condition, what, within_s=WITHIN_S):
+        """Have a frame answered and then a pause made, 10 times a second at most, until a condition holds.
+
+        Frames without a pause would leave no processor to what is waited for.
+        """
+        until = time.monotonic() + within_s
+        while not (said := condition()):
+            if time.monotonic() > until:
+                pytest.fail(f"not within {within_s:.0f} s: {what() if callable(what) else what}")
+            self.answer(publisher, make())
+            pause_ends = time.monotonic() + 0.1
+            while (left_s := pause_ends - time.monotonic()) > 0:
+                self.graph.executor.spin_once(timeout_sec=left_s)
+        return said
+
     def tell(self, publisher, message):
         """Publish a message and wait until the node has taken it: what is published afterwards is taken later.
 
@@ -291,6 +316,11 @@ class PerfProcess:
         self.graph.node.destroy_subscription(self._subscription)
         for name in [name for name in self.graph.clients if name.startswith(f"{self.name}/")]:
             self.graph.node.destroy_client(self.graph.clients.pop(name))
+
+
+def is_base(process):
+    """Whether workers are forked from this child of a node."""
+    return process.name() == BASE or _FORK_MAIN in process.cmdline()
 
 
 def is_alive(process):

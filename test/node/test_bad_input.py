@@ -269,7 +269,8 @@ def test_given_a_port_that_is_taken_and_a_full_disk_then_the_node_warns_of_each_
 
 def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in_the_log(start_node):
     name = f"/twins{os.getpid()}"
-    twins = [start_node({"autostart": False}, namespace=name) for _ in range(2)]
+    # The first one says that it goes, as no fork does.
+    twins = [start_node({"autostart": False}, namespace=name, cold=cold) for cold in (True, False)]
     text = f"2 nodes are called {name}/perf; give each its own name or namespace"
     for twin in twins:
         twin.wait_for(lambda twin=twin: twin.errors.count(text) == 1, "a warning in the log")

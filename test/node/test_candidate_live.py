@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-import time
 
 import psutil
 import pytest
@@ -47,6 +46,13 @@ def candidate(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def scored(candidate):
+    path = candidate.with_name("scored.yaml")
+    path.write_text(candidate.read_text().replace("Shifted", "Scored"))
+    return path
+
+
 @pytest.fixture
 def set_parameter(node):
     from rcl_interfaces.srv import SetParameters
@@ -61,15 +67,24 @@ def set_parameter(node):
     return set_parameter
 
 
+def x_of(node, camera, message, points):
+    """What comes out for this image, as the last of the points."""
+    node.answer(camera, message)
+    node.graph.wait_for(lambda: points and points[-1].header.stamp == message.header.stamp, "the output")
+    return points[-1].point.x
+
+
 @pytest.fixture
 def drive(node, camera, image, points):
     """Send frames until a value of the stage's status is as it should be; returns the last output and all outcomes."""
 
     def drive(key, wanted):
-        first, until = len(node.rows), time.monotonic() + 240.0  # outputs are compared in idle time, if there is any
-        while not re.fullmatch(wanted, node.values("perception").get(key, "")):
-            assert time.monotonic() < until, node.values("perception")
-            node.answer(camera, image())
+        first = len(node.rows)
+        node.drive(
+            camera, image, lambda: re.fullmatch(wanted, node.values("perception").get(key, "")),
+            lambda: f"{key} {wanted}: {node.values('perception')}",
+            240.0,  # outputs are compared in idle time, if there is any
+        )  # fmt: skip
         outcomes = {Outcome(int(row["outcome"])) for row in node.rows[first:]}
         return points[-1].point.x, outcomes
 
@@ -78,31 +93,31 @@ def drive(node, camera, image, points):
 
 @pytest.mark.timeout(600)
 def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_itself(
-    node, camera, image, points, candidate, set_parameter, drive
+    node, camera, image, points, candidate, scored, set_parameter, drive
 ):
     assert "candidate" not in node.values("perception")
-    assert set_parameter("candidate", str(candidate)).successful
+    assert set_parameter("candidate", str(scored)).successful
     drive("candidate", "b: shadow")
     x, _ = drive("candidate_differs", "point.x is 64.5, in the base 64.0")
     assert x == 64.0
     assert "of" in node.values("perception")["candidate_pairs"]
     (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
     assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
-    assert any("adapters_for_graph:Shifted" in argument for argument in comparer.cmdline())  # which has a score
+    assert any("adapters_for_graph:Scored" in argument for argument in comparer.cmdline())  # which has a score
 
     assert set_parameter("candidate_serves", True).successful
     _, outcomes = drive("version", "b")
     assert outcomes == {Outcome.ON_TIME}
-    node.answer(camera, image())
-    assert points[-1].point.x == 64.5
+    assert x_of(node, camera, image(), points) == 64.5
 
     for _ in range(2):  # the second death is one too many
         node.answer(camera, image(width=13, height=2))
     x, _ = drive("version", "base")
-    node.answer(camera, image())
-    assert points[-1].point.x == 64.0
+    assert x_of(node, camera, image(), points) == 64.0
     drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")
-    assert any("rolled back" in status.message for array in node.anomalies for status in array.status)
+    node.graph.wait_for(
+        lambda: any("rolled back" in status.message for array in node.anomalies for status in array.status), "the alert"
+    )
     node.graph.wait_for(lambda: len(node.workers()) == 1, "the end of the candidate's workers")
 
     node.next_report()  # it does not come back by itself
@@ -188,14 +203,12 @@ def begin(start_node, obedient, image, fleet):
         points = node.graph.listen(f"{node.namespace}/point", PointStamped)
 
         def until(holds=lambda: True, **said):
-            end = time.monotonic() + 60.0
-            while not (
-                holds() and all(re.fullmatch(said[key], node.values("perception").get(key, "")) for key in said)
-            ):
-                assert time.monotonic() < end, node.values("perception")
-                node.answer(camera, image())
-            node.answer(camera, image())
-            node.graph.wait_for(lambda: points, "an output")
+            def all_hold():
+                values = node.values("perception")
+                return holds() and all(re.fullmatch(said[key], values.get(key, "")) for key in said)
+
+            node.drive(camera, image, all_hold, lambda: f"{said}: {node.values('perception')}")
+            x_of(node, camera, image(), points)
 
         return node, points, until
 

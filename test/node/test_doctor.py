@@ -37,9 +37,9 @@ def doctor(monkeypatch, tmp_path):
     """Runs the command; gives its exit status, what it printed, and its figures."""
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
 
-    def ask(*arguments):
+    def ask(*arguments, seconds=4.0):
         file = tmp_path / "found.json"
-        result = CliRunner().invoke(app, ["doctor", *arguments, "--seconds", "4", "--json", str(file)])
+        result = CliRunner().invoke(app, ["doctor", *arguments, "--seconds", str(seconds), "--json", str(file)])
         return result.exit_code, result.output, json.loads(file.read_text())[0] if file.exists() else {}
 
     return ask
@@ -137,6 +137,6 @@ def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_st
 
 
 def test_given_no_node_when_asked_then_the_status_is_2(doctor):
-    status, output, _ = doctor("--node", "/nobody")
+    status, output, _ = doctor("--node", "/nobody", seconds=1.0)
     assert status == 2
-    assert "node /nobody: nothing heard in 4 s" in output
+    assert "node /nobody: nothing heard in 1 s" in output

@@ -207,20 +207,6 @@ def test_given_a_lane_on_the_topic_of_another_type_when_configured_then_it_is_re
     assert refused.state() == "unconfigured"
 
 
-def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops(vehicle):
-    vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
-    lanes = vehicle.node.lanes()
-    children = [child for child in vehicle.node.children() if child not in lanes]  # those they are forked from, too
-    for process in children:
-        process.kill()
-    vehicle.node.graph.wait_for_end(*children)
-    vehicle.see(5.0)
-    assert vehicle.next_plan().header.frame_id == "odom"
-    assert not vehicle.node.workers()
-    vehicle.see(math.inf, times=1)
-    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
-
-
 def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_latched_and_nothing_else_goes_out(
     vehicle, image
 ):
@@ -309,6 +295,21 @@ def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begi
     topics["button"].publish(Bool(data=True))
     path = graph.wait_for(lambda: list(plans), "a stop path")[0]
     assert (path.header.stamp.sec, path.header.stamp.nanosec) == (4711, 250_000_000)
+
+
+def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops(vehicle):
+    """After those whose frames need workers: it takes seconds until there are others."""
+    vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
+    lanes = vehicle.node.lanes()
+    children = [child for child in vehicle.node.children() if child not in lanes]  # those they are forked from, too
+    for process in children:
+        process.kill()
+    vehicle.node.graph.wait_for_end(*children)
+    vehicle.see(5.0)
+    assert vehicle.next_plan().header.frame_id == "odom"
+    assert not vehicle.node.workers()
+    vehicle.see(math.inf, times=1)
+    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
 
 
 def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one_takes_its_place(vehicle):

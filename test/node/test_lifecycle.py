@@ -26,7 +26,8 @@ def nodes(start_node, obedient, orders):
     one_stage = {"stages": ["camera"], "camera": stage}
     return {
         "waiting": start_node({**one_stage, "camera": obedient(), "autostart": False}),
-        **{number: start_node(one_stage) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)},
+        signal.SIGINT: start_node(one_stage, cold=True),  # its interpreter ends as a user's does
+        **{number: start_node(one_stage) for number in (signal.SIGTERM, signal.SIGKILL)},
     }
 
 

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -71,7 +71,7 @@ def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its
     speaker.start()
     try:
         for _ in range(10):  # until the other one is discovered, which takes longer on a busy machine
-            result = report("--live", 3, "-o", tmp_path / "page.html")
+            result = report("--live", 1.5, "-o", tmp_path / "page.html")
             if result.exit_code == 0 and "100.00% on time" in (tmp_path / "page.html").read_text(encoding="utf-8"):
                 break
     finally:
@@ -92,16 +92,24 @@ def test_given_no_node_when_listened_to_then_the_status_is_2(tmp_path, monkeypat
     assert "node /nobody: nothing heard in 0.3 s" in result.output
 
 
-def top(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "torchperf_ros.cli", "top", *arguments],
-        env=os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+@pytest.fixture
+def top(warm_process, tmp_path):
+    """Start `torchperf top`; gives the process, and the file that it prints to."""
+
+    def start(*arguments):
+        with (tmp_path / "printed").open("w") as prints:
+            environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
+            return warm_process.start(
+                "torchperf", ["top", *arguments], environment, prints.fileno()
+            ), tmp_path / "printed"
+
+    return start
 
 
 @pytest.mark.ros
-def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(tmp_path, request):
+def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_alert_and_last_error(
+    tmp_path, request, top
+):
     pytest.importorskip("rclpy", reason="rclpy is not installed")
     from diagnostic_msgs.msg import DiagnosticArray
 
@@ -110,12 +118,12 @@ def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_a
     stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR})
     told = {"alert perception: model error": f"ERROR {ERROR}"}
     own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told})
-    process = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
+    process, printed = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
     while process.poll() is None:  # it reports as a node of this name does, faster
         publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(0.1)
-    output = process.stdout.read()
+    output = printed.read_text()
     assert process.returncode == 0, output
     assert "/perf ● NOMINAL active" in output
     assert "perception ● NOMINAL tier full" in output
@@ -125,9 +133,9 @@ def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_a
 
 
 @pytest.mark.ros
-def test_given_no_node_when_looked_for_then_it_says_what_it_waits_for_and_the_status_is_1():
+def test_given_no_node_when_looked_for_then_it_says_what_it_waits_for_and_the_status_is_1(top):
     pytest.importorskip("rclpy", reason="rclpy is not installed")
-    process = top("--node", "robot9/perf", "--seconds", "0.5")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, output
+    process, printed = top("--node", "robot9/perf", "--seconds", "0.5")
+    status, output = process.wait(60.0), printed.read_text()
+    assert status == 1, output
     assert "waiting for /robot9/perf" in output

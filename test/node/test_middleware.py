@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from torchperf_ros.node import main
 from torchperf_ros.node.middleware import image_transport, own_segment, remove_dead_segments
 
 pytestmark = pytest.mark.ros
@@ -61,6 +62,25 @@ def test_given_a_node_when_it_starts_then_only_our_profile_becomes_its_smaller_o
         ((_, profile),) = environment.items()
         assert f"<segment_size>{segment_bytes}</segment_size>" in Path(profile).read_text()
     assert own_segment({name: "/etc/own.xml" for name in environment}) == {}
+
+
+def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_starts_first(monkeypatch, tmp_path):
+    """Which has imported torch by then: with another environment it would have to be started anew."""
+    profile = image_transport({})
+    started_with, goes_on_with = [], []
+
+    def init(**_):
+        goes_on_with.append(dict(os.environ))
+        raise RuntimeError
+
+    monkeypatch.setattr(main, "start_base", lambda: started_with.append(dict(os.environ)))
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(main.rclpy, "init", init)
+    for environment in ({}, profile):
+        monkeypatch.setattr(os, "environ", {"TMPDIR": str(tmp_path), **environment})
+        assert main.main([]) == 2
+    assert started_with == goes_on_with
+    assert all(set(environment) == {"TMPDIR", *profile} for environment in started_with)
 
 
 def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():

@@ -1,9 +1,8 @@
 """The node's parameters from outside: refused with one clear line at start and live, described, and all in the file."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,9 @@ REFUSED_AT_START = {  # name -> parameters, and what the line has to say; `test/
 @pytest.fixture(scope="module")
 def refused(start_node):
     """Nodes that are all refused, started side by side."""
-    return {name: start_node(parameters) for name, (parameters, _) in REFUSED_AT_START.items()}
+    return {
+        name: start_node(parameters, cold=name == "wrong type") for name, (parameters, _) in REFUSED_AT_START.items()
+    }
 
 
 @pytest.mark.parametrize("kind", REFUSED_AT_START)
@@ -69,18 +70,18 @@ COMMAND_LINES = [  # words, exit status, and what is said
 ]
 
 
-def test_given_command_lines_that_cannot_be_meant_when_started_then_each_says_so_and_ends(tmp_path):
+def test_given_command_lines_that_cannot_be_meant_when_started_then_each_says_so_and_ends(warm_process, tmp_path):
     for name, node, parameter in (("others", "other", "metrics_port"), ("wrong", "perf", "metrics_prt")):
         (tmp_path / name).write_text(json.dumps({f"/**/{node}": {"ros__parameters": {parameter: 0}}}))
     (tmp_path / "cut").write_text("a: [1\n")
     files = {name: tmp_path / name for name in ("others", "wrong", "cut", "none")}
-    command = [sys.executable, "-m", "torchperf_ros.node.main"]
-    ends = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [subprocess.Popen([*command, *(word.format_map(files) for word in words)], **ends)
-               for words, _, _ in COMMAND_LINES]  # fmt: skip
-    for process, (words, status, said) in zip(started, COMMAND_LINES, strict=True):
-        output, _ = process.communicate(timeout=60)
-        assert (process.returncode, said in output, "Traceback" in output) == (status, True, False), (words, output)
+    for words, status, said in COMMAND_LINES:
+        with (tmp_path / "output").open("w") as prints:
+            process = warm_process.start(
+                "node", [word.format_map(files) for word in words], os.environ, prints.fileno()
+            )
+        code, output = process.wait(60.0), (tmp_path / "output").read_text()
+        assert (code, said in output, "Traceback" in output) == (status, True, False), (words, output)
 
 
 # -- the file that holds every parameter ------------------------------------------------------------------------------

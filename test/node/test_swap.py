@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,20 +18,15 @@ PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 pytestmark = [pytest.mark.ros, pytest.mark.timeout(PATIENCE_S)]
 
 
-def torchperf(*words, domain_id=0):
-    return subprocess.Popen(
-        [sys.executable, "-m", "torchperf_ros.cli", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"ROS_DOMAIN_ID": str(domain_id), "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
-    process = torchperf("compile", ADAPTER, "--tier", "fast", "--engine", "openvino", "-o", str(folder))
-    said, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors
-    assert "compiling fast (1 of 1)" in said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
+        words = ["compile", ADAPTER, "--tier", "fast", "--engine", "openvino", "-o", str(folder)]
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "compiling fast (1 of 1)" in result.output
     return folder / "fast.blob"
 
 
@@ -58,15 +51,21 @@ def camera(node):
     return node.publisher("image", Image)
 
 
-def swap(node, camera, image, *words):
+@pytest.fixture
+def swap(node, camera, image, warm_process, tmp_path):
     """Run `torchperf swap` while frames come; returns exit status, what it said, and the frames' outcomes."""
-    first = len(node.rows)
-    domain_id = node.graph.context.get_domain_id()
-    process = torchperf("swap", "--node", node.name, *map(str, words), domain_id=domain_id)
-    while process.poll() is None:
-        node.answer(camera, image())
-    said, errors = process.communicate()
-    return process.returncode, said + errors, {Outcome(int(row["outcome"])) for row in node.rows[first:]}
+
+    def run(*words):
+        first = len(node.rows)
+        environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
+        with (tmp_path / "said").open("w") as prints:
+            words = ["swap", "--node", node.name, *map(str, words)]
+            process = warm_process.start("torchperf", words, environment, prints.fileno())
+        node.drive(camera, image, lambda: process.poll() is not None, "the end of the command")
+        said = (tmp_path / "said").read_text()
+        return process.returncode, said, {Outcome(int(row["outcome"])) for row in node.rows[first:]}
+
+    return run
 
 
 @pytest.fixture
@@ -81,9 +80,9 @@ def refused(node, monkeypatch):
     return ask
 
 
-def test_given_a_package_then_every_frame_is_answered_on_time_and_the_tier_runs_it(node, camera, image, package):
+def test_given_a_package_then_every_frame_is_answered_on_time_and_the_tier_runs_it(node, swap, package):
     assert node.values("perception")["tier_fast_engine"] == "eager"
-    status, said, outcomes = swap(node, camera, image, "perception", "fast", package)
+    status, said, outcomes = swap("perception", "fast", package)
     assert status == 0, said
     assert f"perception fast runs {package}" in said
     assert outcomes == {Outcome.ON_TIME}
@@ -93,13 +92,13 @@ def test_given_a_package_then_every_frame_is_answered_on_time_and_the_tier_runs_
     assert values["tier_fast_package"]
 
 
-def test_given_a_damaged_package_then_the_reason_is_told_and_nothing_changes(node, camera, image, package):
+def test_given_a_damaged_package_then_the_reason_is_told_and_nothing_changes(node, swap, package):
     bad = package.with_name("bad.blob")
     for ending in (".blob", ".json"):
         shutil.copy(package.with_suffix(ending), bad.with_suffix(ending))
     bad.write_bytes(bad.read_bytes()[:-1])
     worker = node.values("perception")["worker_0_pid"]
-    status, said, outcomes = swap(node, camera, image, "perception", "fast", bad)
+    status, said, outcomes = swap("perception", "fast", bad)
     assert status == 1
     assert "perception fast runs what it ran before" in said
     assert f"package {bad} has" in said
@@ -152,14 +151,13 @@ def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where
     said = node.call(Trigger, "profile", Trigger.Request())
     assert not said.success
     assert "stage perception is busy with one already (profile" in said.message
-    rows = []
-    while not node.values("perception")["evidence"]:
-        rows.append(node.answer(camera, image()))
+    first = len(node.rows)
+    node.drive(camera, image, lambda: node.values("perception")["evidence"], "the profile")
     path, _, summary = node.values("perception")["evidence"].partition(": ")
     assert Path(path).parent == evidence
     assert (Path(path) / "trace.json.gz").is_file()
     assert "frames of" in summary
-    assert {Outcome(int(row["outcome"])) for row in rows} == {Outcome.ON_TIME}
+    assert {Outcome(int(row["outcome"])) for row in node.rows[first:]} == {Outcome.ON_TIME}
     assert {int(node.values("perception")[key]) for key in ("restarts", "missed_deadline")} == {0}
     assert {"memory_growth_mib_per_hour", "memory_exhausted_in_s"} <= node.values("perception").keys()
     assert "memory_growth_mib_per_hour" in node.values("node")

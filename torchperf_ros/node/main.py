@@ -13,6 +13,7 @@ from types import FrameType
 import rclpy  # where it comes as wheels, it starts this process anew: nothing may have been started before
 from rclpy.utilities import remove_ros_args
 
+from torchperf_ros.node.middleware import carry_images, end_within, own_segment, remove_dead_segments
 from torchperf_ros.workers.fork_server import start_base
 
 _EXIT_BAD_PARAMETER = 2
@@ -39,7 +40,11 @@ def main(args: list[str] | None = None) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    start_base()  # it imports torch, which takes seconds, while this process imports the rest
+    carry_images()
+    os.environ.update(own_segment(os.environ))
+    # It imports torch, which takes seconds, while this process imports the rest. One that was started with another
+    # environment than its workers are to have would be of no use.
+    start_base()
     return _run(words, ending)
 
 
@@ -97,13 +102,10 @@ def _run(args: list[str], ending: threading.Event) -> int:
     from rclpy.signals import SignalHandlerOptions
 
     from torchperf_ros.frame.errors import ConfigError
-    from torchperf_ros.node.middleware import carry_images, end_within, own_segment, remove_dead_segments
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
-    carry_images()
-    os.environ.update(own_segment(os.environ))
     try:
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # rcl's, for a file that it cannot read and for arguments that it does not know
