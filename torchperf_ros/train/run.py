@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -133,7 +134,10 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
         TrainingFailed: a process ended before it was done.
         ConfigError: nothing can be written to the folder, or a log's labels cannot be used.
     """
-    options.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output {options.folder}: {error.strerror}; name a folder of yours") from error
     if not os.access(options.folder, os.W_OK | os.X_OK):
         raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
     cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
@@ -177,7 +181,7 @@ def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 -
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
     except TorchperfError as error:
-        result = str(error)
+        result = error
     reports.put((number, plan.steps, 0.0, result))
 
 
@@ -251,7 +255,8 @@ def _page(figures: Mapping[str, Any]) -> str:
         for place, title in ((1, "Loss, running mean"), (2, f"{columns[0]} on held-out examples")):
             figure = go.Figure()
             for tier, one in own["tiers"].items():
-                steps, values = [point[0] for point in one["curve"]], [point[place] for point in one["curve"]]
+                steps = [point[0] for point in one["curve"]]
+                values = [point[place] if math.isfinite(point[place]) else None for point in one["curve"]]
                 figure.add_scatter(x=steps, y=values, mode="lines+markers", name=tier)
             pictures.append((title, draw.laid_out(figure, _HEIGHT, "steps", "", showlegend=True)))
         rows = [
