@@ -117,7 +117,7 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
         at = f"{done / per_s:.1f}" + (f" of {total / per_s:.1f}" if total else "") + " s" if per_s else ""
         if bars.disable:
             left_s = (monotonic() - begun_s) * (total / done - 1) if done else 0.0
-            left = f", {left_s:,.0f} s left" if left_s > 0 else ""
+            left = f", {left_s:,.0f} s left" if left_s >= 1 else ""
             say(bars.console, f"{name}: at {at or f'{done / max(total, 1):.0%}'}{left}")
         bars.update(number, completed=done, total=total or None, at=at)
 

@@ -92,7 +92,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         shell.fail("ended; the same command goes on where it was", status=1)
     except TrainingFailed as error:
         shell.fail(str(error), status=1)
-    write(options, results)
+    try:
+        write(options, results)
+    except OSError as error:
+        shell.fail(f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on", status=1)
     for plan, result in results.items():
         score = ", ".join(f"{name} {value:.3f}" for name, value in result.score.items())
         shell.say(shown, f"{plan.model} {plan.tier}: {score}; {result.seconds:,.0f} s")

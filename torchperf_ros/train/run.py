@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from torchperf_ros import __version__
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
@@ -197,10 +197,11 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         }
         path = options.folder / f"{name}.safetensors"
         widths = json.dumps({plan.tier: result.width for plan, result in own.items()})
-        save_file(weights, path, {"widths": widths})  # one entry: of several the order varies, and the hash
+        content = save(weights, {"widths": widths})  # one entry: of several the order varies, and the hash
+        path.write_bytes(content)
         figures[name] = {
-            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "bytes": path.stat().st_size, "machine": machine_now(next(iter(own)).device),
+            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content), "machine": machine_now(next(iter(own)).device),
             "tiers": {
                 plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)} for plan, one in own.items()
             },

@@ -1,5 +1,6 @@
 """Training of one tier, in a process of its own: seeded, resumed where it was, judged on examples that it never saw."""
 
+import io
 import itertools
 import math
 import os
@@ -267,7 +268,13 @@ def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
 
 
 def _write(plan: TierPlan, states: dict[str, Any]) -> None:
-    """The checkpoint, whole or not at all."""
-    temporary = plan.checkpoint.with_suffix(".part")
-    torch.save({**states, "plan": plan.identity()}, temporary)
-    os.replace(temporary, plan.checkpoint)
+    """The checkpoint, whole or not at all; a `TrainingFailed` where there is no room for it."""
+    temporary, content = plan.checkpoint.with_suffix(".part"), io.BytesIO()
+    torch.save({**states, "plan": plan.identity()}, content)  # into a file it does not say why it could not write
+    try:
+        temporary.write_bytes(content.getbuffer())
+        os.replace(temporary, plan.checkpoint)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        text = f"{plan.checkpoint} cannot be written: {error.strerror}; mend that, and the same command goes on"
+        raise TrainingFailed(text) from error
