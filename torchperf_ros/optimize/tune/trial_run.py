@@ -24,7 +24,16 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, scoring_of, varying_dims
+from torchperf_ros.engines.built_tier import (
+    BuiltTier,
+    Call,
+    Inputs,
+    build_model,
+    drawing_task,
+    judged,
+    scoring_of,
+    varying_dims,
+)
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
@@ -40,7 +49,7 @@ from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
 from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
-from torchperf_ros.train.task import HELD_OUT, Task
+from torchperf_ros.train.task import Task
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -86,7 +95,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
         batch=tier.batch,
-        has_task=tier.adapter.training_task(None) is not None,
+        has_task=drawing_task(tier.adapter) is not None,
     )
     return asdict(facts)
 
@@ -243,7 +252,7 @@ class Attempt:
 
         None where the adapter has no task, and of another batch size than a frame's.
         """
-        task: Task | None = self._tier.adapter.training_task(None)
+        task: Task | None = drawing_task(self._tier.adapter)
         if task is None or self._candidate.batch:
             return None
         name, value = self._judged(task, self._call, count)
@@ -255,7 +264,10 @@ class Attempt:
         return asdict(Accuracy(name, value, eager, count, higher_is_better))
 
     def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
-        return next(iter(task.judge(call, HELD_OUT, count, self._tier.device).items()))
+        try:
+            return judged(task, call, count, self._tier.device)
+        except AdapterError as error:
+            raise AdapterError(f"{error}; --judged 0 tunes without accuracy") from error
 
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
