@@ -35,7 +35,7 @@ from torchperf_ros.engines.built_tier import (
     varying_dims,
 )
 from torchperf_ros.engines.engine import make_runner
-from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
+from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
@@ -77,6 +77,8 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     with _named(f"adapter {job['adapter']!r}"):
         names = job["tiers"] or tiers_of(kind(job["options"], device))
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
+    task = drawing_task(tier.adapter)
+    judging = "" if task is None else files_hash(type(task))
     identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
@@ -84,7 +86,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     left_out["blocks"] = _why_no_blocks(tier)
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
-        identity="".join(one.key for one in identities),  # results of the other tiers are kept under the same name
+        identity="".join([*(one.key for one in identities), judging]),  # results of all tiers are kept under one name
         cuda=device.type == "cuda",
         machine=f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
         f" {platform.node()}, torch {torch.__version__}",
@@ -95,7 +97,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
         batch=tier.batch,
-        has_task=drawing_task(tier.adapter) is not None,
+        has_task=task is not None,
     )
     return asdict(facts)
 
