@@ -24,7 +24,6 @@ FIRST = (
     "test/test_style.py",
     "test/engines/test_package_build.py",
     "test/stage/test_compiled_stage.py",
-    "test/benchmarks/test_curve.py",
     "test/benchmarks/test_smoke_beside.py",
     "test/replay/batch/test_batch.py",
     "test/test_docs.py",

@@ -1,8 +1,10 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from torchperf_ros.engines.built_tier import drawing_task, judged
 from torchperf_ros.engines.parity import (
     LIMITS,
     Parity,
@@ -13,6 +15,7 @@ from torchperf_ros.engines.parity import (
     measure,
     random_inputs,
 )
+from torchperf_ros.frame.errors import AdapterError
 
 X = torch.tensor([3.0, 4.0])
 
@@ -267,6 +270,26 @@ def test_given_numbers_within_the_limits_when_the_task_loses_then_only_fp32_is_n
     with pytest.raises(ParityError, match=r"map on held-out examples is 0\.8500, eager's 0\.9000; at most 0\.005 less"):
         check_with(scoring(0.05), "bf16")
     assert check_with(scoring(0.05), "fp32").loss is None
+
+
+def test_given_figures_that_are_no_number_when_the_task_judges_then_only_where_eager_has_one_the_engine_is_refused():
+    with pytest.raises(ParityError, match=r"map on held-out examples is nan, eager's 0\.9000"):
+        check_with(scoring(math.nan), "bf16")
+    of_none = Scoring(lambda *_: None, lambda: [(torch.ones(1, 3),)], lambda _: ("map", math.nan), judges=True)
+    assert check_with(of_none, "bf16").loss is None
+
+
+def test_given_a_task_that_raises_when_it_is_asked_then_the_error_says_that_it_is_the_task_and_what_to_do():
+    def raises(*_):
+        raise KeyError("log")
+
+    cpu = torch.device("cpu")
+    with pytest.raises(AdapterError, match=r"training_task\(None\) raises KeyError: 'log'; it has to give None where"):
+        drawing_task(SimpleNamespace(training_task=raises))
+    with pytest.raises(AdapterError, match="accuracy: the training task's judge raises KeyError: 'log'"):
+        judged(SimpleNamespace(judge=raises), eager, 1, cpu)
+    with pytest.raises(AdapterError, match="accuracy: the training task's judge gives no figure"):
+        judged(SimpleNamespace(judge=lambda *_: {}), eager, 1, cpu)
 
 
 def check_with(own, precision, candidate=lambda x: x.clone(), known=None):

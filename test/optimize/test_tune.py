@@ -255,6 +255,9 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
     assert facts.cuda is False
     assert (facts.tiers, facts_of(target().job() | {"tiers": []})["tiers"]) == (("full", "fast"), ("full", "fast"))
     assert len(facts.identity) == 2 * len(facts_of(target("full").job() | {"tiers": ["full"]})["identity"])
+    judging = target("full", "fast", sizes=True, task="hits").job() | {"tiers": ["full", "fast"]}
+    judged = facts_of(judging)["identity"]
+    assert judged.removeprefix(facts.identity) not in {"", judged}, "the task's code counts, too"
     assert facts.changing == ""
     seedless = facts_of(target("full", seed=None).job() | {"tiers": ["full"]})
     assert "build('full') gives other weights at every call (first.bias and 3 more)" in seedless["changing"]

@@ -1,6 +1,8 @@
 """Labels, targets, the score, and a short training that goes on where it was."""
 
 import math
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
 from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
-from torchperf_ros.train.tier_training import TierPlan, read_checkpoint, train, trained_weights
+from torchperf_ros.train.tier_training import TierPlan, TrainingFailed, read_checkpoint, train, trained_weights
 from torchperf_ros.world.road_scene import RoadScene, SceneObject
 
 
@@ -161,6 +163,22 @@ def weights_after(tmp_path, name, steps=2, **changes):
     plan = TierPlan("detector", "fast", steps, 1, "cpu", 1, tmp_path / name, **changes)
     result = train(DetectorTask(), plan, lambda *_: None)
     return trained_weights(plan), result
+
+
+def test_given_no_room_when_a_checkpoint_is_written_then_the_error_says_so_and_the_one_before_stays(tmp_path):
+    plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "kept")
+    tier_training._write(plan, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(TrainingFailed, match="kept cannot be written: File too large; mend that"):
+            tier_training._write(plan, {"step": 2, "net": torch.zeros(1000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, kept)
+    assert read_checkpoint(plan)["step"] == 1
+    assert not (tmp_path / "kept.part").exists()
 
 
 def test_given_checkpointing_or_a_loader_when_trained_then_the_weights_are_the_same(tmp_path, monkeypatch):

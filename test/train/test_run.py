@@ -1,6 +1,7 @@
 """`torchperf train`, from the command line to weights, card and page; and what it refuses before it begins."""
 
 import json
+import math
 import pickle
 import queue
 import re
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.demo.make_log import START_NS, DriveLog, write_drive
 from torchperf_ros.engines import model_transforms
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, LIDAR_WEIGHTS, PLANNER_WEIGHTS
@@ -84,7 +86,7 @@ def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then
     _, asked, _ = pruned
     result = run(*asked, "--seed", "2", "--dry-run")
     assert result.exit_code == 2
-    assert "detector-fast.checkpoint is of other options: --again replaces it" in " ".join(result.output.split())
+    assert "checkpoint is of other options, weights or labels: --again replaces" in " ".join(result.output.split())
     assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
 
 
@@ -100,6 +102,40 @@ def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets
     train_run._train(0, plan, reports)
     *_, result = pickle.loads(pickle.dumps(reports.get()))
     assert (type(result), str(result)) == (TrainingFailed, "the loss is nan at step 3")
+
+
+def test_given_other_labels_or_weights_in_the_same_file_when_named_again_then_the_checkpoint_is_of_others(tmp_path):
+    files = start, teacher, labels = [tmp_path / name for name in ("start", "teacher", "labels")]
+
+    def identity():
+        data = (tmp_path / "log", "/image", labels)
+        plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=start, teacher=teacher, data=data)
+        return plan.identity()
+
+    for path in files:
+        path.write_text("before")
+    before = identity()
+    assert identity() == before
+    for path in files:
+        path.write_text("after")
+        assert identity() != before
+        path.write_text("before")
+
+
+def test_given_a_label_that_cannot_be_when_trained_then_the_command_names_its_line_and_ends_with_2(tmp_path):
+    write_drive(tmp_path / "drive.mcap", DriveLog(seconds=1.0, width=64, height=36))
+    stamps = [START_NS + number * 100_000_000 for number in range(10)]
+    lines = [{"stamp_ns": stamp_ns, "labels": [{"class": "horse", "box": [1, 2, 3, 4]}]} for stamp_ns in stamps]
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    log = ("--log", tmp_path / "drive.mcap", "--topic", "/camera/image_raw", "--labels", tmp_path / "labels.jsonl")
+    result = run("-o", tmp_path / "out", *log, *FAST)
+    assert result.exit_code == 2, result.output
+    assert "line 1: class 'horse' is not there" in " ".join(result.output.split())
+
+
+def test_given_held_out_images_without_objects_when_the_page_is_drawn_then_the_score_has_no_curve():
+    tier = {"score": {"map": math.nan}, "curve": [[1, 0.5, math.nan]], "seconds": 1.0}
+    assert '"y":[null]' in train_run._page({"detector": {"tiers": {"fast": tier}}})
 
 
 @pytest.mark.parametrize(("flags", "precision"), [("fma avx2", "fp32"), ("fma avx512_bf16", "bf16")])

@@ -75,7 +75,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         begun = ""
         if plan.checkpoint.exists() and not again:
             if (found := read_checkpoint(plan)) is None:
-                shell.fail(f"{plan.checkpoint} is of other options: --again replaces it, -o names another folder")
+                other = f"{plan.checkpoint} is of other options, weights or labels"
+                shell.fail(f"{other}: --again replaces it, -o names another folder")
             begun = f", goes on from step {found['step']:,}"
         precision = "bf16" if plan.bf16 else "fp32"
         shell.say(shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps in {precision} on {plan.device}{begun}")
@@ -91,7 +92,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         shell.fail("ended; the same command goes on where it was", status=1)
     except TrainingFailed as error:
         shell.fail(str(error), status=1)
-    write(options, results)
+    try:
+        write(options, results)
+    except OSError as error:
+        shell.fail(f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on", status=1)
     for plan, result in results.items():
         score = ", ".join(f"{name} {value:.3f}" for name, value in result.score.items())
         shell.say(shown, f"{plan.model} {plan.tier}: {score}; {result.seconds:,.0f} s")

@@ -1,19 +1,19 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs, usual_inputs
-from torchperf_ros.frame.errors import AdapterError
+from torchperf_ros.frame.errors import AdapterError, one_line
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.train.task import HELD_OUT
 
-__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "scoring_of", "varying_dims"]
+__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "drawing_task", "judged", "scoring_of", "varying_dims"]
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,38 @@ class BuiltTier:
 
 def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
     """The adapter's own judgement of a tier's answers."""
-    task_of = functools.cache(lambda: adapter.training_task(None))
+    task_of = functools.cache(lambda: drawing_task(adapter))
 
     def accuracy(call: Call) -> tuple[str, float] | None:
         task = task_of()
         if task is None or not getattr(task, "higher_is_better", True):  # a task need not derive from `Task`
             return None
-        name, value = next(iter(task.judge(call, HELD_OUT, task.judged, device).items()))
-        return (name, value) if math.isfinite(value) else None
+        return judged(task, call, task.judged, device)
 
     return Scoring(
         adapter.score, lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)], accuracy
     )
+
+
+def drawing_task(adapter: Adapter) -> Any:  # noqa: ANN401 - a `train.task.Task`
+    """The adapter's training task that needs no log, None where there is none; or an `AdapterError`."""
+    try:
+        return adapter.training_task(None)
+    except Exception as error:
+        raise AdapterError(
+            f"training_task(None) raises {one_line(error)}; it has to give None where the task needs a log"
+        ) from error
+
+
+def judged(task: Any, call: Call, count: int, device: torch.device) -> tuple[str, float]:  # noqa: ANN401
+    """Name and value of a call's accuracy on so many held-out examples, by a training task; or an `AdapterError`."""
+    try:
+        figures: dict[str, float] = task.judge(call, HELD_OUT, count, device)
+    except Exception as error:
+        raise AdapterError(f"accuracy: the training task's judge raises {one_line(error)}") from error
+    for name, value in figures.items():
+        return name, value
+    raise AdapterError("accuracy: the training task's judge gives no figure")
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:

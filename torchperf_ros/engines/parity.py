@@ -93,6 +93,8 @@ class Scoring:
             return None
         (name, value), best = found, self._best or self.accuracy(reference) or found
         self._best[:] = best
+        if not math.isfinite(best[1]):  # no example can tell it
+            return None
         loss = float(best[1]) - value
         if not loss <= MOST_LOSS:
             text = f"{name} on held-out examples is {value:.4f}, eager's {best[1]:.4f}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from torchperf_ros import __version__
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
@@ -133,7 +134,10 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
         TrainingFailed: a process ended before it was done.
         ConfigError: nothing can be written to the folder, or a log's labels cannot be used.
     """
-    options.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output {options.folder}: {error.strerror}; name a folder of yours") from error
     if not os.access(options.folder, os.W_OK | os.X_OK):
         raise ConfigError(f"output {options.folder}: nothing can be written there; name a folder of yours")
     cores = len(os.sched_getaffinity(0)) if plans[0].device == "cpu" else 1
@@ -193,10 +197,11 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         }
         path = options.folder / f"{name}.safetensors"
         widths = json.dumps({plan.tier: result.width for plan, result in own.items()})
-        save_file(weights, path, {"widths": widths})  # one entry: of several the order varies, and the hash
+        content = save(weights, {"widths": widths})  # one entry: of several the order varies, and the hash
+        path.write_bytes(content)
         figures[name] = {
-            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            "bytes": path.stat().st_size, "machine": machine_now(next(iter(own)).device),
+            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content), "machine": machine_now(next(iter(own)).device),
             "tiers": {
                 plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)} for plan, one in own.items()
             },
@@ -251,7 +256,8 @@ def _page(figures: Mapping[str, Any]) -> str:
         for place, title in ((1, "Loss, running mean"), (2, f"{columns[0]} on held-out examples")):
             figure = go.Figure()
             for tier, one in own["tiers"].items():
-                steps, values = [point[0] for point in one["curve"]], [point[place] for point in one["curve"]]
+                steps = [point[0] for point in one["curve"]]
+                values = [point[place] if math.isfinite(point[place]) else None for point in one["curve"]]
                 figure.add_scatter(x=steps, y=values, mode="lines+markers", name=tier)
             pictures.append((title, draw.laid_out(figure, _HEIGHT, "steps", "", showlegend=True)))
         rows = [

@@ -1,5 +1,6 @@
 """Training of one tier, in a process of its own: seeded, resumed where it was, judged on examples that it never saw."""
 
+import io
 import itertools
 import math
 import os
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchperf_ros.engines.model_transforms import why_slow
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.models.networks import load_weights, width_in
+from torchperf_ros.packages.package_manifest import file_sha256
 from torchperf_ros.train.task import HELD_OUT, Task
 
 _JUDGED_EVERY, _JUDGED_BRIEFLY = 250, 60  # steps; examples
@@ -74,6 +76,7 @@ class TierPlan(Techniques):
         device: where.
         judged: examples that the final score is of.
         checkpoint: file to go on from, written as it goes.
+        read: SHA-256 of the files that it begins with: weights to start from, the teacher's, and labels; "" for none.
     """
 
     model: str
@@ -83,16 +86,20 @@ class TierPlan(Techniques):
     device: str
     judged: int
     checkpoint: Path
+    read: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decide what was left to the device."""
+        """Decide what was left to the device, and read what files hold now."""
+        files = (self.start, self.teacher, self.data and self.data[2])
+        object.__setattr__(self, "read", tuple(file_sha256(one) if one and one.is_file() else "" for one in files))
         if self.bf16 is None:
             object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
 
     def identity(self) -> list[Any]:
         """What has to be the same for a checkpoint to be gone on from."""
-        return [self.model, self.adapter, self.tier, self.steps, self.seed, str(self.start), self.bf16, self.accumulate,
-                str(self.data), str(self.teacher), self.prune]  # fmt: skip
+        data = "" if self.data is None else f"{self.data[0]} {self.data[1]}"
+        return [self.model, self.adapter, self.tier, self.steps, self.seed, self.bf16, self.accumulate, data,
+                *self.read, self.prune]  # fmt: skip
 
 
 @dataclass
@@ -261,7 +268,13 @@ def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
 
 
 def _write(plan: TierPlan, states: dict[str, Any]) -> None:
-    """The checkpoint, whole or not at all."""
-    temporary = plan.checkpoint.with_suffix(".part")
-    torch.save({**states, "plan": plan.identity()}, temporary)
-    os.replace(temporary, plan.checkpoint)
+    """The checkpoint, whole or not at all; a `TrainingFailed` where there is no room for it."""
+    temporary, content = plan.checkpoint.with_suffix(".part"), io.BytesIO()
+    torch.save({**states, "plan": plan.identity()}, content)  # into a file it does not say why it could not write
+    try:
+        temporary.write_bytes(content.getbuffer())
+        os.replace(temporary, plan.checkpoint)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        text = f"{plan.checkpoint} cannot be written: {error.strerror}; mend that, and the same command goes on"
+        raise TrainingFailed(text) from error

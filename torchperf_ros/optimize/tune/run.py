@@ -187,6 +187,8 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     """What was left out, and what the columns of the table mean."""
     _show_left_out(facts, console)
     fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
+    if not fewest:
+        return
     notes = (
         f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of it,"
         f" ~ none beyond the noise; p99: without isolated stalls, equal within {100 * ranking.noise:.0f} % (noise)."

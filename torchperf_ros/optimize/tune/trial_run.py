@@ -24,9 +24,18 @@ import torch
 
 from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, scoring_of, varying_dims
+from torchperf_ros.engines.built_tier import (
+    BuiltTier,
+    Call,
+    Inputs,
+    build_model,
+    drawing_task,
+    judged,
+    scoring_of,
+    varying_dims,
+)
 from torchperf_ros.engines.engine import make_runner
-from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
+from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
@@ -40,7 +49,7 @@ from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
-from torchperf_ros.train.task import HELD_OUT, Task
+from torchperf_ros.train.task import Task
 
 _LOOK_SECONDS = 0.3
 _LOOK_ROUNDS = (5, 30)
@@ -68,6 +77,8 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     with _named(f"adapter {job['adapter']!r}"):
         names = job["tiers"] or tiers_of(kind(job["options"], device))
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
+    task = drawing_task(tier.adapter)
+    judging = "" if task is None else files_hash(type(task))
     identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
@@ -75,7 +86,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     left_out["blocks"] = _why_no_blocks(tier)
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
-        identity="".join(one.key for one in identities),  # results of the other tiers are kept under the same name
+        identity="".join([*(one.key for one in identities), judging]),  # results of all tiers are kept under one name
         cuda=device.type == "cuda",
         machine=f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
         f" {platform.node()}, torch {torch.__version__}",
@@ -86,7 +97,7 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
         batch=tier.batch,
-        has_task=tier.adapter.training_task(None) is not None,
+        has_task=task is not None,
     )
     return asdict(facts)
 
@@ -243,7 +254,7 @@ class Attempt:
 
         None where the adapter has no task, and of another batch size than a frame's.
         """
-        task: Task | None = self._tier.adapter.training_task(None)
+        task: Task | None = drawing_task(self._tier.adapter)
         if task is None or self._candidate.batch:
             return None
         name, value = self._judged(task, self._call, count)
@@ -255,7 +266,10 @@ class Attempt:
         return asdict(Accuracy(name, value, eager, count, higher_is_better))
 
     def _judged(self, task: Task, call: Call, count: int) -> tuple[str, float]:
-        return next(iter(task.judge(call, HELD_OUT, count, self._tier.device).items()))
+        try:
+            return judged(task, call, count, self._tier.device)
+        except AdapterError as error:
+            raise AdapterError(f"{error}; --judged 0 tunes without accuracy") from error
 
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
