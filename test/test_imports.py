@@ -37,7 +37,9 @@ ALLOWED = {
     | {"model.adapter"},  # in the process that compares outputs only
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
     "models": RULES | {"model", "train"},  # `training_task` only
-    "train": RULES | {"model", "models", "world", "logs", "runs", "workers.process_setup", "engines.model_transforms"},
+    "train": RULES
+    | {"model", "models", "world", "logs", "runs"}
+    | {"workers.process_setup", "engines.model_transforms", "packages.package_manifest"},
     "world": NODE_SIDE
     | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages", "models.point_cloud"},
 }
