@@ -16,8 +16,8 @@ from rclpy.parameter import Parameter
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
 from benchmarks.rig.bench_stage import OURS, STAGE
+from benchmarks.rig.frames import lateness, show_lateness
 from benchmarks.rig.graph import GraphError, Streaming
-from benchmarks.rig.lateness import lateness, show_lateness
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 

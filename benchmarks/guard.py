@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.figures import distribution
-from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.safety.guard import Guard

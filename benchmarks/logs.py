@@ -48,7 +48,7 @@ from benchmarks.rig.arguments import add_camera, add_some, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.images import IMAGE, image_cdr
+from benchmarks.rig.messages import IMAGE, image_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import restamped

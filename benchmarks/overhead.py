@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.rig.arguments import add_backup, add_device, add_stage, arguments_of
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS
 from benchmarks.rig.figures import distribution
+from benchmarks.rig.frames import lateness, steps_ms
 from benchmarks.rig.graph import BareLoopProcess, CameraProcess, Graph, NaiveProcess, PerfNodeProcess, model_options
-from benchmarks.rig.lateness import lateness, steps_ms
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 

@@ -29,7 +29,7 @@ from benchmarks.rig.bare_stage import BareStage, at_pace
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.images import noise_cdr
+from benchmarks.rig.messages import noise_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.message_types import empty_message, encode

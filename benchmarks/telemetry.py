@@ -26,8 +26,8 @@ import psutil
 
 from benchmarks.rig.arguments import add_backup, add_camera, add_some, add_stage, arguments_of
 from benchmarks.rig.figures import distribution
+from benchmarks.rig.frames import lateness, show_lateness
 from benchmarks.rig.graph import Streaming
-from benchmarks.rig.lateness import lateness, show_lateness
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.rig.scraper import Scrapes, free_port

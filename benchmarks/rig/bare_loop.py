@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rig.images import noise_cdr
+from benchmarks.rig.messages import noise_cdr
 from torchperf_ros.config.message_types import decode, encode
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.model.adapter import Received, load_adapter

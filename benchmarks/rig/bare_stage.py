@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.rig.images import image_cdr
+from benchmarks.rig.messages import image_cdr
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.frame.frame import Answer, Frame, restamped
 from torchperf_ros.stage.stage_actor import StageActor

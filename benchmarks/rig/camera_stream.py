@@ -19,7 +19,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from benchmarks.rig.images import noise_cdr
+from benchmarks.rig.messages import noise_cdr
 from torchperf_ros.frame.frame import restamped
 
 _PRIORITY = 1

@@ -186,9 +186,12 @@ UNUSABLE = {
 @pytest.fixture(scope="module")
 def pool(start_node, obedient, tmp_path_factory):
     """Two good stages among three that fail in their own way; a metrics port that is taken, and a full disk."""
-    records = tmp_path_factory.mktemp("records")
+    records, modules = tmp_path_factory.mktemp("records"), tmp_path_factory.mktemp("modules")
     (records / "records.jsonl").symlink_to("/dev/full")
-    with socket.socket() as taken:
+    (modules / "adapter_not_importable.py").write_text('raise ImportError("the camera\'s driver is not installed")\n')
+    path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
+    with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         node = start_node(

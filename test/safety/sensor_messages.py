@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 
-from benchmarks.rig import plan_messages
+from benchmarks.rig import messages
 from torchperf_ros.config.message_types import empty_message, encode, header
 
 FLOAT32 = 7
@@ -59,4 +59,4 @@ def bool_bytes(value):
 
 
 def odometry_bytes(speed=0.0, yaw_rate=0.0, *, stamp_ns=0, **more):
-    return plan_messages.odometry_bytes(speed=speed, yaw_rate=yaw_rate, stamp_ns=stamp_ns, **more)
+    return messages.odometry_bytes(speed=speed, yaw_rate=yaw_rate, stamp_ns=stamp_ns, **more)

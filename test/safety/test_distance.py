@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.distance import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.rig.plan_messages import START_NS, S, odometry_bytes, plan_bytes, straight_plan
+from benchmarks.rig.messages import START_NS, S, odometry_bytes, plan_bytes, straight_plan
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.limits import Track, beyond_limits, off_start, unreadable

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from benchmarks.rig.plan_messages import START_NS, Box, S, markers_bytes, odometry_bytes
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.obstacles import read_obstacles, seen_now

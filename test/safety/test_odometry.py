@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from benchmarks.rig.plan_messages import START_NS, S, odometry_bytes
+from benchmarks.rig.messages import START_NS, S, odometry_bytes
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.odometry import Motion, age_s, yaw_of
 

@@ -1,8 +1,8 @@
-"""Plans, odometry and obstacles as messages, for the guard's benchmark and tests."""
+"""Images, plans, odometry and obstacles as messages. The camera's process imports this, so nothing that takes long."""
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ START_NS = 1_700_000_000 * S
 """ROS time of now, where nothing else is said."""
 
 CUBE, ARROW = 1, 0
+IMAGE: Final = "sensor_msgs/msg/Image"
 
 
 class Box(NamedTuple):
@@ -74,3 +75,15 @@ def _pose(x, y, yaw, z=0.0):
     orientation = turn(x=0.0, y=0.0, z=math.sin(yaw / 2), w=math.cos(yaw / 2))
     place = point(x=float(x), y=float(y), z=z)
     return message_class("geometry_msgs/msg/Pose")(position=place, orientation=orientation)
+
+
+def image_cdr(width: int, height: int, pixels: np.ndarray | None = None) -> bytes:
+    """CDR bytes of an rgb8 image, with a zero stamp; the pixels, black unless given, come last."""
+    data = np.zeros(height * width * 3, np.uint8) if pixels is None else pixels
+    own = {"height": height, "width": width, "encoding": "rgb8", "step": width * 3, "data": data}
+    return bytes(encode(empty_message(IMAGE, header=header(0, "camera"), **own), IMAGE))
+
+
+def noise_cdr(width: int, height: int, seed: int = 0) -> bytes:
+    """The same, of noise."""
+    return image_cdr(width, height, np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8))
