@@ -90,8 +90,5 @@ def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_wa
         stage = report["stages"][name]
         assert stage["records"] > 100, output
         assert stage["lost"] in {0, 1}, output
-        # only what comes before the first own result, or long after the last one, has nothing to publish: on a machine
-        # that others keep busy these may be many
-        assert stage["unanswered"] <= 0.1 * stage["records"] or (report["others_share"] or 0) > 0.1, output
     assert {entry["kind"] for entry in report["sabotage"]} >= {"sigkill", "hang", "raise"}
     assert (tmp_path / "view.svg").read_text().startswith("<svg")
