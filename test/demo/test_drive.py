@@ -68,10 +68,10 @@ def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_wa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     files = "--json", str(tmp_path / "report.json"), "--svg", str(tmp_path / "view.svg")
-    process = start("--seconds", "15", "--sabotage", "--metrics-port", str(port), *files)
+    process = start("--seconds", "20", "--sabotage", "--metrics-port", str(port), *files)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("starting, ")
-    line = next(line for line in process.stdout if re.match(r" *1[0-3]\.\d s /perf .* p50 .*% on time", line))
+    line = next(line for line in process.stdout if re.match(r" *1[3-6]\.\d s /perf .* p50 .*% on time", line))
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) > 4, line
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -90,5 +90,8 @@ def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_wa
         stage = report["stages"][name]
         assert stage["records"] > 100, output
         assert stage["lost"] in {0, 1}, output
+        # only what comes before the first own result, or long after the last one, has nothing to publish: on a machine
+        # that others keep busy these may be many
+        assert stage["unanswered"] <= 0.05 * stage["records"] or (report["others_share"] or 0) > 0.1, output
     assert {entry["kind"] for entry in report["sabotage"]} >= {"sigkill", "hang", "raise"}
     assert (tmp_path / "view.svg").read_text().startswith("<svg")

@@ -3,7 +3,6 @@
 Every kind of object in any paint, anywhere on the road and beside it, at any distance.
 """
 
-import functools
 import math
 import random
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ _KEEPS_LANE: Final = 0.7  # of cars and trucks; the others cross, or stand anywh
 _WIDEST_SLOPE: Final = 0.6  # to the side, per metre ahead: the edge of the image is at 0.64
 _NOISY_SHARE, _MOST_NOISE = 0.3, 0.06
 _CONTRAST, _BRIGHTNESS = (0.8, 1.2), 0.15
-_scene: Final = functools.cache(RoadScene)  # those that train and those that judge draw the same road
 
 
 class Label(NamedTuple):
@@ -57,7 +55,7 @@ class LabelledScenes:
     def __init__(self, seed: int | str) -> None:
         """Take the seed."""
         self._seed = seed
-        self._scenes = [(_scene(*size), size) for size in _SIZES]
+        self._scenes = [(RoadScene(*size), size) for size in _SIZES]
 
     def batch(self, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images [count, 3, 256, 448] float in -1..1, as `CameraAdapter` makes them, and the labels of each."""

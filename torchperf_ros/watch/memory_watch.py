@@ -237,7 +237,7 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-@functools.cache  # the numbers of points in a window are few, and making the indices takes longer than the tests do
+@functools.lru_cache(maxsize=1)  # asked for twice for each window; those of every size there ever was would be a leak
 def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Places of the first and of the second point of every pair."""
     first, second = np.triu_indices(n, 1)
