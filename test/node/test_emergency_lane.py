@@ -185,7 +185,7 @@ def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_unt
     vehicle.send("beat", Bool(data=False))
     assert vehicle.next_plan().header.frame_id == "odom"
     said = vehicle.lane_says(state="latched", triggers_silent="1")
-    assert said["reason"].startswith("beat has sent nothing usable for ")
+    assert said["reason"].startswith("beat has sent nothing usable for 20")
     done, why = vehicle.clear()
     assert (done, why.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
 
