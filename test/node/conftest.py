@@ -5,14 +5,10 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from torchperf_ros.workers import fork_server
 
 from .perf_process import DOMAIN_ID, Graph, PerfProcess
 from .warm_process import WarmProcess
@@ -72,14 +68,6 @@ def warm_process():
     process = WarmProcess()
     yield process
     process.close()
-
-
-@pytest.fixture
-def warm_workers(warm_process, monkeypatch):
-    """What the workers of this process are forked from is a fork itself."""
-    monkeypatch.setattr(
-        fork_server, "subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=warm_process.start_base)
-    )
 
 
 @pytest.fixture(scope="module")

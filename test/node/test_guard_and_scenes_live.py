@@ -95,7 +95,6 @@ def test_given_a_plan_whose_stamps_stand_still_when_answered_then_the_vehicle_st
     assert int(node.counted("camera", check_stop=1)["check_stop"]) >= 1
 
 
-@pytest.mark.usefixtures("warm_workers")
 def test_given_an_incident_when_replayed_then_the_guard_has_what_it_had_and_what_is_left_out_is_said(
     node, image, evidence, monkeypatch
 ):

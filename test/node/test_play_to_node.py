@@ -129,7 +129,6 @@ def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_r
     assert (after["stale"], after["health_safe_stop_s"]) == (before["stale"], before["health_safe_stop_s"])
 
 
-@pytest.mark.usefixtures("warm_workers")
 def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_outputs_are_the_same(
     graph, start_node, fast, play, tmp_path
 ):

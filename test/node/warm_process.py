@@ -47,27 +47,22 @@ class WarmProcess:
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
-    def start(self, what, words, environment, prints, passed=()):
-        """Start a `node`, the `base` of workers, or the command `torchperf`; it prints to a file.
+    def start(self, what, words, environment, prints):
+        """Start a `node`, or the command `torchperf`; it prints to a file.
 
         Args:
             what: one of these.
             words, environment: its command line and its environment variables.
             prints: descriptor of the file.
-            passed: other descriptors that it gets.
         """
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it becomes a child of these tests
         try:
             request = {"what": what, "words": words, "environment": dict(environment), "folder": os.getcwd()}
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [prints, *passed])
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [prints])
             return Forked(int(self._socket.recv(_MOST_BYTES)))
         finally:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-    def start_base(self, command, *, pass_fds, **_):
-        """As `subprocess.Popen` starts one for the workers of the tests' own process."""
-        return self.start("base", command, os.environ, 2, pass_fds)
 
     def close(self):
         self._socket.close()
@@ -105,7 +100,7 @@ def main():
     gc.collect()
     gc.freeze()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(tests, _MOST_BYTES, 2)
+        request, descriptors, _, _ = socket.recv_fds(tests, _MOST_BYTES, 1)
         if not request:
             return
         numbers, theirs = os.pipe()
@@ -138,19 +133,17 @@ def _run(act):
         os._exit(status or 0)
 
 
-def _be(prints, *passed, what, words, environment, folder):
+def _be(prints, what, words, environment, folder):
     os.setsid()
     for own in (1, 2):
         os.dup2(prints, own)
-    _close_all_but(*passed)
+    _close_all_but()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # it is another environment's
     random.seed()
     os.chdir(folder)
     sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]  # as `python -m` has it
-    if what == "base":
-        return _be_base(*passed)
     if what == "torchperf":
         sys.argv = ["torchperf", *words]
         return importlib.import_module("torchperf_ros.cli.main").app()
