@@ -1,10 +1,12 @@
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from torchperf_ros.config.message_types import empty_message, encode, header
+from torchperf_ros.stage.stage_input import StageInput
 
 from ..logs.small_logs import rosbag2
 
@@ -19,6 +21,20 @@ def _adapters_can_be_imported_by_workers():
         here = str(Path(__file__).parent)
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
         yield
+
+
+@pytest.fixture
+def ctrl_c_at_the_16th(monkeypatch):
+    """Ctrl-C comes while a stage is given its 16th message."""
+    given, receive = [], StageInput.receive
+
+    def interrupted(self, data):
+        given.append(data)
+        if len(given) == 16:
+            signal.raise_signal(signal.SIGINT)
+        receive(self, data)
+
+    monkeypatch.setattr(StageInput, "receive", interrupted)
 
 
 def point(stamp_ns, x=0.0, word="", z=0.0):

@@ -1,7 +1,6 @@
 """Replays with real workers, on small logs of points."""
 
 import math
-import signal
 import threading
 
 import pytest
@@ -12,7 +11,6 @@ from torchperf_ros.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayError, ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.stage.stage_input import StageInput
 
 from .conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
@@ -153,17 +151,9 @@ def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_f
     assert not (tmp_path / "out.mcap").exists()
 
 
+@pytest.mark.usefixtures("ctrl_c_at_the_16th")
 @pytest.mark.parametrize("pace", ["fast", "real"])
-def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_answered_too(tmp_path, monkeypatch, pace):
-    given, receive = [], StageInput.receive
-
-    def interrupted(self, data):
-        given.append(data)
-        if len(given) == 16:
-            signal.raise_signal(signal.SIGINT)
-        receive(self, data)
-
-    monkeypatch.setattr(StageInput, "receive", interrupted)
+def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_answered_too(tmp_path, pace):
     log = write_points(tmp_path / "log", drive(60, words={15: "sleep"}))  # the last one to be given
     result, said = run(log, tmp_path, pace=pace)
     first = result.stage("first")

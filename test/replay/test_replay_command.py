@@ -1,14 +1,12 @@
 """`torchperf replay` as a user runs it."""
 
 import json
-import signal
 
 import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
 from torchperf_ros.runs.run_file import read_run
-from torchperf_ros.stage.stage_input import StageInput
 
 from .conftest import drive, one_stage, write_points
 
@@ -92,16 +90,8 @@ def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is
     assert list(tmp_path.iterdir()) == []
 
 
-def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(log, tmp_path, monkeypatch):
-    given, receive = [], StageInput.receive
-
-    def interrupted(self, data):
-        given.append(data)
-        if len(given) == 16:
-            signal.raise_signal(signal.SIGINT)
-        receive(self, data)
-
-    monkeypatch.setattr(StageInput, "receive", interrupted)
+@pytest.mark.usefixtures("ctrl_c_at_the_16th")
+def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_status_is_1(log, tmp_path):
     run = tmp_path / "run.json"
     done = torchperf(log, *sets(), "--json", run)
     assert done.exit_code == 1, done.output

@@ -69,7 +69,7 @@ def drawing_task(adapter: Adapter) -> Any:  # noqa: ANN401 - a `train.task.Task`
     """The adapter's training task that needs no log, None where there is none; or an `AdapterError`."""
     try:
         return adapter.training_task(None)
-    except Exception as error:
+    except Exception as error:  # the user's code
         raise AdapterError(
             f"training_task(None) raises {one_line(error)}; it has to give None where the task needs a log"
         ) from error
@@ -78,12 +78,12 @@ def drawing_task(adapter: Adapter) -> Any:  # noqa: ANN401 - a `train.task.Task`
 def judged(task: Any, call: Call, count: int, device: torch.device) -> tuple[str, float]:  # noqa: ANN401
     """Name and value of a call's accuracy on so many held-out examples, by a training task; or an `AdapterError`."""
     try:
-        figures: dict[str, float] = task.judge(call, HELD_OUT, count, device)
-    except Exception as error:
+        figures = dict(task.judge(call, HELD_OUT, count, device))
+    except Exception as error:  # the user's code
         raise AdapterError(f"accuracy: the training task's judge raises {one_line(error)}") from error
-    for name, value in figures.items():
-        return name, value
-    raise AdapterError("accuracy: the training task's judge gives no figure")
+    if not figures:
+        raise AdapterError("accuracy: the training task's judge gives no figure")
+    return next(iter(figures.items()))
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:

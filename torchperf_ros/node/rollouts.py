@@ -323,7 +323,9 @@ class Rollouts:
         name, wish = stage.config.name, source.wish()
         trial = self._trials.get(name)
         if trial is None:
-            if name in self._unpromoted and not stage.promote():
+            if name in self._unpromoted:
+                if stage.promote():
+                    return  # no other version begins before what serves is whole again
                 self._unpromoted.remove(name)
             other = wish.serve if wish.serve != stage.version else wish.beside
             if other and stage.pool.ready:

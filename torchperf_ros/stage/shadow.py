@@ -236,11 +236,13 @@ class Shadow:
 def promote(pool: WorkerPool, setup: Mapping[str, Any], config: StageConfig) -> bool:
     """Take the next step towards workers as a version has that serves; False if none is left; on any thread."""
     renewal = pool.rolling_update.renewal
-    if renewal.outcome and not _gives_way(pool, setup):
-        pool.grow(config)
-        return False
-    renewal.swap(**{name: setup[name] for name in _SERVING})  # nothing while one goes on
-    return True
+    if not renewal.outcome:
+        return True  # workers are being replaced
+    if _gives_way(pool, setup):
+        renewal.swap(**{name: setup[name] for name in _SERVING})
+        return True
+    pool.grow(config)
+    return False
 
 
 def _gives_way(pool: WorkerPool, setup: Mapping[str, Any]) -> bool:
