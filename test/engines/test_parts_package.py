@@ -10,6 +10,7 @@ import torch
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import parts as parts_module
+from torchperf_ros.engines import parts_package
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable
@@ -189,7 +190,7 @@ def test_given_parts_whose_results_are_others_when_built_then_the_whole_is_and_s
 ):
     wrong = tier_of(adapters, "blocks", seed=1).model
     monkeypatch.setattr("torchperf_ros.engines.parts_package.open_parts", lambda *_: (wrong, []))
-    monkeypatch.setattr("torchperf_ros.engines.parts_package._kinds", lambda *_: [])
+    monkeypatch.setattr("torchperf_ros.engines.parts_package._kinds", lambda *_, **__: [])
     tier = tier_of(adapters, "blocks")
     found = ENGINES["aoti"]
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *_: Built("whole"))
@@ -203,14 +204,37 @@ def test_given_parts_whose_results_are_others_when_built_then_the_whole_is_and_s
 def test_given_a_part_with_convolutions_when_built_then_images_have_channels_last_in_it_and_not_in_the_outputs():
     torch.manual_seed(0)
     part = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
-    tier = BuiltTier(torch.nn.Sequential(part, torch.nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),), {}, CPU)
-    runner = make_runner(tier, BuildOptions("aoti", parts="0"))
+    stem, laid_out = torch.nn.Conv2d(3, 3, 3), []
+    stem.register_forward_hook(lambda *of: laid_out.append(of[2].is_contiguous(memory_format=torch.channels_last)))
+    tier = BuiltTier(torch.nn.Sequential(stem, part, torch.nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),), {}, CPU)
+    runner = make_runner(tier, BuildOptions("aoti", parts="1"))
+    laid_out.clear()
     with torch.inference_mode():
         found = runner.call(*tier.example)
         assert measure(tier.model(*tier.example), found).relative_l2 < 1e-5
     assert found.is_contiguous()
+    assert laid_out == [True, False]  # of what runs, so that nothing is copied before the part; of the model itself
     (call,) = runner.part_calls
     assert (call.misses, call.part.example[0].is_contiguous(memory_format=torch.channels_last)) == (0, True)
+
+
+def test_given_parts_without_convolutions_when_packing_does_not_pay_then_weights_stay_as_they_are(monkeypatch):
+    torch.manual_seed(0)
+    asked = []
+    monkeypatch.setattr(parts_package, "_packing_pays", asked.append)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(4)))
+    tier = BuiltTier(model.eval(), (torch.randn(3, 8),), {}, CPU)
+    runner = make_runner(tier, IN_BLOCKS)
+    with torch.inference_mode():
+        assert measure(model(*tier.example), runner.call(*tier.example)).relative_l2 < 1e-5
+    assert [(call.hits, call.misses) for call in runner.part_calls] == [(1, 0)] * 4
+    (((rows, weight),),) = asked
+    assert rows == 3
+    assert torch.equal(weight, model[0][0].weight)
+
+
+def test_given_products_when_timed_then_packing_pays_or_not_on_this_machine():
+    assert parts_package._packing_pays([(3, torch.randn(8, 8)), (3, torch.randn(4, 8))]) in {True, False}
 
 
 def test_given_a_users_package_of_parts_when_loaded_then_it_runs_and_another_model_is_refused(

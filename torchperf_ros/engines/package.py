@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, PackageEngine, export, nested, written_to
+from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, export, nested, written_to
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
@@ -146,7 +146,13 @@ def check_linked(path: Path) -> None:
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
-    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
+    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes."""
+    call, tree = load_flat(path, device)
+    return nested(call, tree)
+
+
+def load_flat(path: Path, device: torch.device) -> tuple[FlatCall, pytree.TreeSpec]:
+    """Load a package whose call gives its outputs as a list of tensors, and how the model nests them.
 
     The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
     runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
@@ -156,7 +162,7 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
     tree = pytree.treespec_loads(loader.get_call_spec()[1])
     _give_back_constants()
-    return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
+    return lambda *inputs: loader.boxed_run(list(inputs)), tree
 
 
 def _give_back_constants() -> None:

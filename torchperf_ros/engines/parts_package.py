@@ -21,11 +21,12 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.config.build_options import AUTO, BLOCKS, INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_package
+from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_flat
 from torchperf_ros.engines.package_engine import Built, export, nested
 from torchperf_ros.engines.parity import DynamicDims, check_engine, memory_format
 from torchperf_ros.engines.parts import Anatomy, Part, PartsError, export_part, flatten, named, split, tensors_of
 from torchperf_ros.frame.errors import one_line
+from torchperf_ros.model.stopwatch import time_interleaved
 
 _ABOUT: Final = "parts.json"
 _INSIDE: Final = "data/aotinductor/model"  # of what torch packages
@@ -33,6 +34,10 @@ _WEIGHTS: Final = "weights."
 _ALIGNED: Final = 64  # bytes, of each constant in the file of them (torch, AOTI_CONST_ALIGNMENT)
 _MOST_PLANS: Final = 256
 _IMAGE_RANK: Final = 4
+_PRODUCTS_SECONDS: Final = 0.5
+_ROUNDS: Final = (5, 200)
+
+_Product = tuple[int, torch.Tensor]
 
 
 class PartCall:
@@ -49,18 +54,24 @@ class PartCall:
         self._eager, self._run = module.forward, run
         self._formats = [memory_format(tensor) for tensor in part.example]
         self._plans: dict[Any, bool | None] = {}
+        self._plain = [True for _ in part.example if not part.constants and part.tree == flatten(part.example, {})[1]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the module takes and returns
         """What the module's `forward` would return."""
-        leaves, tree = flatten(args, kwargs)
-        tensors, constants = split(leaves)
+        tensors: Sequence[torch.Tensor] = args
+        if self._plain and not kwargs and [isinstance(each, torch.Tensor) for each in args] == self._plain:
+            alike = True  # nearly all modules are called so, and a nest takes longer than all else here
+        else:
+            leaves, tree = flatten(args, kwargs)
+            tensors, constants = split(leaves)
+            alike = tree == self.part.tree and constants == self.part.constants
         key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
         if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = self._plan(tensors)
         laid_out = self._plans[key]
-        if laid_out is None or tree != self.part.tree or constants != self.part.constants:
+        if laid_out is None or not alike:
             self.misses += 1
             return self._eager(*args, **kwargs)
         if not laid_out:
@@ -112,23 +123,37 @@ def open_parts(path: Path, tier: BuiltTier, options: BuildOptions) -> tuple[Call
                         file.rename(inside / kind["weights"])
                     elif not file.name.startswith(_WEIGHTS):
                         os.link(file, inside / file.name)  # one file to the loader of libraries, which maps it once
-                run = nested(load_package(inside.parents[2], tier.device), tree, [(int(i), v) for i, v in constants])
+                run = nested(load_flat(inside.parents[2], tier.device)[0], tree, [(int(i), v) for i, v in constants])
                 module = model.get_submodule(module_path)
                 calls[id(module)] = PartCall(module_path, module, part, run)
-    changed = _with_calls(model, calls, {})
-    if all(memory_format(tensor) is torch.contiguous_format for one in calls.values() for tensor in one.part.example):
+    images = any(memory_format(each) is torch.channels_last for one in calls.values() for each in one.part.example)
+    changed = _with_calls(model, calls, {}, images=images)
+    if not images:
         return changed, list(calls.values())
     contiguous = partial(pytree.tree_map_only, torch.Tensor, torch.Tensor.contiguous)
     return lambda *inputs: contiguous(changed(*inputs)), list(calls.values())
 
 
-def _with_calls(module: nn.Module, calls: Mapping[int, PartCall], made: dict[int, nn.Module]) -> nn.Module:
-    """The module, or where there are parts in it a copy that shares all else, with calls for their `forward`."""
+def _with_calls(
+    module: nn.Module, calls: Mapping[int, PartCall], made: dict[int, nn.Module], *, images: bool
+) -> nn.Module:
+    """The module, or where there are parts in it a copy that shares all else, with calls for their `forward`.
+
+    `images`: parts want channels last, and a convolution in eager gives what its weights have: so one has them, too.
+    """
     if id(module) not in made:
-        children = {name: child and _with_calls(child, calls, made) for name, child in module._modules.items()}
-        changed = copy.copy(module) if id(module) in calls or children != module._modules else module
+        children = {
+            name: child and _with_calls(child, calls, made, images=images) for name, child in module._modules.items()
+        }
+        convolves = images and type(module) is nn.Conv2d and id(module) not in calls
+        weight = module._parameters.get("weight") if convolves else None
+        changes = id(module) in calls or weight is not None or children != module._modules
+        changed = copy.copy(module) if changes else module
         if id(module) in calls:  # hooks on the module stay around it, and who looks at its attributes finds them
             changed.forward = calls[id(module)]
+        elif weight is not None:
+            laid_out = nn.Parameter(weight.detach().contiguous(memory_format=torch.channels_last), requires_grad=False)
+            changed._parameters = {**module._parameters, "weight": laid_out}
         elif changed is not module:
             changed._modules = children
         made[id(module)] = changed
@@ -138,8 +163,8 @@ def _with_calls(module: nn.Module, calls: Mapping[int, PartCall], made: dict[int
 def build_parts(tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
     """Compile the parts that the options name to the file `path`.
 
-    Of the ways that there are to compile a whole only the one is taken that usually is the fastest: frozen, and around
-    convolutions images with channels last, from the first part to the last.
+    Of the ways that there are to compile a whole only the one is taken that usually is the fastest: around convolutions
+    frozen, with channels last from the first part to the last; else frozen only where packed weights are faster here.
 
     Raises:
         PartsError: there are no such parts, one cannot be compiled, or one is not what runs.
@@ -150,7 +175,8 @@ def build_parts(tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
     every = [one for paths in wanted for one in paths]
     covered = anatomy.covered(every)
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
-        kinds = [kind for paths in wanted for kind in _kinds(anatomy, paths, Path(folder))]
+        frozen = options.precision == INT8_STATIC
+        kinds = [kind for paths in wanted for kind in _kinds(anatomy, paths, Path(folder), frozen_only=frozen)]
         _write(path, kinds)
     call, calls = open_parts(path, tier, BuildOptions())  # the model is in its precision already
     with torch.inference_mode():
@@ -189,58 +215,86 @@ class _Kind:
     outputs: dict[str, Any]
 
 
-def _kinds(anatomy: Anatomy, paths: Sequence[str], folder: Path) -> list[_Kind]:
+def _kinds(anatomy: Anatomy, paths: Sequence[str], folder: Path, *, frozen_only: bool) -> list[_Kind]:
     """Compile the first of some modules, and others only where their graph comes out as another one.
 
     Of all that have the first one's graph only the constants are taken, as the compiler has folded and packed them.
+    `frozen_only`: of int8_static Inductor makes int8 kernels where it packs weights, and nowhere else.
     """
     left, kinds = list(paths), list[_Kind]()
     while left:
         if len(left) < len(paths) < 2 * (len(kinds) + 1):  # hardly one of them is like another
             raise PartsError(f"{named(paths)} differ in more than the values of their weights")
-        part, package = _laid_out(anatomy.part(left), anatomy.modules[left[0]]), folder / f"{left[0]}.pt2"
-        graph, constants, outputs = _compile(anatomy.modules[left[0]], part, package)
+        first, package = anatomy.modules[left[0]], folder / f"{left[0]}.pt2"
+        part = _laid_out(anatomy.part(left), first)
+        frozen = bool(tensors_of(first))
+        if frozen and not frozen_only and part.example[0].device.type == "cpu" and not _has_convolutions(first):
+            products = _compile(first, part, None, frozen=False).products
+            frozen = not products or _packing_pays(products)
+        compiled = _compile(first, part, package, frozen=frozen)
         check_linked(package)
         with zipfile.ZipFile(package) as archive:
             weights = [archive.read(name) for name in archive.namelist() if name.endswith(".blob")]
         alike, others = left[:1], list[str]()
         for path in left[1:]:
-            other, of_other, _ = _compile(anatomy.modules[path], part, None)
-            (alike if other == graph else others).append(path)
-            weights += [_bytes_of(of_other)] if other == graph else []
-        if len(alike) > 1 and weights[0] != _bytes_of(constants):
+            other = _compile(anatomy.modules[path], part, None, frozen=frozen)
+            same = other.text == compiled.text
+            (alike if same else others).append(path)
+            weights += [_bytes_of(other.constants)] if same else []
+        if len(alike) > 1 and weights[0] != _bytes_of(compiled.constants):
             raise PartsError(f"torch {torch.__version__} keeps the constants of {left[0]} in a way that is not known")
-        kinds.append(_Kind(replace(part, paths=tuple(alike)), package, weights, graph, outputs))
+        kinds.append(_Kind(replace(part, paths=tuple(alike)), package, weights, compiled.text, compiled.outputs))
         left = others
     return kinds
 
 
 def _laid_out(part: Part, module: nn.Module) -> Part:
     """The part with images as the compiler's convolutions want them."""
-    if not any(isinstance(each, nn.Conv2d) for each in module.modules()):
+    if not _has_convolutions(module):
         return part
     last = torch.channels_last
     images = tuple(t.contiguous(memory_format=last) if t.dim() == _IMAGE_RANK else t for t in part.example)
     return replace(part, example=images)
 
 
-def _compile(module: nn.Module, part: Part, path: Path | None) -> tuple[str, dict[str, torch.Tensor], dict[str, Any]]:
+def _has_convolutions(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.Conv2d) for each in module.modules())
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What the compiler has made of a module.
+
+    Attributes:
+        text: the final graph with all plain values that it holds, and how outputs are nested.
+        constants: of the graph, in their order.
+        outputs: how they are nested.
+        products: see `_products`; none where weights are packed.
+    """
+
+    text: str
+    constants: dict[str, torch.Tensor]
+    outputs: dict[str, Any]
+    products: list[_Product]
+
+
+def _compile(module: nn.Module, part: Part, path: Path | None, *, frozen: bool) -> _Compiled:
     """Compile a module to the file; without one stop where the graph is final, before there is code.
 
-    Returns:
-        The graph with all plain values that it holds, its constants in their order, and how outputs are nested.
+    `frozen`: what follows from weights alone is folded, and weights are packed for the machine's kernels.
     """
-    seen: list[tuple[str, dict[str, torch.Tensor]]] = []
+    seen: list[tuple[str, dict[str, torch.Tensor], list[_Product]]] = []
 
     def look(graph: torch.fx.Graph) -> None:
         """The compiler's last pass over the graph."""
         targets = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
-        seen.append((str(graph), {each: operator.attrgetter(each)(graph.owning_module) for each in targets}))
+        constants = {each: operator.attrgetter(each)(graph.owning_module) for each in targets}
+        seen.append((str(graph), constants, _products(graph, constants)))
         if path is None:
             raise PartsError("no code is wanted")
 
     configs = {
-        "freezing": bool(tensors_of(module)),
+        "freezing": frozen,
         "always_keep_tensor_constants": True,  # a short one would become part of the code
         "aot_inductor.package_constants_on_disk_format": "binary_blob" if tensors_of(module) else None,
         "post_grad_custom_post_pass": look,
@@ -255,7 +309,39 @@ def _compile(module: nn.Module, part: Part, path: Path | None) -> tuple[str, dic
             if path is not None or not seen:
                 raise
     outputs = {"tree": pytree.treespec_dumps(tree), "constants": split(leaves)[1]}
-    return f"{seen[-1][0]}\n{json.dumps(outputs)}", seen[-1][1], outputs
+    graph, constants, products = seen[-1]
+    return _Compiled(f"{graph}\n{json.dumps(outputs)}", constants, outputs, products)
+
+
+def _products(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> list[_Product]:
+    """The products of a matrix with weights as the model has them: how many rows the matrix has, and the weights."""
+    found = []
+    for node in graph.nodes:
+        if node.target in {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}:
+            matrix, turned = node.args[-2:]
+            weight = turned.target is torch.ops.aten.permute.default and constants.get(str(turned.args[0].target))
+            if isinstance(weight, torch.Tensor):
+                rows = matrix.meta["val"].shape[0]
+                found.append((rows.node.hint if isinstance(rows, torch.SymInt) else rows, weight))
+    return found
+
+
+def _packing_pays(products: Sequence[_Product]) -> bool:
+    """Whether weights that are packed for the CPU's kernels, as freezing does, make products faster on this machine.
+
+    They are timed alone, in both ways, which takes a tenth of what a compiler takes. For the few rows that a vehicle
+    has, packed weights may be slower: a block of 128 tokens took a quarter longer on an AMD processor.
+    """
+    packed, plain = list[Callable[[], Any]](), list[Callable[[], Any]]()
+    for rows, weight in products:
+        matrix = torch.randn(rows, weight.shape[1], dtype=weight.dtype)
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        packed.append(partial(torch.ops.mkldnn._linear_pointwise, matrix, laid_out, None, "none", [], ""))
+        plain.append(partial(torch.mm, matrix, weight.t()))
+    calls = {"packed": lambda: [each() for each in packed], "plain": lambda: [each() for each in plain]}
+    with torch.no_grad():
+        times = time_interleaved(calls, torch.device("cpu"), seconds=_PRODUCTS_SECONDS, rounds=_ROUNDS)
+    return times["packed"].median_ms <= times["plain"].median_ms
 
 
 def _bytes_of(constants: Mapping[str, torch.Tensor]) -> bytes:
