@@ -9,6 +9,7 @@ from torch import nn
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines import model_transforms
 from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform
+from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check, random_inputs
 from torchperf_ros.engines.quantisation import why_no_int8
 from torchperf_ros.frame.errors import ConfigError
@@ -239,3 +240,11 @@ for precision in ("bf16", "int8_weight"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False True\nTrue True\n", "")
+
+
+@needs_torchao
+def test_given_weights_in_int8_that_were_exported_when_asked_for_channels_last_then_the_model_is_left_alone():
+    example = (torch.randn(1, 64),)
+    quantised = transform(nn.Sequential(nn.Linear(64, 64)).eval(), BuildOptions(precision="int8_weight"), CPU, example)
+    export(quantised, example, {})  # torch refuses to move weights that its exporter has looked at
+    assert transform(quantised, BuildOptions(channels_last=True), CPU, example) is quantised

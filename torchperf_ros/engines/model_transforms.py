@@ -6,6 +6,7 @@ Whether the result is still good is measured, see `parity`.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,13 +52,19 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
     half = half if half not in _float_types(model) and _float_types(model) else None
     images = options.channels_last and not _why_not_channels_last(model)
     if not (int8 or half or images):
-        return model.to(device)
+        return _moved(model, device)
     changed = copy.deepcopy(model)
     if int8:
         quantise_linear(changed, options.precision)
     if half or images:
         _convert(changed, half, _output_types(model, example) if half else {}, images=images)
-    return changed.to(device)
+    return _moved(changed, device)
+
+
+def _moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device; where all of it is there, untouched: exported weights in int8 cannot be moved at all."""
+    there = all(tensor.device == device for tensor in chain(model.parameters(), model.buffers()))
+    return model if there else model.to(device)
 
 
 def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> str:
