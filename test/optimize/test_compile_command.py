@@ -80,7 +80,7 @@ def compiled(*words):
 
 def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_are_shown(process):
     process.says = [tier("full"), built("full"), tier("fast", 2), built("fast", new=False), {"kind": "done"}]
-    result = compiled("--tier", "full", "--tier", "fast")
+    result = compiled("--tiers", "full,fast")
     assert result.exit_code == 0, result.output
     assert "adapter: compiling full (1 of 2)" in result.stdout
     assert "adapter: compiling fast (2 of 2)" in result.stdout
@@ -111,7 +111,7 @@ PART, WHOLE = "body: 80% of eager's time; the rest runs in eager", "the whole mo
 )  # fmt: skip
 def test_given_what_was_found_out_of_a_package_when_compiled_then_it_is_shown(process, found, words):
     process.says = [tier("full"), built("full", **found), {"kind": "done"}]
-    shown = " ".join(compiled("--tier", "full").stdout.split())
+    shown = " ".join(compiled("--tiers", "full").stdout.split())
     assert [word for word in words if word not in shown] == []
 
 
@@ -123,7 +123,7 @@ def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no
 
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
-    compiled("--tier", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
+    compiled("--tiers", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
              "--channels-last", "--parts", "blocks", "-o", "out", "--force", "--dry-run")  # fmt: skip
     (job,) = process.jobs
     assert (job["adapter"], job["options"], job["device"], job["tiers"]) == ("robot:Seen", {"a": 1}, "cpu", ["full"])
@@ -158,7 +158,7 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
     assert planning["adapter"] == "r:P"
     assert (one["tiers"], one["packages"], one["build"][0]["precision"]) == (["fast"], ["mine.pt2"], "bf16")
     result = run("compile", "--params", parameters, "--tier", "none")
-    assert "--tier 'none' is not there; seeing has full, fast" in result.stderr
+    assert "--tiers 'none' is not there; seeing has full, fast" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(pro
 def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_json_has_all(process, tmp_path):
     process.says = [failed("full", detail="Traceback: where"), built("fast"), {"kind": "done"}]
     process.reason = "the compile process ended by exit status 1"
-    result = compiled("--tier", "full", "--tier", "fast", "--json", tmp_path / "report.json")
+    result = compiled("--tiers", "full,fast", "--json", tmp_path / "report.json")
     assert result.exit_code == 1
     assert "torchperf: adapter full: no such operator\nTraceback: where" in result.stderr
     assert "exit status" not in result.stderr
@@ -202,7 +202,7 @@ def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_j
 def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result_failed_for_that(process, how):
     reason = how and f"the compile process ended by {how}"
     process.says, process.reason = [built("full"), tier("fast", 2)], reason
-    result = compiled("--tier", "full", "--tier", "fast")
+    result = compiled("--tiers", "full,fast")
     assert result.exit_code == 1
     assert f"torchperf: adapter fast: {reason or 'its process printed nothing'}" in result.stderr
     assert "adapter full:" not in result.stderr
@@ -210,7 +210,7 @@ def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result
 
 def test_given_a_dry_run_when_asked_then_each_tier_is_one_line(process):
     process.says = [{"kind": "planned", "tier": "full", "text": "would be built: /x/[bold].pt2 is not there"}]
-    result = compiled("--tier", "full", "--dry-run")
+    result = compiled("--tiers", "full", "--dry-run")
     assert result.exit_code == 0
     assert "adapter full: would be built: /x/[bold].pt2 is not there" in result.stdout
 
@@ -275,6 +275,6 @@ def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named
 
 def test_given_a_real_compile_process_when_its_adapter_is_not_there_then_the_status_is_2(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tier", "full"], env=environment)
+    result = RUNNER.invoke(cli.app, ["compile", "no.such:Adapter", "--tiers", "full"], env=environment)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert result.stderr.startswith("torchperf: adapter 'no.such:Adapter': importing no.such failed")

@@ -30,7 +30,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
     params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
-    tier: Annotated[list[str] | None, Option(help="Only this; repeatable. Default: full, medium, fast.")] = None,
+    tiers: Annotated[shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")] = None,
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
     engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
@@ -59,7 +59,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     whole and its blocks, and takes the better one.
 
     Examples: torchperf compile --params config/perception.yaml
-              torchperf compile my_robot.segmenter:Segmenter --tier full --tier fast
+              torchperf compile my_robot.segmenter:Segmenter --tiers full,fast
 
     Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
     """
@@ -67,13 +67,14 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.config.params_file import read_params_file
 
     shell.check_outputs({"--json": json_file})
+    only = shell.every_word(tiers)
     own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
            "parts": parts}  # fmt: skip
     if (adapter is None) == (params is None):
         raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
     if params is None:
         values = own | {
-            "adapter": adapter, "output": "output", "tiers": tier or ["full", "medium", "fast"],
+            "adapter": adapter, "output": "output", "tiers": only or ["full", "medium", "fast"],
             "precision": [precision],
         }  # fmt: skip
         config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
@@ -85,8 +86,8 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
             raise ConfigError(f"{flags}: with --params, the file says that")
         config = read_params_file(params)
     shown = shell.console(_TABLE_WIDTH)
-    jobs = _jobs(config, stage, tier or [], {"out": output and str(output), "force": force, "dry_run": dry_run,
-                                               "guessed": params is None and not tier})  # fmt: skip
+    jobs = _jobs(config, stage, only, {"out": output and str(output), "force": force, "dry_run": dry_run,
+                                       "guessed": params is None and not only})  # fmt: skip
     built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
         json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
@@ -103,7 +104,7 @@ def _jobs(
             continue
         unknown = sorted(set(tiers) - set(found.tiers))
         if unknown:
-            raise ConfigError(f"--tier {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}")
+            raise ConfigError(f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}")
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
             "adapter": found.adapter, "options": found.options, "device": config.device,

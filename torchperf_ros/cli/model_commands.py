@@ -15,6 +15,7 @@ from torchperf_ros.frame.errors import ConfigError
 _MOST_BATCH = 1000
 _MOST_JUDGED = 100_000
 _USUAL_TIERS = "those of full, medium, fast that it has"
+_TIERS = f"Of the adapter, most accurate first: that one is tuned, others are checked; default: {_USUAL_TIERS}."
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
 
 
@@ -114,12 +115,11 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
     max_loss: Annotated[float, Option(help="Of accuracy against eager fp32, of adapters with a task.")] = MOST_LOSS,
     judged: Annotated[int, Option(min=0, max=_MOST_JUDGED, help="Held-out examples for accuracy; 0: none.")] = 100,
-    tiers: Annotated[shell.Text, Option(help=f"The adapter's, most accurate first; default: {_USUAL_TIERS}.")] = None,
-    tier: Annotated[shell.Texts, Option(help="Only this; repeatable. The first is tuned, others checked.")] = None,
+    tiers: Annotated[shell.Texts, Option("--tiers", "--tier", help=_TIERS)] = None,
     options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
     output_topic: Annotated[shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
     device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    engine: Annotated[shell.Texts, Option(help="Only these, see docs/models.md; repeatable. Default: all.")] = None,
+    engines: Annotated[shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")] = None,
     tables: Annotated[bool, Option("--tables", help="Try each option by itself on the first tier; no search.")] = False,
     batch: Annotated[str, Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
@@ -164,8 +164,9 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     shell.check_outputs({"--output": output, "--json": json_file, "--page": page})
     if page is not None:
         shell.need("plotly", "jinja2")
-    if unknown := [name for name in engine or () if name not in ENGINES]:
-        shell.fail(f"--engine {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
+    only, names = shell.every_word(engines), shell.every_word(tiers)
+    if unknown := [name for name in only if name not in ENGINES]:
+        shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
     sizes = shell.words(batch)
     if not all(size.isdecimal() and 1 <= int(size) <= _MOST_BATCH for size in sizes) or (sizes and not tables):
         shell.fail(f"--batch {batch!r} is not allowed; it has to be numbers from 1 to {_MOST_BATCH}, with --tables")
@@ -175,19 +176,18 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.optimize.tune.target import target_of_adapter, target_of_file
 
     values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
-    if params is not None and (options, tiers) == (None, None):
+    if params is not None and options is None:
         target = target_of_file(params, stage, adapter, values, device)
     elif adapter is not None and params is None:
-        names = [name.strip() for name in tiers.split(",")] if tiers else tier or []
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
         raise ConfigError(
-            "either an adapter, module:Class, with --options and --tiers, or --params FILE, with --stage, says what"
-            " to tune; with --params, the file says --options and --tiers"
+            "either an adapter, module:Class, with --options, or --params FILE, with --stage, says what to tune; with"
+            " --params, the file says --options"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), engine or (),
+        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), only,
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
         json_file, judged, page,
     )  # fmt: skip
-    raise typer.Exit(search(target.with_tiers(tier or ()), chosen, shell.console(140)))
+    raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

@@ -209,6 +209,11 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def every_word(texts: "Texts") -> list[str]:
+    """What stands between commas in an option that may also be given again and again."""
+    return [word for text in texts or () for word in words(text)]
+
+
 def import_from_here() -> None:
     """Find the user's modules in the present folder, as `python -m` does."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:

@@ -65,7 +65,7 @@ class Target:
         """The same with some of its tiers, in the stage's order; none named: all. An unknown one is a `ConfigError`."""
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
             there = ", ".join(self.stage.tiers)
-            raise ConfigError(f"--tier {unknown[0]!r} is not there; {self.stage.name} has {there}")
+            raise ConfigError(f"--tiers {unknown[0]!r} is not there; {self.stage.name} has {there}")
         return replace(self, tiers=tuple(name for name in self.stage.tiers if not tiers or name in tiers))
 
 
