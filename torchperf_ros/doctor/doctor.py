@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from torchperf_ros.doctor.environment import Check, Need, look_around
 from torchperf_ros.doctor.rules import Advice, Case, advise, sentence
 from torchperf_ros.doctor.split import AFTER, PARTS, Heard, Message, Split, split
-from torchperf_ros.runs.run_log import RunLogError, StageLog
+from torchperf_ros.runs.run_log import RunLogError, StageLog, Values
 from torchperf_ros.runs.run_log_source import read_runs
 from torchperf_ros.telemetry.node_state import NodeState, StageState
 
@@ -183,13 +184,16 @@ def examine_log(path: Path, node: str | None, progress: Progress) -> list[Findin
 def _case(node: str, log: StageLog, found: Split) -> Case:
     """What the frames say."""
     frames = log.frames[log.counted & np.isfinite(log.total_ms)]
-    counts = {int(tier): int(count) for tier, count in zip(*np.unique(frames["tier"], return_counts=True), strict=True)}
+    tiers: NDArray[np.int64] = frames["tier"]
+    inference_ms: Values = frames["inference_ms"]
+    total_ms: Values = frames["total_ms"]
+    counts = {int(tier): int(count) for tier, count in zip(*np.unique(tiers, return_counts=True), strict=True)}
     runs = {
-        log.tier_name(tier): float(np.nanmedian(frames["inference_ms"][frames["tier"] == tier]))
+        log.tier_name(tier): float(np.nanmedian(inference_ms[tiers == tier]))
         for tier, count in sorted(counts.items())
-        if tier >= 0 and np.isfinite(frames["inference_ms"][frames["tier"] == tier]).sum() >= _LEAST_RUNS <= count
+        if tier >= 0 and np.isfinite(inference_ms[tiers == tier]).sum() >= _LEAST_RUNS <= count
     }
-    received_ns, steps = frames["t_ns"] - frames["total_ms"] * 1e6, np.diff(frames["seq"])
+    received_ns, steps = frames["t_ns"] - total_ms * 1e6, np.diff(frames["seq"])
     intervals = np.diff(received_ns)[steps > 0] / steps[steps > 0] / 1e6
     return Case(
         found, node, log.budget_ms, float(np.median(intervals)) if len(intervals) else math.nan,

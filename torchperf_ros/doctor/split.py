@@ -125,23 +125,28 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     """
     heard = heard or Heard()
     frames = log.frames[log.counted & np.isfinite(log.total_ms)]
-    usable = (frames["age_ms"] >= -_CLOCK_MS) & (frames["age_ms"] <= USABLE_AGE_MS)
-    age, total, wait = np.where(usable, frames["age_ms"], np.nan), frames["total_ms"], frames["wait_ms"]
+    age: Values = frames["age_ms"]  # with a type for each column, which mypy takes seconds to work out itself
+    total: Values = frames["total_ms"]
+    wait: Values = frames["wait_ms"]
+    inference: Values = frames["inference_ms"]
+    usable = (age >= -_CLOCK_MS) & (age <= USABLE_AGE_MS)
+    age = np.where(usable, age, np.nan)
     notes, clock_ms = _about_stamps(frames, sim_time=sim_time)
     match = np.full(len(frames), -1) if sim_time else _matches(frames, heard.triggers)
     sent_ms = np.array([(one.sent_ns - one.stamp_ns) / NS_PER_MS for one in heard.triggers] or [np.nan])
     camera = np.where((match >= 0) & usable, sent_ms[match], np.nan)
     early_ms = min(_median(camera), _median(age - camera))
-    columns = {"before" if handed_over else "input": age}
+    columns: dict[str, Values] = {"before" if handed_over else "input": age}
     if early_ms < -_CLOCK_MS:
         notes.append(f"a message is sent, or received, {-early_ms:.1f} ms before its time: clocks differ; not split")
         clock_ms = early_ms if math.isnan(clock_ms) else clock_ms
     elif np.isfinite(camera).any():
         columns = {"camera": camera, "transport": age - camera}
     columns |= {"queue": wait} | {step.removesuffix("_ms"): frames[step] for step in STEPS[1:]}
-    unfinished = np.isnan(frames["inference_ms"]) & np.isin(frames["outcome"], (Outcome.LATE, Outcome.HUNG))
-    columns["inference"] = np.where(unfinished, total - np.nan_to_num(wait), frames["inference_ms"])
-    columns["publish"] = total - sum(frames[step] for step in STEPS)
+    unfinished = np.isnan(inference) & np.isin(frames["outcome"], (Outcome.LATE, Outcome.HUNG))
+    columns["inference"] = np.where(unfinished, total - np.nan_to_num(wait), inference)
+    steps: list[Values] = [frames[step] for step in STEPS]
+    columns["publish"] = total - np.sum(steps, axis=0)
     whole = np.nan_to_num(age) + total
     parts = [_part(name, column, whole) for name, column in columns.items() if np.isfinite(column).any()]
     came = [one for one in heard.outputs if one.received_ns]
@@ -185,12 +190,13 @@ def _matches(frames: NDArray[np.void], triggers: Sequence[Message]) -> NDArray[n
         return np.full(len(frames), -1)
     order = np.array(sorted(known, key=lambda place: triggers[place].stamp_ns))
     stamps = np.array([triggers[place].stamp_ns for place in order])
-    right = np.clip(np.searchsorted(stamps, frames["stamp_ns"]), 1, max(len(stamps) - 1, 1)).astype(np.int64)
+    wanted: NDArray[np.int64] = frames["stamp_ns"]
+    right = np.clip(np.searchsorted(stamps, wanted), 1, max(len(stamps) - 1, 1)).astype(np.int64)
     right = np.minimum(right, len(stamps) - 1)
     left = np.maximum(right - 1, 0)
-    is_left = np.abs(stamps[left] - frames["stamp_ns"]) <= np.abs(stamps[right] - frames["stamp_ns"])
+    is_left = np.abs(stamps[left] - wanted) <= np.abs(stamps[right] - wanted)
     nearest = np.where(is_left, left, right)
-    near = (np.abs(stamps[nearest] - frames["stamp_ns"]) <= _MATCH_NS) & (frames["stamp_ns"] != 0)
+    near = (np.abs(stamps[nearest] - wanted) <= _MATCH_NS) & (wanted != 0)
     return np.where(near, order[nearest], -1)
 
 

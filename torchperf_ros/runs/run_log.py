@@ -115,7 +115,8 @@ class StageLog:
     @property
     def budget_ms(self) -> float:
         """The last known budget, NaN where there is none."""
-        known = self.frames["budget_ms"][np.isfinite(self.frames["budget_ms"])]
+        budgets: Values = self.frames["budget_ms"]
+        known = budgets[np.isfinite(budgets)]
         return float(known[-1]) if len(known) else math.nan
 
     @property
@@ -136,7 +137,9 @@ class StageLog:
     @property
     def lateness_ms(self) -> Values:
         """How far past its budget each frame was answered; negative: before."""
-        return np.asarray(self.frames["total_ms"] - self.frames["budget_ms"])
+        total_ms: Values = self.frames["total_ms"]
+        budget_ms: Values = self.frames["budget_ms"]
+        return total_ms - budget_ms
 
     def tier_name(self, index: int) -> str:
         """A tier's name, `tier 2` where it is not known."""
@@ -390,7 +393,9 @@ class RunLogBuilder:
         stages = [stage for _, stage in sorted(self._by_index.items())]
         for stage in stages:
             frames = np.frombuffer(stage.rows, FRAME).copy()
-            frames["lateness_ms"] = frames["total_ms"] - frames["budget_ms"]
+            total_ms: Values = frames["total_ms"]
+            budget_ms: Values = frames["budget_ms"]
+            frames["lateness_ms"] = total_ms - budget_ms
             stage.frames = frames[np.argsort(frames["t_ns"], kind="stable")]
         return RunLog(
             name, tuple(stages), source, self.node,
