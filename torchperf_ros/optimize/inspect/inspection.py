@@ -281,7 +281,7 @@ class Inspection(logging.Handler):
 
     def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The compiler calls this for each graph; graphs without an op only pass values on and are left out."""
-        compiled = self._backend(module, inputs)
+        compiled: Callable[..., Any] = self._backend(module, inputs)
         ops = [_name_of(node.target) for node in module.graph.nodes if node.op in _CALLS]
         if not ops:
             return compiled
