@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from types import SimpleNamespace
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from torchperf_ros.config.candidate import candidate_of, read_candidate
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.node.rollouts import Trial
 
 from .conftest import STORE, wait_until
 
@@ -146,6 +148,25 @@ def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has
     wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
     assert stage.actor.config == own
     assert x_of(stage.ask(x=3.0).payload) % 1 == 0
+
+
+def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_version_that_has_them(stage):
+    shadow = ready_shadow(stage)
+    trial = Trial(stage.actor, "new")
+    stage.ask({"do": "os_exit"})  # of the version that is to be replaced
+    wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    assert stage.ask({"do": "os_exit"}).outcome is Outcome.CRASHED
+    wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
+    trial.changed_places()
+    assert (trial.figures().deaths, trial.figures().frames) == (1, 1)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
+    os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
+    trial.changed_places()
+    assert trial.figures().deaths == 1
 
 
 def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_answers_it(stage):

@@ -17,7 +17,7 @@ from torchperf_ros.config.rollout_options import RolloutOptions
 from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import monotonic_ns
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
-from torchperf_ros.frame.outcome import GuardVerdict, Health
+from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.rollout.comparer import OutputComparer
 from torchperf_ros.rollout.guards import Figures, broken_guard
@@ -118,9 +118,11 @@ class Trial:
         self._mib_per_h = math.nan if growth is None else growth.mib_per_hour
 
     def changed_places(self) -> None:
-        """The versions have: count what guards are about from now on."""
+        """The versions have, a while ago: count what guards are about since then."""
         self.served, self._in_safe_stop = self.serves, False
-        self._before = self._minute_before = self._counts()
+        now = self._counts()  # a safe stop that goes on is not of what serves now
+        then = Figures(**self.stage.counts_at_exchange) if self.serves else replace(now, deaths=0)
+        self._before = self._minute_before = then
         self._safe_stops = 0
 
     def figures(self) -> Figures:
@@ -142,14 +144,10 @@ class Trial:
                 Figures() if shadow is None
                 else Figures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
             )  # fmt: skip
-        counters, health = self.stage.statistics.counters, self.stage.statistics.health
-        is_stopped = health.state(monotonic_ns()) is Health.SAFE_STOP
+        is_stopped = self.stage.statistics.health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
         self._in_safe_stop = is_stopped
-        return Figures(
-            frames=counters.answered + counters.unanswered, deaths=self.stage.pool.restarts,
-            refused=counters.checks[GuardVerdict.STOP], misses=counters.missed_deadline,
-        )  # fmt: skip
+        return Figures(**self.stage.counts)
 
     def minute(self, source: Source) -> str:
         """Hand the last minute over, if it has passed; returns the guard that is broken within the last hour."""

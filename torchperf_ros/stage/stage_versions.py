@@ -17,7 +17,7 @@ from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Fallback
+from torchperf_ros.frame.outcome import Fallback, GuardVerdict
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
@@ -85,6 +85,7 @@ class StageVersions:
         version: name of the model that serves; `BASE` is the one of the stage's own parameters.
         shadow: another version, which gets the same frames; None mostly.
         exchanges: whether the two change places as soon as no frame is in flight.
+        counts_at_exchange: `counts` of the version that serves, when it began to.
     """
 
     def __init__(
@@ -119,6 +120,16 @@ class StageVersions:
         self.hedge_rule = self._dispatcher.hedge_rule
         self.shadow: Shadow | None = None
         self.exchanges = False
+        self.counts_at_exchange = self.counts
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, deadlines missed."""
+        counters = self.statistics.counters
+        return {
+            "frames": counters.answered + counters.unanswered, "deaths": self.pool.restarts,
+            "refused": counters.checks[GuardVerdict.STOP], "misses": counters.missed_deadline,
+        }  # fmt: skip
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live); each version keeps what is its own."""
@@ -205,6 +216,7 @@ class StageVersions:
         self._leave_out()
         self._note_loaded()
         shadow.exchanged()
+        self.counts_at_exchange = self.counts
 
     def limit_memory(self, used_share: float, share: float) -> None:
         """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
