@@ -321,8 +321,9 @@ def _products(graph: torch.fx.Graph, constants: Mapping[str, torch.Tensor]) -> l
             matrix, turned = node.args[-2:]
             weight = turned.target is torch.ops.aten.permute.default and constants.get(str(turned.args[0].target))
             if isinstance(weight, torch.Tensor):
-                rows = matrix.meta["val"].shape[0]
-                found.append((rows.node.hint if isinstance(rows, torch.SymInt) else rows, weight))
+                size = matrix.meta["val"].shape[0]
+                rows = size.node.hint if isinstance(size, torch.SymInt) else size
+                found += [] if rows is None else [(rows, weight)]  # None: it depends on the values of tensors
     return found
 
 
