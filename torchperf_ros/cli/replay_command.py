@@ -192,7 +192,9 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
         yield f"{summary['late_messages']:,} messages were given late, up to {summary['worst_late_ms']:.1f} ms"
     for stage in result.stages.values():
         if stage.incomplete:
-            yield f"{stage.name}: {stage.incomplete:,} of {len(stage.frames):,} frames had a synchronised input missing"
+            which = ", ".join(f"{topic} in {count:,}" for topic, count in stage.missing.items())
+            of = f"{stage.incomplete:,} of {len(stage.frames):,} frames"
+            yield f"{stage.name}: {of} had a synchronised input missing: {which}"
         frames: dict[str, list[int]] = {}
         for seq, reason in stage.reasons.items():
             frames.setdefault(reason.partition("\n")[0] or "no reason was given", []).append(seq)

@@ -99,6 +99,7 @@ class StageResult:
     anomalies: tuple[tuple[int, Alert], ...]  # findings about this stage, with the time of the log in ns
     reasons: Mapping[int, str]  # why a frame was not on time, by its `seq`
     output: Path | None  # the MCAP that holds what it published, None if none was written
+    synchronised: Mapping[int, str]  # its synchronised inputs: the adapter's number and topic of each
 
     @property
     def miss_ratio(self) -> float:
@@ -135,6 +136,13 @@ class StageResult:
     def incomplete(self) -> int:
         """How many frames had a synchronised input missing."""
         return self._figure(_Count(np.count_nonzero(self.frames["missing_inputs"] > 0)), only_missed=False)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Of each synchronised input that was missing ever, by topic: in how many frames."""
+        bits: NDArray[np.int64] = self.frames["missing_inputs"]
+        counts = {topic: int(np.count_nonzero(bits & (1 << index))) for index, topic in self.synchronised.items()}
+        return {topic: count for topic, count in counts.items() if count}
 
     def _counts(self, column: str, words: type[Outcome | Fallback | GuardVerdict]) -> Counter[str]:
         pairs = zip(*np.unique(self.frames[column], return_counts=True), strict=True)
@@ -287,6 +295,7 @@ def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Pa
             record.tables[index].rows(), actor.statistics.counters.frames, actor.mailbox.superseded,
             actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
             record.reasons[index], output,
+            {} if actor.sync is None else {number: one.rule.topic for number, one in actor.sync.inputs.items()},
         )  # fmt: skip
     return results
 

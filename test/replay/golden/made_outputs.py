@@ -88,7 +88,7 @@ def frame_row(seq, data, *, outcome=Outcome.ON_TIME, total_ms=10.0):
 def stage_result(name, kind, rows, output=None, reasons=()):
     frames = np.concatenate([np.zeros(0, FRAME), *rows])
     return StageResult(
-        name, ("full", "fast"), f"/{name}", kind, 50.0, frames, len(rows), 0, 0, (), dict(reasons), output
+        name, ("full", "fast"), f"/{name}", kind, 50.0, frames, len(rows), 0, 0, (), dict(reasons), output, {}
     )
 
 
