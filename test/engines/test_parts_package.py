@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,8 +234,23 @@ def test_given_parts_without_convolutions_when_packing_does_not_pay_then_weights
     assert torch.equal(weight, model[0][0].weight)
 
 
-def test_given_products_when_timed_then_packing_pays_or_not_on_this_machine():
-    assert parts_package._packing_pays([(3, torch.randn(8, 8)), (3, torch.randn(4, 8))]) in {True, False}
+@pytest.mark.parametrize(("packed_ms", "pays"), [(1.0, True), (3.0, False)])
+def test_given_products_when_timed_then_both_ways_multiply_the_same_and_the_faster_one_decides(
+    monkeypatch, packed_ms, pays
+):
+    made = []
+    monkeypatch.setattr(torch, "randn", lambda *sizes, **_: made.append(torch.ones(sizes)) or made[-1])
+
+    def timed(calls, *_, **__):
+        for packed, plain, weight in zip(calls["packed"](), calls["plain"](), weights, strict=True):
+            torch.testing.assert_close(packed, plain)
+            torch.testing.assert_close(plain, made[0] @ weight.t())
+        return {name: SimpleNamespace(median_ms=packed_ms if name == "packed" else 2.0) for name in calls}
+
+    monkeypatch.setattr(parts_package, "time_interleaved", timed)
+    weights = [torch.arange(64.0).reshape(8, 8), torch.arange(32.0).reshape(4, 8)]
+    assert parts_package._packing_pays([(3, weight) for weight in weights]) is pays
+    assert [tensor.shape for tensor in made] == [(3, 8), (3, 8)]
 
 
 def test_given_a_users_package_of_parts_when_loaded_then_it_runs_and_another_model_is_refused(

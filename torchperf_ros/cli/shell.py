@@ -210,8 +210,8 @@ def words(text: str) -> list[str]:
 
 
 def every_word(texts: "Texts") -> list[str]:
-    """What stands between commas in an option that may also be given again and again."""
-    return [word for text in texts or () for word in words(text)]
+    """What stands between commas in an option that may also be given again and again, each word once."""
+    return list(dict.fromkeys(word for text in texts or () for word in words(text)))
 
 
 def import_from_here() -> None:

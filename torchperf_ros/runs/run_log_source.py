@@ -276,9 +276,9 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
             frames["budget_ms"] = frames["lateness_ms"] = np.nan
         drops = [entry[word] for word in ("superseded", "stale") if word in entry]
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
-        seqs: list[int] = frames["seq"].tolist()
-        at_t_ns: list[int] = frames["t_ns"].tolist()
-        at_ns = dict(zip(seqs, at_t_ns, strict=True)) if reasons else {}
+        seqs: list[int] = frames["seq"].tolist() if reasons else []
+        at_t_ns: list[int] = frames["t_ns"].tolist() if reasons else []
+        at_ns = dict(zip(seqs, at_t_ns, strict=True))
         stages.append(StageLog(
             stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=[(0, sum(drops))] if drops else None,
             reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
