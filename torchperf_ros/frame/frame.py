@@ -72,6 +72,7 @@ class Frame:
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
         budget_ms: its budget, counted as `budget_from` says.
         inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
+        received_ros_ns: ROS time of the receipt, 0 if unknown.
     """
 
     seq: int  # number of the frame in its stage, counted from 0 over every frame received
@@ -85,6 +86,7 @@ class Frame:
     scene: int = 0  # index of the scene that it is answered for
     budget_ms: float = math.nan
     inputs_since_ns: int = 0
+    received_ros_ns: int = 0
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -201,4 +203,7 @@ def admit(
         refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
     deadline_ns = due_ns + round(left_ms * NS_PER_MS)
-    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms)
+    return Frame(
+        -1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms,
+        received_ros_ns=ros_now_ns,
+    )  # fmt: skip

@@ -11,16 +11,18 @@ from torchperf_ros.config.safety_options import GuardOptions, guard_options
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.frame.stop_output import GoingStop, TimedPath
 from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unreadable
+from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unit, unreadable
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion, age_s
 
 _JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
+_STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
+_MOVES_M = 0.001  # from one pose to the next; less is rounding
 _ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
@@ -68,7 +70,7 @@ class Known(NamedTuple):
 
     Attributes:
         motion, sources: the newest of odometry and of each source of obstacles.
-        now_ns, ros_now_ns, age_ms: see `Guard.check`.
+        now_ns, ros_now_ns, age_ms, stepped_ns: see `Guard.check`.
     """
 
     options: GuardOptions
@@ -77,6 +79,7 @@ class Known(NamedTuple):
     now_ns: int
     ros_now_ns: int
     age_ms: float
+    stepped_ns: int = 0
 
     def packed(self) -> list[Any]:
         """The same in what JSON knows; `unpacked` makes it whole."""
@@ -154,8 +157,10 @@ class Guard:
         self._not_before_ns = now_ns
         self._motion: Motion | None = None
         self._sources: tuple[Obstacles | None, ...] = (None,) * len(self._options.obstacles)
-        self._valid: TimedPath | None = None  # the last plan of the stage that was accepted
-        self._stop: TimedPath | None = None  # what was published last, if that was a stop
+        # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one then.
+        self._valid: tuple[TimedPath, int] | None = None
+        self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
+        self._braked_from: Motion | None = None  # the odometry that it was made of
         # Of the last published plan: its frame, whether it was left there without odometry, when, and its way.
         self._published: tuple[bytes, bool, int, Lane] | None = None
 
@@ -185,18 +190,19 @@ class Guard:
     def _refuse(self, name: str, why: str) -> None:
         self.refused = {**self.refused, name: int(self.refused.get(name, 0)) + 1, f"{name} why": why}
 
-    def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float) -> Checked:
+    def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Checked:
         """Judge a plan, and say what to publish.
 
         Args:
             plan: CDR bytes of a `nav_msgs/Path`; None: the stage has none.
             now_ns: monotonic time.
-            ros_now_ns: ROS time.
+            ros_now_ns: ROS time, from which a replacement is stamped.
             age_ms: age of the frame that the plan was computed from: the measured part of the response time.
+            stepped_ns: by how much the ROS clock has stepped since that frame, so that the plan's stamps are behind it.
         """
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
-        path, judged = self._read(plan, situation)
+        path, judged = self._read(plan, situation, stepped_ns)
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
         if plan is None:
@@ -205,7 +211,7 @@ class Guard:
             why = f"{failed.check}: the plan {failed.text}"
         else:
             if path is not None:
-                self._valid, self._stop = path, None
+                self._valid, self._going = (path, ros_now_ns - now_ns), None
                 self._note(path, judged, situation)
             verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
             return self._checked(plan, verdict, judged, None, unchecked)
@@ -214,16 +220,17 @@ class Guard:
         payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None)
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
-    def known(self, now_ns: int, ros_now_ns: int, age_ms: float) -> Known:
+    def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
         """What is known now, for another plan to be judged by; copies nothing."""
-        return Known(self._options, self._motion, self._sources, now_ns, ros_now_ns, age_ms)
+        return Known(self._options, self._motion, self._sources, now_ns, ros_now_ns, age_ms, stepped_ns)
 
     @classmethod
     def refusal(cls, plan: bytes, known: Known) -> str:
         """Why a plan would be replaced, "" where it would not, by the checks that act; `jump` asks for the last one."""
         guard = cls(replace(known.options, act=known.options.act - {"jump"}, shadow=frozenset()))
         guard._motion, guard._sources = known.motion, known.sources
-        _, judged = guard._read(plan, guard._situation(known.now_ns, known.ros_now_ns, known.age_ms))
+        situation = guard._situation(known.now_ns, known.ros_now_ns, known.age_ms)
+        _, judged = guard._read(plan, situation, known.stepped_ns)
         failed = judged.failed(guard._acts)
         return "" if failed is None else f"{failed.check}: the plan {failed.text}"
 
@@ -257,13 +264,13 @@ class Guard:
         why = self.refused.get(f"{name} why", "")
         return f" (refused: {why})" if why else ""
 
-    def _read(self, plan: bytes | None, situation: _Situation) -> tuple[TimedPath | None, _Judgement]:
-        """The path, None where it cannot be followed at all, and what is wrong with it."""
+    def _read(self, plan: bytes | None, situation: _Situation, stepped_ns: int) -> tuple[TimedPath | None, _Judgement]:
+        """The path in the ROS time of now, None where it cannot be followed at all, and what is wrong with it."""
         options = self._options
         if plan is None:
             return None, _Judgement([], {})
         try:
-            path = TimedPath.parse(plan)
+            path = TimedPath.parse(plan).moved(stepped_ns)
         except BadInput as error:
             return None, _Judgement([Finding("finite", math.nan, math.nan, str(error))], {})
         if (finding := unreadable(path)) is not None:
@@ -279,7 +286,7 @@ class Guard:
             unknown = f"the plan's frame_id {own!r} is not the odometry's, {theirs!r}, and tf is not looked up"
             motion = None
         unchecked: dict[str, str] = {check: unknown for check in ("start", "distance") if check in checks and unknown}
-        track = Track.of(path, situation.ros_now_ns, motion)
+        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s)
         findings: list[Finding] = []
         if "start" in checks and motion is not None:
             findings += filter(None, [off_start(track, motion, situation.motion_age_s, options)])
@@ -323,22 +330,36 @@ class Guard:
         self, path: TimedPath | None, situation: _Situation, *, goes_on: bool
     ) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
+        going = self._going = self._going and self._going.at(situation.now_ns, situation.ros_now_ns)
+        if going is not None and situation.motion is None:
+            # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it would not.
+            return going.payload, GuardVerdict.STOP, "the stop goes on"
         stops: list[tuple[bool, _Rung]] = []  # with whether one can be driven, but for what is in its way
         for rung in self._ladder(path, situation, goes_on=goes_on):
             judged = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop) is None:
-                self._stop, self._published = (rung.path if stop else None), None
+                self._published = None
                 if not stop:
                     self._note(rung.path, judged, situation)
-                return rung.path.bytes(), rung.verdict, rung.does
+                return self._brakes(rung, situation), rung.verdict, rung.does
             if stop:
                 stops.append((judged.failed(rung.checks - {"distance"}) is None, rung))
         if not stops:
             return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
         last = max(stops, key=lambda found: found[0])[1]
-        self._stop, self._published = last.path, None
-        return last.path.bytes(), GuardVerdict.UNAVOIDABLE, f"a collision is not avoided by any of it; {last.does}"
+        self._published = None
+        does = f"a collision is not avoided by any of it; {last.does}"
+        return self._brakes(last, situation), GuardVerdict.UNAVOIDABLE, does
+
+    def _brakes(self, rung: _Rung, situation: _Situation) -> bytes:
+        """The bytes of what is published, and remember it if it brakes to standstill."""
+        if rung.verdict is GuardVerdict.REBASED:
+            self._going = None
+            return rung.path.bytes()
+        self._going = GoingStop.begun(rung.path, situation.now_ns, situation.ros_now_ns)
+        self._braked_from = situation.motion
+        return self._going.payload
 
     def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool) -> Iterator[_Rung]:
         """What may replace a plan, best first; `goes_on`: the stage still plans, so an earlier plan may go on."""
@@ -349,15 +370,12 @@ class Guard:
                 if (braked := self._braked(path, situation, deceleration)) is not None:
                     does = f"brakes by {deceleration:g} m/s^2 on the same path"
                     yield _Rung(GuardVerdict.BRAKE, braked, on_path, does)
-        valid = self._valid
-        if valid is not None and motion is not None and valid.frame not in {motion.frame, motion.child_frame}:
-            valid = None  # it went out unchecked, and cannot be checked now
+        valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
         if goes_on and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
-            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), options.act - {"jump"}, "the last valid plan goes on")
+            checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
+            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
         hardest = f"stops by {options.max_deceleration:g} m/s^2"
-        if motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
-            yield _Rung(GuardVerdict.STOP, self._stop, on_path, "the stop goes on")
         if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
             yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
         if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
@@ -366,18 +384,51 @@ class Guard:
             arc = self._arc(motion, situation)
             yield _Rung(GuardVerdict.STOP, arc, options.act & {"distance"}, f"{hardest} in the bend that it drives")
 
+    def _last_valid(self, situation: _Situation) -> TimedPath | None:
+        """The last plan that was accepted, in the ROS time of now; a step of that clock moves no place on it."""
+        if self._valid is None:
+            return None
+        path, ahead_ns = self._valid
+        motion = situation.motion
+        if motion is not None and path.frame not in {motion.frame, motion.child_frame}:
+            return None  # it went out unchecked, and cannot be checked now
+        return path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns)
+
+    def _speed(self, situation: _Situation) -> float | None:
+        """How fast the vehicle is in m/s; None: it is not known.
+
+        Odometry that a braking path was made of already is from before the braking, so that path says it.
+        """
+        motion, going = situation.motion, self._going
+        if going is not None and motion is self._braked_from:
+            return going.path.speed_at(situation.ros_now_ns)
+        return None if motion is None else abs(motion.speed)
+
     def _braked(self, path: TimedPath, situation: _Situation, deceleration: float) -> TimedPath | None:
-        """From now on along a path, from the vehicle's own speed where that is known."""
+        """From now on along a path, from the vehicle's own speed where that is known.
+
+        None where it does not lead on from here: it is over, or the vehicle rolls the other way.
+        """
         start_ns = max(situation.ros_now_ns, int(path.stamps_ns[0]))
-        if start_ns >= path.stamps_ns[-1]:
+        if start_ns >= path.stamps_ns[-1] or self._rolls_away(path, situation):
             return None
         count = min(max(len(path.stamps_ns), _STOP_POSES), _MOST_STOP_POSES)
-        speed = None if situation.motion is None else abs(situation.motion.speed)
-        return path.braked(start_ns, deceleration, count, speed=speed)
+        return path.braked(start_ns, deceleration, count, speed=self._speed(situation))
+
+    @staticmethod
+    def _rolls_away(path: TimedPath, situation: _Situation) -> bool:
+        """Whether the vehicle moves, but not in the direction in which the path goes on, forward or backward."""
+        motion = situation.motion
+        if motion is None or abs(motion.speed) <= _STANDS:
+            return False
+        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s)
+        forward = ((track.place[1:] - track.place[:-1]) * unit(-track.yaw[:-1])).real
+        moves = forward[(np.abs(forward) > _MOVES_M) & (track.t_s[1:] > 0.0)]
+        return not len(moves) or bool(moves[0] * motion.speed < 0)
 
     def _arc(self, motion: Motion, situation: _Situation) -> TimedPath:
-        """Full braking from where the vehicle is now, as it turns now."""
-        options = self._options
+        """Full braking from where the vehicle is now, forward or backward, as it turns now."""
+        options, speed = self._options, self._speed(situation) or 0.0
         x, y, yaw = motion.after(situation.motion_age_s)
         most = options.max_curvature * abs(motion.speed)
         here = replace(motion, x=x, y=y, yaw=yaw, yaw_rate=min(max(motion.yaw_rate, -most), most))
@@ -386,4 +437,4 @@ class Guard:
         points = np.stack((x, y, np.full_like(x, motion.z)), axis=1)
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
-        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES)
+        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES, speed=speed)

@@ -41,8 +41,12 @@ class Track(NamedTuple):
     yaw: Floats
 
     @classmethod
-    def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None) -> "Track":
-        """The poses of a path; one in the frame of the odometry's child is moved into the odometry's."""
+    def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None, motion_age_s: float = 0.0) -> "Track":
+        """The poses of a path; one in the frame of the odometry's child is moved into the odometry's.
+
+        Such a path is seen from where the vehicle was at the time of its header's stamp, which is as much before now as
+        the ROS clock says less its steps since.
+        """
         place = path.points[:, 0] + 1j * path.points[:, 1]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
         squares = np.square(path.turns.view(np.complex128))
@@ -53,7 +57,8 @@ class Track(NamedTuple):
         if turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi:
             yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
         if motion is not None and path.frame == motion.child_frame != motion.frame:
-            since_s = (header_at(path.head, 4, path.order)[0] - motion.stamp_ns) / NS_PER_S
+            stamp_ns = header_at(path.head, 4, path.order)[0] + path.moved_ns
+            since_s = motion_age_s - (ros_now_ns - stamp_ns) / NS_PER_S
             at_x, at_y, turned = motion.after(since_s if abs(since_s) <= USABLE_AGE_S else 0.0)
             place, yaw = complex(at_x, at_y) + cmath.rect(1.0, turned) * place, yaw + turned
         return cls((path.stamps_ns - ros_now_ns) / NS_PER_S, place, yaw)
