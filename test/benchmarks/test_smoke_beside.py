@@ -76,7 +76,7 @@ def without_aoti(options):
 
 
 def test_guard_and_ramps_have_figures(run_here):
-    assert run_here("guard", "--times 20")
+    assert run_here("guard", "--times 20 --plans 4 --drives 1")
     assert run_here("ramps", "--seeds 1 --drives 1")
 
 

@@ -244,7 +244,7 @@ class Guard:
         check, value, limit = ("", math.nan, math.nan) if found is None else found[:3]
         shadow = [f"{one.check}: the plan {one.text}" for one in of.findings if one.check in mute and one is not failed]
         shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
-        *_, ttc_s, needed = of.closeness
+        ttc_s, needed = of.closeness[2:4]
         return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
@@ -297,13 +297,15 @@ class Guard:
         if not checks & {"jump", "distance"}:
             return _Judgement(findings, unchecked)
         ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
-        lane, close = Lane(ahead), Closeness()
+        bend = None
+        if motion is not None:
+            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
+        lane, close = Lane(ahead, bend), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
-        if "distance" in checks and motion is not None:
+        if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
             close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane)
