@@ -12,7 +12,7 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
 from torchperf_ros.safety.obstacles import read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
-from torchperf_ros.safety.prediction import Arc, along_joined, changes_lanes, course_of, predicted
+from torchperf_ros.safety.prediction import Arc, along_joined, course_of, leaves_lane, predicted
 
 T = np.arange(0.0, 3.05, 0.1)
 OPTIONS = guard_options({})
@@ -102,7 +102,7 @@ def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far
     box = in_bend(beyond_m, left, bend, -9.0 if towards else 9.0)
     way = -1.0 if backward else 1.0
     box = box._replace(x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity))
-    found = along_joined(Lane(ours, 0.0), seen_of([box]), changes=False)
+    found = along_joined(Lane(ours, 0.0), seen_of([box]), 0.0)
     assert found.left[0] == pytest.approx(left, abs=1e-6)
     assert found.ahead[0] == pytest.approx(-9.0 if towards else 9.0)
     exact = beyond_m * (1 - bend * left)
@@ -123,7 +123,7 @@ def test_given_a_change_of_lanes_when_half_of_it_is_seen_then_it_is_known_from_a
     bend = side / over**2 * (60 * share - 180 * share**2 + 120 * share**3)
     if begun + 3.0 * speed / over >= 0.62:
         lane = Lane(track, bend)
-        assert changes_lanes(lane, Arc(lane, bend))
+        assert leaves_lane(lane, Arc(lane, bend)) < 0
 
 
 @settings(max_examples=150)
@@ -138,7 +138,7 @@ def test_given_a_bend_that_begins_when_a_plan_follows_it_then_it_is_no_change_of
     track = bend_track(bend, speed, begins_m, over_m)
     driven = bend * float(np.interp(0.0, [begins_m, begins_m + over_m + 1e-6], [0.0, 1.0]))
     lane = Lane(track, driven)
-    assert not changes_lanes(lane, Arc(lane, driven))
+    assert leaves_lane(lane, Arc(lane, driven)) >= 0
 
 
 @pytest.mark.parametrize("side", [1, -1])

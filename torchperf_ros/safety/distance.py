@@ -391,7 +391,8 @@ def meets_head_on(
     moved_m = np.abs(turned)
     towards = (turned.real < -_TOWARDS * moved_m) & (seen.speeds[which] >= STANDS)
     if not course.changes:
-        towards &= ~course.joined[which]  # a plan that keeps its lane says nothing of that beyond its end
+        # A plan that keeps its lane says nothing of the road beyond its end.
+        towards &= (course.is_along & ~course.joined)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing
     lasts_s, along, on_arc = ahead.lasts_s, course.along, course.on_arc

@@ -30,6 +30,7 @@ _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to tur
 _TURNS_OFF = 0.04  # 1/m: sharper than 25 m is a junction more often than a bend of the road
 _SHARPEST, _MOST_TURN = 0.05, 0.9  # 1/m, and the sine of all that a road turns from a plan's end to where something is
 _QUARTERS = np.linspace(0.0, 1.0, 5)
+_EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
 _STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
 _STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
@@ -123,13 +124,13 @@ def along_arc(arc: Arc, seen: Seen) -> Along:
     return Along(s, left, ways, velocities.real, velocities.imag)
 
 
-def along_joined(lane: Lane, seen: Seen, *, changes: bool) -> Along:
+def along_joined(lane: Lane, seen: Seen, sure: float) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and bends to their direction.
 
     The circle that touches the plan's last direction and has turned by phi beside a place (x, y), seen from there,
     passes that place at y - x tan(phi / 2) to its left, whatever its radius: tangents from a point to a circle are
-    equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2). Of these, a plan that `changes` lanes
-    has to expect what is nearest to its way.
+    equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2); `sure` says what is taken of that: -1
+    what is nearest to our way, 0 the middle, 1 what is furthest from it.
     """
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
@@ -137,30 +138,37 @@ def along_joined(lane: Lane, seen: Seen, *, changes: bool) -> Along:
     direction = np.where(direction.real < 0, -direction, direction)
     unsure_m = off.real * direction.imag / (1.0 + direction.real)
     left = off.imag - unsure_m
-    if changes:
-        left = np.copysign(np.maximum(np.abs(left) - np.abs(unsure_m), 0.0), left)
+    left = np.copysign(np.maximum(np.abs(left) + sure * np.abs(unsure_m), 0.0), left)
     s = lane.length + np.hypot(off.real, off.imag - left)
     velocities = (seen.velocities * (end * direction).conj()).real
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
 
 
-def changes_lanes(lane: Lane, arc: Arc) -> bool:
-    """Whether the plan looks like a change of lanes, which may have begun, and not like a bend of the road.
+def leaves_lane(lane: Lane, arc: Arc) -> float:
+    """Whether the plan looks like a change of lanes (-1), which may have begun, like a bend of the road (1), or either.
 
-    It turns away from straight on and back; or it turns away from the bend that we drive, and no longer does so at its
-    end. At the entrance of a bend it turns more and more, or goes on, and at its end less and less than before. So
-    does one that turns off the road, where what drives beside us may go straight on.
+    A change of lanes turns away from straight on and back; or it turns away from the bend that we drive, and no longer
+    does so at its end. At the entrance of a bend a plan turns more and more, or goes on, and at its end less and less
+    than before: so does a change of lanes in a bend. What turns off the road counts as a change, for what drives beside
+    us may go straight on.
     """
     if not lane.curved:
-        return False
+        return 1.0
     if lane.tightest > _TURNS_OFF:
-        return True
+        return -1.0
     turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
     if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
-        return True
-    quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned - arc.bend * lane.own_s)
-    turns = np.abs(quarters[1:] - quarters[:-1])
-    return float(turns[-1]) < _NO_LONGER * (most := largest(turns)) and most > 0.5 * _TURNED
+        return -1.0
+    quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
+    turns = quarters[1:] - quarters[:-1]
+    away = np.abs(turns - 0.25 * arc.bend * lane.length)
+    most = largest(away)
+    if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
+        return -1.0
+    if min(-float(turns[turns.argmin()]), float(turns[turns.argmax()])) > _TURNED:
+        return -1.0
+    eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
+    return 0.0 if eases else 1.0
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
@@ -174,18 +182,21 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
-    changes = changes_lanes(lane, arc)
+    sure = leaves_lane(lane, arc)
+    changes = sure < 0
     beyond = moves & (on_lane.s > lane.length)
-    if not changes:
-        beyond &= ~(is_along & (off_lane <= 2.0 * _SAME_COURSE))
     along, joined = on_lane, nobody
     if np.count_nonzero(beyond):
-        on_joined = along_joined(lane, seen, changes=changes)
+        on_joined = along_joined(lane, seen, sure)
         turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
         joined = beyond & (np.abs(on_joined.left) < _ASIDE_M) & (off_arc > _SAME_COURSE)
+        goes_on = is_along & (off_lane <= 2.0 * _SAME_COURSE) & (not changes)
+        joined &= ~goes_on
         joined &= np.abs(turned) <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN)
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
+        along = along._replace(drift=along.drift * ~beyond)  # the direction of the lane is a guess there
+        beyond &= ~goes_on
     known = is_along & ~beyond
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, _ON_COURSE)
     by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)
