@@ -168,7 +168,7 @@ def leaves_lane(lane: Lane, arc: Arc) -> float:
     if min(-float(turns[turns.argmin()]), float(turns[turns.argmax()])) > _TURNED:
         return -1.0
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
-    return 0.0 if eases else 1.0
+    return -0.5 if eases else 1.0
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
@@ -183,7 +183,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     sure = leaves_lane(lane, arc)
-    changes = sure < 0
+    changes = sure == -1.0
     beyond = moves & (on_lane.s > lane.length)
     along, joined = on_lane, nobody
     if np.count_nonzero(beyond):
