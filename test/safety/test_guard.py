@@ -407,12 +407,12 @@ def test_given_braked_plans_that_led_aside_when_there_is_none_then_it_stops_alon
     assert bench.check(None).reason == "there is no plan; stops by 8 m/s^2 along the last valid plan"
 
 
-def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_bend_of_now():
+def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_lane():
     turned = 10 * T * 0.1  # 10 m/s^2 sideways
     plan = plan_bytes(T, np.sin(turned) / 0.1, (1 - np.cos(turned)) / 0.1, turned)
     found = Bench(boxes=[Box(8.0, 0.0)]).check(plan)
     assert found.verdict is GuardVerdict.UNAVOIDABLE
-    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in the bend that it drives")
+    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in its lane")
 
 
 def test_given_a_plan_in_the_vehicles_own_frame_when_checked_then_it_is_judged_where_the_vehicle_is():

@@ -39,6 +39,7 @@ class Closeness(NamedTuple):
         ttc_s: until the plan touches an obstacle, or the vehicle at its speed one that is ahead; NaN: not foreseen.
         needed_deceleration: m/s^2 that avoid this, NaN likewise.
         contact_s, impact: when it touches, infinite if it does not, and how fast both are against each other, in m/s.
+        in_way: whether it ends in the way of something that comes towards it, however far.
     """
 
     finding: Finding | None = None
@@ -47,6 +48,12 @@ class Closeness(NamedTuple):
     needed_deceleration: float = math.nan
     contact_s: float = math.inf
     impact: float = 0.0
+    in_way: bool = False
+
+    @property
+    def threatens(self) -> bool:
+        """Whether anything is too close, or comes towards it."""
+        return self.finding is not None or self.in_way
 
 
 def stopping_m(speed: Floats, response_s: Floats, accel: float, brake: float) -> Floats:
@@ -183,11 +190,12 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         if touches.any():
             at, column = np.unravel_index(touches.argmax(), touches.shape)
             contact_s, impact = float(t_s[at]), _impact(track, rows.places[:, kept[column]], int(at))
+    in_way = False
     if math.isinf(contact_s):
-        head_on, contact_s, impact = meets_head_on(ahead, course, roles, rows, seen, options)
+        head_on, contact_s, impact, in_way = meets_head_on(ahead, course, roles, rows, seen, options)
         finding = finding or head_on
     ttc_s, needed = _collision(ahead, touches, which, course, roles, seen)
-    return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact)
+    return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact, in_way)
 
 
 def _may_be_close(ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions) -> tuple[Flags, Flags]:
@@ -377,14 +385,14 @@ def too_close_behind(ahead: Ahead, course: Course, roles: Roles, seen: Seen, opt
 
 def meets_head_on(
     ahead: Ahead, course: Course, roles: Roles, rows: Rows, seen: Seen, options: GuardOptions
-) -> tuple[Finding | None, float, float]:
+) -> tuple[Finding | None, float, float, bool]:
     """Whether the plan ends in the way of what comes towards us, closer than both need to stop: RSS, definition 3.
 
     What that is depends on how it goes on: beside the plan's own way, beside the bend that we drive, or beside a road
-    that joins the plan's end to it. Also returns when both meet although both brake at once, and how fast; infinite and
-    0 if they do not.
+    that joins the plan's end to it. Also returns when both meet although both brake at once, and how fast, infinite and
+    0 if they do not; and whether it ends in the way of any, however far.
     """
-    nothing, track, lane, speeds = (None, math.inf, 0.0), ahead.track, ahead.lane, ahead.speeds
+    nothing, track, lane, speeds = (None, math.inf, 0.0, False), ahead.track, ahead.lane, ahead.speeds
     end, half_m = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0), 0.5 * options.vehicle.length_m
     which = rows.which
     turned = (rows.places[-1] - rows.places[-2]) * end.conjugate()
@@ -414,7 +422,7 @@ def meets_head_on(
     short = np.where(in_way, gap - safe, math.inf)
     at = int(short.argmin())
     if short[at] >= 0.0:
-        return nothing
+        return None, math.inf, 0.0, True
     value, limit = float(gap[at]), float(safe[at])
     text = f"ends {value:.3g} m before what comes towards it in its way; both need {limit:.3g} m to stop"
     brake_m = float(speed[0] ** 2 + others[at] ** 2) / (2 * options.rss_brake)
@@ -422,7 +430,7 @@ def meets_head_on(
     if value < brake_m:
         meets_s = lasts_s + max(value, 0.0) / max(float(speed[0] + others[at]), _MOVES)
         impact = float(speed[0] + others[at]) * math.sqrt(max(1.0 - max(value, 0.0) / brake_m, 0.0))
-    return Finding("distance", value, limit, text), meets_s, impact
+    return Finding("distance", value, limit, text), meets_s, impact, True
 
 
 def _collision(

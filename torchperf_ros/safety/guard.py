@@ -17,12 +17,18 @@ from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unit, unreadable
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion, age_s
+from torchperf_ros.safety.own_lane import OwnLane
 
 _JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
 _STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
 _MOVES_M = 0.001  # from one pose to the next; less is rounding
+_IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
+_RETURNS = (1.0, 0.6, 0.3, 0.0)  # with these shares of its speed left, the vehicle returns to its lane
+_AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
+_AS_HARD = 1.0  # m/s; impacts that differ by less are the same
+_TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
 _ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
@@ -113,6 +119,7 @@ class _Judgement(NamedTuple):
     unchecked: dict[str, str]
     closeness: Closeness = Closeness()
     lane: Lane | None = None
+    bend: float | None = None  # in 1/m that the vehicle drives; None: the path is not where the odometry is
 
     def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
         """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
@@ -128,6 +135,16 @@ class _Rung(NamedTuple):
     path: TimedPath
     checks: frozenset[str]
     does: str
+    last: bool = False  # whether it may end in the way of what comes, which is not near yet
+
+    def worth(self, judged: _Judgement) -> tuple[bool, float]:
+        """The less the better, of those that touch something: whether it cannot be driven, and how hard it touches.
+
+        That is by how many m/s both are against each other, less what a contact that comes later leaves time for.
+        """
+        close = judged.closeness
+        drivable = judged.failed(self.checks - {"distance"}) is None
+        return not drivable, close.impact - _TIME_HELPS * close.contact_s
 
 
 class Guard:
@@ -163,6 +180,7 @@ class Guard:
         self._valid: tuple[TimedPath, int] | None = None
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
         self._braked_from: Motion | None = None  # the odometry that it was made of
+        self._own_lane = OwnLane()
         # Of the last published plan: its frame, whether it was left there without odometry, when, and its way.
         self._published: tuple[bytes, bool, int, Lane] | None = None
 
@@ -215,11 +233,16 @@ class Guard:
             if path is not None:
                 self._valid, self._going = (path, ros_now_ns - now_ns), None
                 self._note(path, judged, situation)
+                self._keep_lane(judged, situation, goes_out=True)
             verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
             return self._checked(plan, verdict, judged, None, unchecked)
         if not act:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
-        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None)
+        self._keep_lane(judged, situation, goes_out=False)
+        leaves = judged.closeness.threatens and self._leads_aside(judged)
+        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
+        if verdict is GuardVerdict.BRAKE and not leaves:
+            self._keep_lane(judged, situation, goes_out=True)
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
     def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
@@ -308,7 +331,7 @@ class Guard:
                 unchecked["distance"] = situation.no_obstacles
             close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
             findings += filter(None, [close.finding])
-        return _Judgement(findings, unchecked, close, lane)
+        return _Judgement(findings, unchecked, close, lane, bend)
 
     def _jump(self, track: Track, path: TimedPath, motion: Motion | None, situation: _Situation) -> Finding | None:
         """How far aside of the last published plan this one leads within its next second."""
@@ -330,28 +353,47 @@ class Guard:
         raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
 
+    def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
+        """Note the way of a path, if it is where the odometry is."""
+        if judged.lane is not None and judged.bend is not None:
+            self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
+
+    def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
+        return rung.verdict is GuardVerdict.REBASED and self._leads_aside(judged)
+
+    def _leads_aside(self, judged: _Judgement) -> bool:
+        lane, bend = judged.lane, judged.bend
+        return lane is not None and bend is not None and self._own_lane.leads_aside(lane, bend)
+
     def _replacement(
-        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool
+        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool
     ) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
         going = self._going = self._going and self._going.at(situation.now_ns, situation.ros_now_ns)
         if going is not None and situation.motion is None:
             # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it would not.
             return going.payload, GuardVerdict.STOP, "the stop goes on"
-        stops: list[tuple[bool, _Rung]] = []  # with whether one can be driven, but for what is in its way
-        for rung in self._ladder(path, situation, goes_on=goes_on):
-            judged = self._judge(rung.path, situation, rung.checks)
+        judgements: dict[int, _Judgement] = {}  # a path that brakes fully is judged once, whatever it is called
+        failed: list[tuple[tuple[bool, float], _Rung]] = []
+        for rung in self._ladder(path, situation, goes_on=goes_on, leaves=leaves):
+            judged = judgements.get(id(rung.path))
+            if judged is None:
+                judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop) is None:
+                if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
+                    continue  # something comes there, or what was accepted once leaves the lane as well
                 self._published = None
                 if not stop:
                     self._note(rung.path, judged, situation)
                 return self._brakes(rung, situation), rung.verdict, rung.does
-            if stop:
-                stops.append((judged.failed(rung.checks - {"distance"}) is None, rung))
-        if not stops:
+            if stop or (leaves and rung.verdict is GuardVerdict.BRAKE):
+                failed.append((rung.worth(judged), rung))
+        if not failed:
             return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
-        last = max(stops, key=lambda found: found[0])[1]
+        failed.sort(key=lambda found: found[1].verdict is not GuardVerdict.STOP)
+        undrivable, least = min(worth for worth, _ in failed)
+        last = next(one for worth, one in failed if worth <= (undrivable, least + _AS_HARD))
         self._published = None
         does = f"a collision is not avoided by any of it; {last.does}"
         return self._brakes(last, situation), GuardVerdict.UNAVOIDABLE, does
@@ -365,28 +407,67 @@ class Guard:
         self._braked_from = situation.motion
         return self._going.payload
 
-    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool) -> Iterator[_Rung]:
-        """What may replace a plan, best first; `goes_on`: the stage still plans, so an earlier plan may go on."""
+    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool) -> Iterator[_Rung]:
+        """What may replace a plan, best first.
+
+        Args:
+            path: the plan; None: it cannot be followed at all.
+            situation: what is known.
+            goes_on: whether the stage still plans, so that an earlier plan may go on.
+            leaves: whether the plan leaves the lane into the way of something: then braking along it comes last.
+        """
         options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
-        on_path = options.act - _BY_BRAKING
-        if path is not None:
-            for deceleration in (options.rss_brake, options.max_deceleration):
-                if (braked := self._braked(path, situation, deceleration)) is not None:
-                    does = f"brakes by {deceleration:g} m/s^2 on the same path"
-                    yield _Rung(GuardVerdict.BRAKE, braked, on_path, does)
+        on_path, hard, hardest = options.act - _BY_BRAKING, options.rss_brake, options.max_deceleration
+        aside, brakes, stops = on_path - {"jump"}, GuardVerdict.BRAKE, GuardVerdict.STOP
+        same = [] if path is None else [(by, self._braked(path, situation, by)) for by in (hard, hardest)]
+        on_same = [_Rung(brakes, one, on_path, f"brakes by {by:g} m/s^2 on the same path") for by, one in same if one]
+        yield from () if leaves else on_same
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
+        goes_on = goes_on and (self._going is None or (valid is not None and self._as_fast_as(valid, situation)))
         if goes_on and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
             checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
             yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
-        hardest = f"stops by {options.max_deceleration:g} m/s^2"
-        if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
-            yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
-        if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
-            yield _Rung(GuardVerdict.STOP, braked, on_path - {"jump"}, f"{hardest} along the last valid plan")
+        back: list[_Rung] = []
+        if leaves and motion is not None:
+            back = [_Rung(brakes, one, aside, does) for one, does in self._back(motion, situation)]
+            ways = [*back]
+            if valid is not None and (braked := self._braked(valid, situation, hard)) is not None:
+                ways.append(_Rung(brakes, braked, aside, f"brakes by {hard:g} m/s^2 along the last valid plan"))
+            arc, does = self._arc(motion, situation, hard), f"brakes by {hard:g} m/s^2 in the bend that it drives"
+            ways += [_Rung(brakes, arc, options.act & {"distance"}, does), *on_same]
+            yield from ways
+            yield from (rung._replace(last=True) for rung in ways)
+        last = [rung._replace(verdict=stops, does=rung.does.replace("brakes", "stops", 1)) for rung in on_same[-1:]]
+        yield from () if leaves else last
+        if valid is not None and (braked := self._braked(valid, situation, hardest)) is not None:
+            yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
+        for rung in reversed(back):  # the hardest first
+            yield rung._replace(verdict=stops, does=rung.does.replace("brakes by", "stops by"))
         if motion is not None:
-            arc = self._arc(motion, situation)
-            yield _Rung(GuardVerdict.STOP, arc, options.act & {"distance"}, f"{hardest} in the bend that it drives")
+            arc = self._arc(motion, situation, hardest)
+            yield _Rung(
+                stops, arc, options.act & {"distance"}, f"stops by {hardest:g} m/s^2 in the bend that it drives"
+            )
+        yield from last if leaves else ()
+
+    def _as_fast_as(self, path: TimedPath, situation: _Situation) -> bool:
+        """Whether the vehicle, which was braked meanwhile, is still as fast as a path is now."""
+        speed = self._speed(situation)
+        return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
+
+    def _back(self, motion: Motion, situation: _Situation) -> Iterator[tuple[TimedPath, str]]:
+        """Ways back into the lane that the vehicle has left, or to standstill in the one that it keeps."""
+        x, y, yaw = motion.after(situation.motion_age_s)
+        here, speed = replace(motion, x=x, y=y, yaw=yaw), self._speed(situation) or 0.0
+        hard, hardest = self._options.rss_brake, self._options.max_deceleration
+        left = self._own_lane.aside_m(complex(x, y)) > _IN_LANE_M
+        kinds = [(slow, hard) for slow in _RETURNS] if left else [(0.0, hard), (0.0, hardest)]
+        for slow, by in kinds:
+            path = self._own_lane.back(here, speed, situation.ros_now_ns, by, slow)
+            does = "returns to its lane and brakes" if left else f"brakes by {by:g} m/s^2 in its lane"
+            if path is not None:
+                yield path, f"brakes to {slow:.0%} of its speed and returns to its lane" if 0.0 < slow < 1.0 else does
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
         """The last plan that was accepted, in the ROS time of now; a step of that clock moves no place on it."""
@@ -430,15 +511,15 @@ class Guard:
         moves = forward[(np.abs(forward) > _MOVES_M) & (track.t_s[1:] > 0.0)]
         return not len(moves) or bool(moves[0] * motion.speed < 0)
 
-    def _arc(self, motion: Motion, situation: _Situation) -> TimedPath:
-        """Full braking from where the vehicle is now, forward or backward, as it turns now."""
+    def _arc(self, motion: Motion, situation: _Situation, deceleration: float) -> TimedPath:
+        """Braking from where the vehicle is now, forward or backward, as it turns now."""
         options, speed = self._options, self._speed(situation) or 0.0
         x, y, yaw = motion.after(situation.motion_age_s)
         most = options.vehicle.max_curvature * abs(motion.speed)
         here = replace(motion, x=x, y=y, yaw=yaw, yaw_rate=min(max(motion.yaw_rate, -most), most))
-        times_s = np.linspace(0.0, abs(motion.speed) / options.max_deceleration + 1.0, _STOP_POSES)
+        times_s = np.linspace(0.0, abs(motion.speed) / deceleration + 1.0, _STOP_POSES)
         x, y, yaw = here.after(times_s)
         points = np.stack((x, y, np.full_like(x, motion.z)), axis=1)
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
-        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES, speed=speed)
+        return path.braked(situation.ros_now_ns, deceleration, _STOP_POSES, speed=speed)
