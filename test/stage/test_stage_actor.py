@@ -329,7 +329,7 @@ def test_given_a_frame_older_than_its_budget_when_offered_then_the_fallback_answ
     assert stamp_of(stage, answer) == held.frame.stamp_ns
     alert = stage.alert(answer)
     assert alert.name == "tested: stale"
-    assert alert.message.startswith(f"{answer.reason}; frame {held.frame.seq} before it was ")
+    assert alert.message.startswith(f"{answer.reason.removeprefix('stale: ')}; frame {held.frame.seq} before it was ")
     assert float(alert.values["age_ms"]) >= 3000.0
     assert stage.counters.stale == before + 1
     assert stage.actor.mailbox.waiting is None
@@ -408,7 +408,7 @@ def test_given_a_frame_that_waits_longer_than_its_budget_when_its_turn_comes_the
     assert answer.reason.startswith("stale: ")
     assert answer.reason.endswith(" ms waiting for its turn")
     assert answer.wait_ms > 50.0
-    assert stage.alert(answer).message == answer.reason  # no stamp has to do with it
+    assert f"stale: {stage.alert(answer).message}" == answer.reason  # no stamp has to do with it
 
 
 def test_given_a_stale_frame_that_cannot_be_run_at_all_when_answered_then_that_is_the_reason(stage):

@@ -13,8 +13,8 @@ DRIFT, STALE = "drift", "stale"
 ALERTS = (
     "worker died", "model error", "invalid output", "temperature", "gpu", "gpu memory", "memory", "memory grows",
     "load", "restarts", "input rate", "input stopped", "input frozen", "input black", "input white",
-    "input featureless", "input saturated", "input empty", "input stands still", "bad input", "recompilation", "tier",
-    "output", "output frozen", "output empty", "age", STALE, "jitter", "drops", DRIFT, "latency", "misses",
+    "input featureless", "input saturated", "input empty", "input stands still", STALE, "bad input", "recompilation",
+    "tier", "output", "output frozen", "output empty", "age", "jitter", "drops", DRIFT, "latency", "misses",
     "worker failed", "result too slow", "deadline missed", "partial result", "plan refused", "plan unchecked",
     "emergency stop",
 )  # fmt: skip

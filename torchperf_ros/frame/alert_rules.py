@@ -67,6 +67,7 @@ def answer_alert(
 
 def _why_stale(reason: str, frame: Frame, before: Frame | None) -> str:
     """The reason with what the ages of frames say, and what to do, if a stamp is why it was stale."""
+    reason = reason.removeprefix(f"{STALE}: ")
     if frame.gone_ms < frame.budget_ms or frame.comes_from_a_stage:
         return reason
     usual = "no frame was younger" if before is None else f"frame {before.seq} before it was {before.age_ms:.1f} ms old"
