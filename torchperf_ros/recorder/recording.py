@@ -222,20 +222,21 @@ class Recording:
     def _pass_on(self) -> None:
         step_back()
         while not self._ending.wait(_PASS_ON_S):
-            try:
-                with self._lock:
-                    self._pass_waiting()
-            except Exception:  # the thread's boundary: one thing that nobody thought of must not end the records
-                self._note_pass_error()
-
-    def _note_pass_error(self) -> None:
-        self._pass_errors += 1
-        self._writer.lost += 1
-        what = f"{self._pass_errors} times something could not be passed on to the recorder, the last time"
-        self._unpassed = self.problem = f"{what}:\n{traceback.format_exc()}"
+            with self._lock:
+                self._pass_waiting()
 
     def _pass_waiting(self) -> None:
         self._waiting_bytes = 0
+        while self._messages or self._answers:
+            try:
+                self._pass_some()
+            except Exception:  # the threads' boundary: one thing that nobody thought of must not end the records
+                self._pass_errors += 1
+                self._writer.lost += 1
+                what = f"{self._pass_errors} times something could not be passed on to the recorder, the last time"
+                self._unpassed = self.problem = f"{what}:\n{traceback.format_exc()}"
+
+    def _pass_some(self) -> None:
         while self._messages:
             topic, message_ns, data = self._messages.popleft()
             self._writer.message(self._index[topic], message_ns, data)
