@@ -293,3 +293,29 @@ def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shad
     for _ in range(200):
         stage.ask()
     wait_until(lambda: shadow.skipped > skipped, lambda: "a skipped frame")
+
+
+def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_after_an_exchange(start_own_stage):
+    stage = start_own_stage(backup="standby")
+    shadow = ready_shadow(stage)
+    stage.reconfigure(hang_ms=12_345.0, budget_ms=4321.0)
+    pool = shadow.pool
+    assert (pool.config.hang_ms, pool.config.budget_ms, pool.config.backup) == (12_345.0, 4321.0, "none")
+    assert pool.config.adapter == f"{ADAPTERS}:Shifted"
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    assert stage.actor.pool is pool
+    assert stage.actor.pool.config.hang_ms == 12_345.0
+    stage.reconfigure(hang_ms=23_456.0)
+    assert stage.actor.pool.config.hang_ms == stage.actor.shadow.pool.config.hang_ms == 23_456.0
+    assert stage.actor.shadow.pool.config.adapter.endswith("Controlled")
+    assert stage.actor.shadow.pool.config.backup == "standby"
+
+
+def test_given_a_scene_that_the_version_before_named_when_the_other_one_serves_then_it_is_named_anew(stage):
+    ready_shadow(stage)
+    stage.ask()
+    stage.actor.scenes.name(0, stage.actor.pool.workers[0], stage.counters.frames)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    assert (stage.actor.scenes.word, stage.actor.scenes.word_of) == (-1, None)

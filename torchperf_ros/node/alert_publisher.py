@@ -1,5 +1,6 @@
 """Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
 
+import os
 import signal
 import sys
 import threading
@@ -250,7 +251,12 @@ def _worker_stacks(worker: WorkerProcess) -> str:
     file = Path(worker.folder) / STACK_FILE
     try:
         size = before = file.stat().st_size
-        signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+        # Its own descriptor may be closed at any moment by the pool's thread, and be another process's then.
+        process = os.pidfd_open(worker.pid)
+        try:
+            signal.pidfd_send_signal(process, STACK_SIGNAL)
+        finally:
+            os.close(process)
         give_up_at = time.monotonic() + _WAIT_S
         while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
             time.sleep(_STEP_S)

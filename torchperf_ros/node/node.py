@@ -21,7 +21,7 @@ from torchperf_ros.frame.frame import Answer
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, ros_message_class, stage_inputs
-from torchperf_ros.node.parameters import NodeParameters
+from torchperf_ros.node.parameters import NodeParameters, plain_values
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.rollouts import Rollouts
@@ -94,7 +94,9 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._rollouts = Rollouts(self.parameters.of_stage, self._log, self._reporter.alert_publisher.found)
+        self._rollouts = Rollouts(
+            self.parameters.of_stage, self._log, self._reporter.alert_publisher.found, self.get_fully_qualified_name()
+        )
         self._reporter.candidates = self._rollouts.values
         self.parameters.check = self._rollouts.check
         self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
@@ -109,6 +111,7 @@ class PerfNode(LifecycleNode):
             config = self._rollouts.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
+            self._rollouts.end()
             self.get_logger().error(str(error))
             return _FAILURE
         self._build(config, setups)
@@ -278,8 +281,7 @@ class PerfNode(LifecycleNode):
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._endpoints.take_no_more()
-        self._reporter.inputs, self._reporter.stages, self._reporter.facts = [], [], {}
-        self._reporter.alert_publisher.recording = self._reporter.lane = None
+        self._reporter.forget()
         for stage in self._stages:
             stage.stop()
         if self._lane is not None:
@@ -346,7 +348,7 @@ def _recording_setup(
         "pid": os.getpid(),
         "ros_offset_ns": node.get_clock().now().nanoseconds - monotonic_ns(),
         "versions": _versions(),
-        "parameters": {one.name: one.value for one in node.get_parameters(sorted(node.list_parameters([], 0).names))},
+        "parameters": plain_values(node),
         "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in _TOPICS],
         "heard": list(heard),
         "stages": [_recorded_stage(node, stage, outputs) for stage in stages],

@@ -386,8 +386,8 @@ class StageActor(StageVersions):
             self._drop(worker)
         else:
             if received is not None:
-                if received[0].outcome == Outcome.ON_TIME:
-                    self.scenes.word = received[0].scene
+                if received[0].outcome == Outcome.ON_TIME and not self._dispatcher.practises(worker):
+                    self.scenes.name(received[0].scene, worker, received[0].seq)
                 self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
 
     def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:

@@ -17,7 +17,7 @@ from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
@@ -124,19 +124,28 @@ class StageVersions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, deadlines missed."""
+        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, and misses.
+
+        A miss is a frame without an own result in time, whatever was published for it by its deadline.
+        """
         counters = self.statistics.counters
+        frames = counters.ended
         return {
-            "frames": counters.answered + counters.unanswered, "deaths": self.pool.restarts,
-            "refused": counters.checks[GuardVerdict.STOP], "misses": counters.missed_deadline,
-        }  # fmt: skip
+            "frames": frames,
+            "deaths": self.pool.restarts,
+            "refused": counters.checks[GuardVerdict.STOP] + counters.checks[GuardVerdict.UNAVOIDABLE],
+            "misses": frames - sum(counters.outcomes[outcome] for outcome in IN_TIME),
+        }
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live); each version keeps what is its own."""
-        own = replace(config, **self._changes)
-        self.config = self.pool.config = self.scenes.config = self.actions.config = own
-        if self.shadow is not None:
-            self.shadow.config = replace(config, **self.shadow.changes)
+        with self._lock:  # no exchange in between may give one version the other's changes
+            own = replace(config, **self._changes)
+            self.config = self.pool.config = self.scenes.config = self.actions.config = own
+            if (shadow := self.shadow) is not None:
+                shadow.config = replace(config, **shadow.changes)
+                # It has as many workers as were asked for so far; all else that changes is for its pool, too.
+                shadow.pool.config = replace(shadow.config, backup=shadow.pool.config.backup)
         self.statistics.reconfigure(own)
 
     @property
@@ -215,6 +224,7 @@ class StageVersions:
         self.scenes.config = self.actions.config = self.config
         self._leave_out()
         self._note_loaded()
+        self.scenes.forget_word()  # the other version's workers say it anew
         shadow.exchanged()
         self.counts_at_exchange = self.counts
 
@@ -310,6 +320,8 @@ class StageVersions:
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
         worker.usable = False
+        if worker is self.scenes.word_of:
+            self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         self._note_loaded()
         if self._waiter.drop(worker):
             self._dispatcher.lost(worker)
