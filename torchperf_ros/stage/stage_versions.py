@@ -4,6 +4,7 @@ Each version has workers of its own, with ladders of tiers and a dispatcher; all
 workers' comings and goings arrive here, on their pool's thread.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -177,6 +178,8 @@ class StageVersions:
             shadow, self.shadow, self.exchanges = self.shadow, None, False
             for worker in () if shadow is None else shadow.pool.everyone:
                 self._waiter.drop(worker)
+            if shadow is not None:  # a worker that is ready from now on is not to be waited for
+                shadow.refused = shadow.refused or "it was removed"
         if shadow is not None:
             shadow.pool.stop()
 
@@ -198,9 +201,27 @@ class StageVersions:
         """Give what serves its workers and their priority, where it had to serve before it had them; see `promote`."""
         return promote(self.pool, self.setup, self.config)
 
-    def _exchange(self, shadow: Shadow) -> None:
-        """Called with the stage's lock held, while no frame is in flight."""
-        self.exchanges = False
+    def _exchange(self, shadow: Shadow, now_ns: int) -> None:
+        """Called with the stage's lock held, while no frame is in flight; see `_change_places`.
+
+        A pool that is just telling its side of a worker that comes or goes has told nothing yet: until it has, the two
+        stay where they are, and the next frame asks again.
+        """
+        with contextlib.ExitStack() as quiet:
+            for pool in (self.pool, shadow.pool):
+                if not pool.telling.acquire(blocking=False):
+                    return
+                quiet.callback(pool.telling.release)
+            self.exchanges = False
+            if shadow.pool.ready:
+                shadow.go_on(now_ns)
+                self._change_places(shadow)
+            else:
+                text = f"version {shadow.version} does not begin to serve: its workers have died since it was asked to"
+                self._untold.append(change_alert(self.config.name, "model", text))
+                self._waiter.wake()
+
+    def _change_places(self, shadow: Shadow) -> None:
         served = self.version, self.config, self._changes, self.setup, self.pool, self.ladders, self._dispatcher
         self.version, self.config, self._changes, self.setup = (
             shadow.version, shadow.config, shadow.changes, shadow.setup,

@@ -148,8 +148,10 @@ def is_ending(pid: int) -> bool:
     """Whether the kernel is taking a process down, which shows on its sockets only when its memory is freed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # this process has no descriptor left to look with
+        return False
     flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
     return bool(flags & _PF_EXITING)
 
