@@ -15,7 +15,7 @@ from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.config.stage_rules import DRIFT
 from torchperf_ros.frame.alert_rules import Alert, change_alert
-from torchperf_ros.frame.clock import Clock, monotonic_ns
+from torchperf_ros.frame.clock import NS_PER_MS, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict
@@ -36,6 +36,7 @@ from torchperf_ros.stage.stage_waiter import StageWaiter
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 
+_LOOK_AGAIN_NS = NS_PER_MS
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
 
@@ -205,11 +206,12 @@ class StageVersions:
         """Called with the stage's lock held, while no frame is in flight; see `_change_places`.
 
         A pool that is just telling its side of a worker that comes or goes has told nothing yet: until it has, the two
-        stay where they are, and the next frame asks again.
+        stay where they are, and the stage's thread looks again.
         """
         with contextlib.ExitStack() as quiet:
             for pool in (self.pool, shadow.pool):
                 if not pool.telling.acquire(blocking=False):
+                    self._waiter.set(now_ns + _LOOK_AGAIN_NS)
                     return
                 quiet.callback(pool.telling.release)
             self.exchanges = False
