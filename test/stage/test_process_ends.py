@@ -97,7 +97,7 @@ def test_given_a_shared_process_that_sigkill_does_not_end_then_both_stages_have_
         pid = pair.together()
         with that_does_not_end(pid):
             pair.first.ask({"do": "spin"})
-            pair.first.wait_for(lambda: any("(pid " + str(pid) in one.message for one in pair.first.anomalies), "given up")
+            pair.first.wait_for(lambda: any(str(pid) in one.message for one in pair.first.anomalies), "it is given up")
             wait_until(lambda: pair.second.ask() and pid not in pair.second.pids, lambda: "the second has noticed, too")
             pair.wait_for_all()
             assert pid not in pair.first.pids + pair.second.pids

@@ -68,9 +68,7 @@ class SharedProcesses:
         seats = [seat for process in self._processes.values() for seat in process.seats]
         return any(seat.worker is not None and seat.worker.usable for seat in seats)
 
-    def enter(
-        self, seat: "Seat", place: int, descriptors: Sequence[int], meanwhile: Callable[[], None]
-    ) -> "_Process":
+    def enter(self, seat: "Seat", place: int, descriptors: Sequence[int], meanwhile: Callable[[], None]) -> "_Process":
         """Start a session for a worker that is to have this place in its stage.
 
         The first stage's regular worker runs beside the second one's standby, and so on in turns: a fault costs one
@@ -84,9 +82,7 @@ class SharedProcesses:
             process = self._processes.get(number)
             if process is None or not process.enter(seat, descriptors):
                 assert self._server is not None
-                process = self._processes[number] = _Process(
-                    self._server, seat, descriptors, meanwhile
-                )
+                process = self._processes[number] = _Process(self._server, seat, descriptors, meanwhile)
             return process
 
 

@@ -61,7 +61,7 @@ class WorkerProcess:
     With a `Seat` it is one session of a process that stages share: it ends with the process, or by itself.
     """
 
-    def __init__(  # noqa: PLR0913 - what two sides share
+    def __init__(
         self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
@@ -107,7 +107,7 @@ class WorkerProcess:
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
         self._killed_ns = 0
-        self._pidfd_lock = threading.Lock()  # held while it is closed, and by threads that signal and are not the pool's
+        self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
         self._own_folder = WorkerFolder()
         self._server = server
         try:
@@ -122,9 +122,7 @@ class WorkerProcess:
             os.set_blocking(descriptor, False)
         self.started_ns = time.monotonic_ns()
 
-    def _start(
-        self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]
-    ) -> None:
+    def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]) -> None:
         """Make what the two sides share, and have the process forked with it."""
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
             result_fd = make_result_area(result_bytes)
@@ -401,7 +399,8 @@ class WorkerProcess:
         said = self._tail.decode(errors="replace").strip()
         if self.unended:
             name = f"worker {self.number} (pid {self.pid})"
-            return f"{name} has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up: {self.kill_reason}"
+            what = f"has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up"
+            return f"{name} {what}: {self.kill_reason}"
         code = 0 if self.left else self._server.exit_code(self.pid)
         if self.left:
             how = "the end of its session"
