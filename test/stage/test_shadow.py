@@ -184,7 +184,7 @@ def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_a
 def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it_does_not_begin_to_serve(
     start_own_stage,
 ):
-    stage = start_own_stage(backup="none", budget_ms=100_000.0, hang_ms=200_000.0)
+    stage = start_own_stage(backup="none", budget_ms=60_000.0, hang_ms=60_000.0)
     shadow = ready_shadow(stage)
     os.kill(stage.pids[0], signal.SIGSTOP)
     seq, _ = stage.offer()
