@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -178,6 +179,49 @@ def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_a
     stage.actor.remove_shadow()  # which is the old one now
     assert stage.actor.version == "new"
     assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it_does_not_begin_to_serve(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="none", budget_ms=60_000.0, hang_ms=60_000.0)
+    shadow = ready_shadow(stage)
+    os.kill(stage.pids[0], signal.SIGSTOP)
+    seq, _ = stage.offer()
+    stage.actor.exchange()
+    shadow.pool.policies[0].died = lambda *_, **__: 1 << 62  # when the next is started: not before the test wants it
+    os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
+    os.kill(stage.pids[0], signal.SIGCONT)
+    stage.answer(seq)
+    stage.wait_for(lambda: any("does not begin to serve" in one.message for one in stage.anomalies), "it says so")
+    assert (stage.actor.version, stage.actor.exchanges) == ("base", False)
+    assert stage.ask().outcome is Outcome.ON_TIME
+    shadow.pool._start_at_ns[0] = 0
+    wait_until(lambda: shadow.pool.ready, lambda: shadow.pool.progress)
+    stage.actor.exchange()  # as the roll-out does that asks again
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+
+
+@pytest.mark.parametrize("whose", ["shadow", "stage"])
+def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_then_it_tells_the_right_side(
+    stage, whose
+):
+    shadow = ready_shadow(stage)
+    pool = {"shadow": shadow.pool, "stage": stage.actor.pool}[whose]
+    with stage.actor._lock:  # which the pool's thread waits for
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
+        wait_until(pool.telling.locked, lambda: "it has noticed")
+        stage.actor.exchanges = True
+        stage.actor._begin(time.monotonic_ns())
+        assert (stage.actor.version, stage.actor.exchanges) == ("base", True)
+    wait_until(lambda: not stage.actor.exchanges, lambda: "the exchange, or a word")
+    assert stage.actor.version == ("base" if whose == "shadow" else "new")
+    for each in (stage.actor.pool, shadow.pool):
+        wait_until(lambda: each.ready, lambda: each.progress)  # noqa: B023
+    assert not stage.actor._dispatcher._running
+    assert not shadow.dispatcher._running
+    wait_until(lambda: pair_of(stage, shadow, stage.ask().frame.seq).both, lambda: "the shadow runs frames")
 
 
 def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_too_before_it_serves(start_own_stage):

@@ -17,7 +17,7 @@ from rclpy.lifecycle import LifecycleNode
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.config.safety_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError, how_it_ended
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
@@ -239,8 +239,8 @@ class EmergencyLane:
 
     def _replace(self) -> None:
         """Start another process; a latch stays, with the path if there is one, and no sensor counts as seen."""
-        status = self._process.wait()
-        text = f"the emergency lane's process is gone (exit status {status}); another one starts"
+        how = how_it_ended(self._process.wait())
+        text = f"the emergency lane's process is gone ({how}); another one starts"
         self._log.error(text)
         self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts + 1)}))
         with self._news:

@@ -72,8 +72,15 @@ def _transition(callback: _Transition) -> _Transition:
 class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
-    def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
+    def __init__(
+        self,
+        ending: threading.Event | None = None,
+        lines_lost: Callable[[], int] = lambda: 0,
+        **kwargs: Any,  # noqa: ANN401 - rclpy's
+    ) -> None:
         """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
+
+        `lines_lost` says how many lines of what was printed were left out, see `terminal`.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.
@@ -97,7 +104,7 @@ class PerfNode(LifecycleNode):
         self._rollouts = Rollouts(
             self.parameters.of_stage, self._log, self._reporter.alert_publisher.found, self.get_fully_qualified_name()
         )
-        self._reporter.candidates = self._rollouts.values
+        self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
         self.parameters.check = self._rollouts.check
         self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()

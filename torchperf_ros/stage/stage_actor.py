@@ -251,8 +251,7 @@ class StageActor(StageVersions):
     def _begin(self, now_ns: int) -> None:
         """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
         if self.exchanges and self.shadow is not None:
-            self.shadow.go_on(now_ns)
-            self._exchange(self.shadow)
+            self._exchange(self.shadow, now_ns)
         waiting = self.mailbox.waiting
         frame = self.mailbox.take(now_ns)
         if frame is None:
