@@ -149,11 +149,11 @@ class StageUnderTest:
         return self.answer(self.offer(orders, **values)[0])
 
     @contextlib.contextmanager
-    def running(self, **orders):
+    def running(self, *, x=0.0, **orders):
         """A frame that runs until the block ends, however long that takes; gives its number and stamp."""
         go = self.folder / f"go-{self.counters.frames}"
         try:
-            yield self.offer({"do": "wait", "until": go.name, **orders})
+            yield self.offer({"do": "wait", "until": go.name, **orders}, x=x)
         finally:
             go.touch()
 
