@@ -29,7 +29,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
-from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions
+from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions, VehicleOptions
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.stop_output import PATH
@@ -122,7 +122,7 @@ class _Lane:
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in setup["options"].items()
         }
-        options = EmergencyOptions(**given)
+        options = EmergencyOptions(**{**given, "vehicle": VehicleOptions(**given["vehicle"])})
         self.rules = Emergency(options)
         self.published = self.errors = 0
         self.reaction_ms = float("nan")

@@ -57,10 +57,10 @@ class Corridor:
         backwards = motion is not None and motion.speed < -_MOVES_M_S
         length_m = speed * options.reaction_ms / 1000 + speed**2 / (2 * options.deceleration)
         return cls(
-            0.0 if motion is None else curvature_of(motion, options.max_curvature),
+            0.0 if motion is None else curvature_of(motion, options.vehicle.max_curvature),
             max(length_m, options.min_length_m),
-            options.rear_m if backwards else options.length_m - options.rear_m,
-            options.width_m / 2, options.margin_m, backwards,
+            options.vehicle.rear_m if backwards else options.vehicle.length_m - options.vehicle.rear_m,
+            options.vehicle.width_m / 2, options.margin_m, backwards,
         )  # fmt: skip
 
     def inside(self, x: Floats, y: Floats) -> NDArray[np.bool_]:
