@@ -101,10 +101,16 @@ def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those
     graph, node, play, tmp_path
 ):
     log = write_drive(tmp_path / "log", 5, 200, 16, 4)
-    seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
-    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
-    ended(graph, process, printed)
-    rows = node.wait_for(lambda: len(node.rows) == seen + 5 and node.rows[seen:], "an answer to each image")
+    reported, rows = graph.listen("/diagnostics", DiagnosticArray), []
+    for _ in range(5):  # again where frames were superseded: the node had no processor for as long as two of them take
+        seen, frames = len(node.rows), int(node.values("camera")["frames"])
+        process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+        ended(graph, process, printed)
+        values = node.counted("camera", frames=frames + 5)
+        rows = node.wait_for(lambda seen=seen: len(node.rows) > seen and node.rows[seen:], "answers")
+        if len(rows) == 5:
+            break
+    assert len(rows) == 5
     assert "is not ready" not in printed()
     assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
     assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
