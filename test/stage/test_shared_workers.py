@@ -155,7 +155,7 @@ def test_given_a_stage_that_hangs_when_it_holds_the_interpreter_then_it_is_the_r
     start_pair, hang_ms
 ):
     pair = start_pair(budget_ms=400.0, hang_ms=400.0, first={"hang_ms": hang_ms})
-    pid = pair.together()
+    pair.together()
     late, _ = pair.first.offer({"do": "hold_gil", "ms": 600_000})
 
     def both_say_why():
