@@ -213,7 +213,7 @@ class StageActor(StageVersions):
         now_ns = self._clock()
         if index <= GUARD_ODOMETRY:
             if self.guard is not None:
-                self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
+                self.guard.take(index, data, stamp_ns, now_ns)
             return
         try:
             self.scenes.hear(index, data, now_ns)

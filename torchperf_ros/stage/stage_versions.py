@@ -105,15 +105,16 @@ class StageVersions:
         self._drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
+        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self.guard: StageGuard | None = None
         if config.guard is not None:
-            self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
+            guard, counters = Guard(config.guard), self.statistics.counters
+            self.guard = StageGuard(config.name, guard, counters, self._untold.append)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self.budget_ms = config.budget_ms  # of the last frame that was begun
         self._cold = ""  # the last scene that was wanted and not loaded
         self._waiter: StageWaiter = machinery.waiter()
-        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self._outputs = FallbackOutputs()
         self.version, self._changes = BASE, dict[str, Any]()
         self.setup = {**setup, "loaded": self.scenes.tiers_to_load()}
