@@ -380,3 +380,18 @@ def test_given_a_scene_that_the_version_before_named_when_the_other_one_serves_t
     stage.actor.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     assert (stage.actor.scenes.word, stage.actor.scenes.word_of) == (-1, None)
+
+
+def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_observes_it(stage):
+    """That the base was late says nothing about it; it would lose each of these pairs."""
+    shadow = ready_shadow(stage)
+    pair_of(stage, shadow, stage.ask(x=3.0).frame.seq)
+    (pid,) = [worker.pid for worker in shadow.pool.everyone]
+    stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
+    stamp_ns = time.time_ns() - 3_000_000_000
+    assert stage.ask(stamp_ns=stamp_ns).frame.stale
+    wait_until(lambda: stamp_ns in stage.notes("observed", pid), lambda: "the shadow observes it")
+    stage.reconfigure()
+    later = stage.ask(x=4.0)
+    assert pair_of(stage, shadow, later.frame.seq).answer is later
+    assert shadow.figures.total.base_late == 0
