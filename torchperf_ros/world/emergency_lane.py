@@ -1,0 +1,30 @@
+"""The emergency lane on a virtual clock: its rules with real messages, and when its process publishes what."""
+
+from torchperf_ros.config.safety_options import EmergencyOptions
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.safety.emergency import Emergency
+
+
+class LaneOnClock:
+    """What the lane's process does (`node/emergency_process.py`), without ROS; the caller's clock is monotonic time.
+
+    Attributes:
+        rules: take what the sensors send.
+    """
+
+    def __init__(self, options: EmergencyOptions) -> None:
+        self.rules = Emergency(options)
+        self._every_ns = round(NS_PER_S / options.rate_hz)
+        self._publish_at_ns = 0
+
+    def due(self, now_ns: int, ros_now_ns: int) -> bytes | None:
+        """Look for silence; the stop path where it is time to publish it: at once when latched, then at `rate_hz`."""
+        rules = self.rules
+        rules.look_for_silence(now_ns)
+        if rules.latch is None or not rules.active:
+            self._publish_at_ns = 0
+            return None
+        if now_ns < self._publish_at_ns:
+            return None
+        self._publish_at_ns = now_ns + self._every_ns
+        return rules.stop_path(now_ns, ros_now_ns)
