@@ -84,7 +84,7 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
 
 
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
-    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "full")]
+    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "no_lane")]
     without, found = (drive(one, workers=workers) for one in drives)
     assert without.score.collision
     assert not found.score.collision

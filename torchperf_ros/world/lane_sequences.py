@@ -125,6 +125,7 @@ class Judge:
         self.is_held = False
 
     def begin(self) -> None:
+        """The lane is latched."""
         if not self.is_held:
             self.is_held, self._stood_steps = True, 0
             self._last: bytes | None = None
@@ -176,7 +177,7 @@ class _Sequence:
         self.vehicle = Vehicle(speed=draw.uniform(3.0, 30.0))
         self.wanted_ms, self.curvature = self.vehicle.speed, draw.choice((0.0, 0.0, 1.0, -1.0)) * draw.uniform(0, 0.01)
         self.noise = draw
-        self.scanner = Scanner()
+        self.scanner = Scanner(seed)
         self.obstacles: Floats = np.empty((0, 7))
         self.now_ns, self.offset_ns = _MONOTONIC_NS, _START_NS - _MONOTONIC_NS
         self.node = "active"

@@ -35,7 +35,9 @@ _STEP: Final = 2 * _HALF_VIEW / (BEAMS - 1)
 _SQUARE: Final = np.array([[0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5]])
 _NEXT: Final = [1, 2, 3, 0]
 _LEAST_M: Final = 0.3  # of an echo's box
-_NEAREST_M: Final = 1.0  # of what a camera sees
+_NEAREST_M: Final = 1.0  # of what a camera sees, and of a stray beam
+_NOISE_M: Final = 0.02  # of a range, one sigma
+_STRAY: Final = 0.001  # share of the beams that measure something that is not there, such as rain
 _CAMERA_PX: Final = (640, 360)
 _PAINTS: Final = {"car": (38, 70, 140), "pedestrian": (178, 34, 42), "wall": (150, 150, 146)}
 
@@ -49,7 +51,7 @@ class Sensors:
     def __init__(self, world: World, *, radar: bool = False, camera: bool = False, lidar: bool = False) -> None:
         self._world, self._radar, self._lidar = world, radar, lidar
         self._scene = RoadScene(*_CAMERA_PX) if camera else None
-        self._scanner = Scanner()
+        self._scanner = Scanner(world.scenario.seed)
 
     def messages(self, stamp_ns: int) -> tuple[tuple[str, str, bytes], ...]:
         """Topic, type and bytes of all: the scan, which triggers the stages, comes last."""
@@ -113,17 +115,22 @@ class Sensors:
 
 
 class Scanner:
-    """Scans as CDR bytes of a `sensor_msgs/msg/LaserScan`."""
+    """Scans as CDR bytes of a `sensor_msgs/msg/LaserScan`, as noisy as a scanner's."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._message = empty_message(
             SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
         )
 
     def scan(self, boxes: Floats, vehicle: Vehicle, stamp_ns: int) -> tuple[bytes, Floats, NDArray[np.int64]]:
-        """The message, and what `scan` says."""
+        """The message, and what `scan` says, which is without noise."""
         ranges, hit = scan(boxes, vehicle.x, vehicle.y, vehicle.yaw)
-        self._message.header, self._message.ranges = header(stamp_ns, "base_link"), ranges.astype(np.float32)
+        random = np.random.default_rng((self._seed, stamp_ns))
+        measured = ranges + _NOISE_M * random.standard_normal(BEAMS)
+        stray = random.integers(BEAMS, size=random.binomial(BEAMS, _STRAY))
+        measured[stray] = random.uniform(_NEAREST_M, RANGE_M, len(stray))
+        self._message.header, self._message.ranges = header(stamp_ns, "base_link"), measured.astype(np.float32)
         return encoded(self._message, SCAN), ranges, hit
 
 
