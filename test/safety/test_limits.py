@@ -25,7 +25,7 @@ def circle(speed, bend):
 
 
 def found(one, **options):
-    limits = guard_options({f"guard.{name}": value for name, value in options.items()})
+    limits = guard_options({name if "." in name else f"guard.{name}": value for name, value in options.items()})
     return [finding.check for finding in beyond_limits(one, limits)]
 
 
@@ -92,7 +92,9 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
     ],
 )
 def test_given_a_plan_beyond_a_limit_when_judged_then_what_was_measured_and_where_is_there(one, value, limit, text):
-    options = guard_options({"guard.max_curvature": min(limit, 0.2), "guard.max_speed": 40.0 if limit == 40 else 90.0})
+    options = guard_options(
+        {"vehicle.max_curvature": min(limit, 0.2), "guard.max_speed": 40.0 if limit == 40 else 90.0}
+    )
     (finding,) = [each for each in beyond_limits(one, options) if each.check not in {"jerk", "steering"}][:1]
     assert (finding.value, finding.limit) == (pytest.approx(value, rel=2e-3), limit)
     assert finding.text.startswith(text)
@@ -119,7 +121,7 @@ def test_given_a_wheel_that_turns_too_fast_when_judged_then_the_steering_rate_is
     assert finding.text == "1.34 rad/s at pose 14, the limit is 0.7"
     assert found(one, max_steering_rate=1.4) == []
     slow = one._replace(place=0.15 * one.place)
-    assert found(slow, max_curvature=1.0) == []  # too slow to tell
+    assert found(slow, **{"vehicle.max_curvature": 1.0}) == []  # too slow to tell
 
 
 @given(st.floats(0.0, 35.0), st.floats(-1.0, 1.0), st.floats(-7.9, 2.9))

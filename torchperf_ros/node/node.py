@@ -231,10 +231,14 @@ class PerfNode(LifecycleNode):
             return
         last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher)
+        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms)
         self._reporter.lane = self._lane
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
+
+    def _overdue_ms(self) -> float:
+        now_ns = monotonic_ns()
+        return max(stage.overdue_ms(now_ns) for stage in self._stages)
 
     def _find_taker(self) -> Taker | None:
         """Find out whether triggers can be taken straight into the stages' rings."""
@@ -269,6 +273,8 @@ class PerfNode(LifecycleNode):
 
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run; what a stage answers the next one gets."""
+        if self._lane is not None:
+            self._lane.hold()
         for stage in self._stages:
             stage.deactivate()
             stage.finish()
@@ -297,8 +303,13 @@ class PerfNode(LifecycleNode):
         self._stages, self._endpoints = [], Endpoints(self, 0, None)
         self._lifecycle = "unconfigured"
 
-    def close(self) -> None:
-        """Leave nothing running: no worker, no thread, no port."""
+    def close(self, *, stop_vehicle: bool = False) -> None:
+        """Leave nothing running: no worker, no thread, no port.
+
+        With `stop_vehicle`, an emergency lane that watches stops the vehicle first, as if this node had died.
+        """
+        if stop_vehicle and self._lane is not None:
+            self._lane.leave()
         self._tear_down()
         self._reporter.stop()
 

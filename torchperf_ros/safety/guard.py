@@ -80,7 +80,9 @@ class Known(NamedTuple):
 
     def packed(self) -> list[Any]:
         """The same in what JSON knows; `unpacked` makes it whole."""
-        options = {f"guard.{name}": _listed(value) for name, value in asdict(self.options).items()}
+        own = asdict(self.options)
+        options = {f"vehicle.{name}": value for name, value in own.pop("vehicle").items()}
+        options |= {f"guard.{name}": _listed(value) for name, value in own.items()}
         motion = None if self.motion is None else list(map(_text, astuple(self.motion)))
         return [options, motion, [one and one.packed() for one in self.sources], *self[3:]]
 
@@ -287,7 +289,7 @@ class Guard:
             findings += [one for one in beyond_limits(track, options) if one.check in checks]
         if not checks & {"jump", "distance"}:
             return _Judgement(findings, unchecked)
-        ahead, widened_m = track.from_now().thinned(options.length_m + options.width_m)
+        ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
         lane, close = Lane(ahead), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
@@ -379,7 +381,7 @@ class Guard:
         """Full braking from where the vehicle is now, as it turns now."""
         options = self._options
         x, y, yaw = motion.after(situation.motion_age_s)
-        most = options.max_curvature * abs(motion.speed)
+        most = options.vehicle.max_curvature * abs(motion.speed)
         here = replace(motion, x=x, y=y, yaw=yaw, yaw_rate=min(max(motion.yaw_rate, -most), most))
         times_s = np.linspace(0.0, abs(motion.speed) / options.max_deceleration + 1.0, _STOP_POSES)
         x, y, yaw = here.after(times_s)

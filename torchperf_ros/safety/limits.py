@@ -139,7 +139,7 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     sideways = np.abs(lateral)
     bends = np.abs(turn) / np.maximum(way, _SHORT_STEP_M)
     tightest = largest(bends)
-    if 2.0 * largest(aside) > options.max_curvature:
+    if 2.0 * largest(aside) > options.vehicle.max_curvature:
         # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
         at_least = np.maximum(way, 1.0)
         bends = np.maximum(bends, 2.0 * aside / (at_least * np.minimum(at_least, 5.0)))
@@ -154,10 +154,10 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
         middles = track.t_s[:-1] + 0.5 * dt
         jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
         found.append(_worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"))
-    found.append(_worst("curvature", bends, options.max_curvature, "1/m"))
-    if 2.0 * math.atan(options.wheelbase_m * tightest) > options.max_steering_rate * -largest(-between):
+    found.append(_worst("curvature", bends, options.vehicle.max_curvature, "1/m"))
+    if 2.0 * math.atan(options.vehicle.wheelbase_m * tightest) > options.max_steering_rate * -largest(-between):
         curvature = turn / np.maximum(way, _SHORT_STEP_M)
-        steering = np.arctan(options.wheelbase_m * curvature * np.sign(along))
+        steering = np.arctan(options.vehicle.wheelbase_m * curvature * np.sign(along))
         rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
         rate = np.abs(steering[1:] - steering[:-1]) / between * rolling
         found.append(_worst("steering", rate, options.max_steering_rate, "rad/s"))

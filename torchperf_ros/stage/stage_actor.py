@@ -325,6 +325,11 @@ class StageActor(StageVersions):
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
 
+    def overdue_ms(self, now_ns: int) -> float:
+        """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
+        in_flight = self._in_flight
+        return 0.0 if in_flight is None else max(0.0, (now_ns - in_flight.leave_ns) / NS_PER_MS)
+
     def inputs_are_over(self) -> None:
         """The clock of inputs has moved: the frame in flight may have waited long enough; see `StageMachinery`."""
         with self._lock:
