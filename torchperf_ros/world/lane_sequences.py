@@ -18,6 +18,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.models.driving_messages import ODOMETRY, encoded, odometry_message
 from torchperf_ros.models.driving_rules import Floats
+from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
 from torchperf_ros.world.vehicles import DT_S, Vehicle
@@ -38,10 +39,11 @@ _MONOTONIC_NS: Final = 500 * NS_PER_S
 _DT_NS: Final = round(DT_S * NS_PER_S)
 _ODOMETRY_EVERY, _SCAN_EVERY, _PLAN_EVERY = 2, 5, 10  # steps
 _HEARD_AFTER_NS: Final = NS_PER_S // 10  # by a new subscription: the last value of a button that latches its state
-_ALONE_NS, _AT_LEAST_ALONE_NS, _STANDS_MS = 10 * NS_PER_S, NS_PER_S, 0.1  # as the lane's process ends
+_BEAT_EVERY: Final = 25  # steps; how often the node tells the lane that it answers
 _PLAN_S: Final = np.arange(0.0, 3.1, 0.5)
 _ACCELERATION: Final = 1.5
 _STILL_MS: Final = 0.5
+_SILENT_NS: Final = NS_PER_S // 2  # longer than a timeout and the time between two messages
 _STANDSTILL_STEPS: Final = (
     25  # a vehicle that brakes harder than its path stands for a moment, and follows it to its end
 )
@@ -183,7 +185,7 @@ class _Sequence:
         self.node = "active"
         self.lane: LaneOnClock | None = LaneOnClock(OPTIONS)
         self.lane.rules.activate(self.now_ns)
-        self.left_alone_ns: int | None = None
+        self.latch: Latch | None = None  # as the node knows it
         self.going_on: dict[str, Event] = {}
         self.pressed: bool | None = None  # None: never
         self.spoken_ns = dict.fromkeys(("odom", "scan"), self.now_ns)
@@ -209,6 +211,8 @@ class _Sequence:
                     self.going_on[event.kind] = event
                     self._begin(event)
             self._sense(step)
+            if step % _BEAT_EVERY == 0 and self.node == "active" and self.lane is not None:
+                self.lane.rules.beat(self.now_ns)
             self._watch()
             if step % _PLAN_EVERY == 0 and self.node == "active" and not self._is_latched:
                 self._plan()
@@ -234,15 +238,14 @@ class _Sequence:
             self.node = "inactive"
             if self.lane is not None:
                 self.lane.rules.deactivate()
-        elif event.kind == "lane restarts" and self.left_alone_ns is None:
+        elif event.kind == "lane restarts" and self.node in {"active", "inactive"}:
             self.lane = None
         elif event.kind == "node hangs" and self.node == "active":
             self.node = "hung"
         elif event.kind == "node dies" and self.node in {"active", "hung"}:
             self.node = "dead"
             if self.lane is not None:
-                self.lane.rules.left_alone(self.now_ns)
-                self.left_alone_ns = self.now_ns
+                self.lane.left_alone(self.now_ns)
 
     def _end(self, event: Event) -> None:
         if event.kind == "obstacle":
@@ -259,18 +262,17 @@ class _Sequence:
         elif event.kind == "node hangs" and self.node == "hung":
             self.node = "active"
         elif event.kind == "node dies" and self.node == "dead":
-            self.node = "active"
-            self.left_alone_ns = None
-            self.stop = None
+            self.node, self.latch = "active", None
             self._start_lane()
 
     def _start_lane(self) -> None:
-        before = self.judge.is_held and self.stop is not None
         self.lane = LaneOnClock(OPTIONS)
+        rules = self.lane.rules
+        rules.pressed(["button"] if self.pressed else [])
         if self.node != "inactive":
-            self.lane.rules.activate(self.now_ns)
-        if before:
-            self.lane.rules.resume("obstacle", "as before", self.stop, self.now_ns)
+            rules.activate(self.now_ns)
+        if self.latch is not None:
+            rules.resume(self.latch.kind, self.latch.reason, self.stop, self.now_ns)
         self._hear_button_again()
 
     def _press(self, *, pressed: bool) -> None:
@@ -287,8 +289,9 @@ class _Sequence:
         if self.lane.rules.clear(self.now_ns):
             return
         silent_ns = max(self.now_ns - spoken_ns for spoken_ns in self.spoken_ns.values())
-        self.held.cleared_too_early += bool(self.pressed or silent_ns > 0.5 * NS_PER_S)
-        self.judge.is_held, self.stop = False, None
+        is_silent = self.node == "active" and silent_ns > _SILENT_NS  # while inactive, only buttons are heard
+        self.held.cleared_too_early += bool(self.pressed or is_silent)
+        self.judge.is_held, self.latch = False, None
 
     # -- what is sent and heard ---------------------------------------------------------------------------------------
 
@@ -331,31 +334,26 @@ class _Sequence:
     @property
     def _is_latched(self) -> bool:
         """What the node knows: the lane is latched, or was before its process ended."""
-        return self.lane.rules.latch is not None if self.lane is not None else self.stop is not None
+        return (self.latch if self.lane is None else self.lane.rules.latch) is not None
 
     def _watch(self) -> None:
         if self.lane is None:
             return
         was_held = self.judge.is_held
-        if self.left_alone_ns is not None and self._lane_leaves(self.now_ns - self.left_alone_ns):
+        if self.lane.is_over(self.now_ns):
             self.lane = None
             return
         stop = self.lane.due(self.now_ns, self.ros_ns)
-        if self.lane.rules.latch is not None:
+        self.latch = self.lane.rules.latch
+        if self.latch is not None:
             self.judge.begin()
         self.held.latched += self.judge.is_held and not was_held
         if stop is None:
             return
         speed, measured_ns = self.odometry
         self.judge.published(stop, self.vehicle, speed if self.now_ns - measured_ns < _FRESH_NS else 0.0)
-        if stop != self.stop:
-            self.stop = stop
-            self.vehicle.take(stop, _START_NS)
-
-    def _lane_leaves(self, alone_ns: int) -> bool:
-        motion = self.lane.rules.motion if self.lane is not None else None
-        stands = motion is not None and abs(motion.speed) < _STANDS_MS
-        return alone_ns > _ALONE_NS or (alone_ns > _AT_LEAST_ALONE_NS and stands)
+        self.stop = stop
+        self.vehicle.take(stop, _START_NS)
 
     def _plan(self) -> None:
         """Go on at the wanted speed, whatever is ahead."""
