@@ -262,9 +262,7 @@ def test_given_every_parameter_set_to_its_own_value_by_service_when_configured_a
     assert "Traceback" not in node.errors
 
 
-@pytest.mark.parametrize(
-    "value", [[b"a", b"b"], [True, False], [1, 2], [1.5, 2.5], ["a"], True, 1, 1.5, "a"], ids=repr
-)
+@pytest.mark.parametrize("value", [[b"a", b"b"], [True, False], [1, 2], [1.5, 2.5], ["a"], True, 1, 1.5, "a"], ids=repr)
 @pytest.mark.parametrize("name", ["cpu_affinity", "emergency.mounting", "rollout.facts", "metrics_port", "device"])
 def test_given_a_value_of_any_type_when_set_then_it_is_taken_or_refused_with_a_reason_and_the_node_lives(
     idle, name, value

@@ -99,7 +99,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 0, 0)
-    wait_until(lambda: stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
+    wait_until(lambda: stage.ask() and stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
     settle(stage)
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 2, 3)
@@ -165,10 +165,10 @@ def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_r
     settle(stage)
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     ready = stage.actor.scenes.ready
-    first, _ = stage.offer({"do": "sleep", "ms": 300, "once": False})
-    second, _ = stage.offer()
-    with stage.actor._lock:
-        stage.actor.scenes.ready = frozenset({0, 1})
+    with stage.running(once=False) as (first, _):
+        second, _ = stage.offer()
+        with stage.actor._lock:
+            stage.actor.scenes.ready = frozenset({0, 1})
     found = [stage.answer(seq) for seq in (first, second)]
     stage.actor.scenes.ready = ready
     assert [(answer.outcome, answer.frame.scene, answer.tier) for answer in found] == [

@@ -34,12 +34,13 @@ def stages(make_stage, make_worker, make_answer, answered):
     for seq in range(4):
         answered(perception, make_answer(seq=seq, total_ms=20.0))
     answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
-    perception.mailbox.superseded, perception.mailbox.stale = 7, 2
+    perception.mailbox.superseded, perception.statistics.counters.stale = 7, 2
     perception.statistics.counters.ignored = 5
     perception.statistics.counters.probes = 6
     perception.shadow = SimpleNamespace(version="b", figures=PairFigures("b"))
     for seq, pair_ms in enumerate((12.0, 100.0)):
         answer = make_answer(seq=seq, total_ms=20.0)
+        answer.lateness_ms = -30.0
         perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False)
     perception.shadow.figures.compared(Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5))
     return [perception, planning]
@@ -68,7 +69,7 @@ TIER = {"tier": "full"}
         ("torchperf_fallbacks_total", {"fallback": "backup"}, 1),
         ("torchperf_fallbacks_total", {"fallback": "stop"}, 0),
         ("torchperf_dropped_total", {"why": "superseded"}, 7),
-        ("torchperf_dropped_total", {"why": "stale"}, 2),
+        ("torchperf_stale_total", {}, 2),
         ("torchperf_dropped_total", {"why": "ignored"}, 5),
         ("torchperf_side_runs_total", {"why": "probe"}, 6),
         ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),

@@ -72,8 +72,15 @@ def _transition(callback: _Transition) -> _Transition:
 class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
-    def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
+    def __init__(
+        self,
+        ending: threading.Event | None = None,
+        lines_lost: Callable[[], int] = lambda: 0,
+        **kwargs: Any,  # noqa: ANN401 - rclpy's
+    ) -> None:
         """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
+
+        `lines_lost` says how many lines of what was printed were left out, see `terminal`.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.
@@ -97,7 +104,7 @@ class PerfNode(LifecycleNode):
         self._rollouts = Rollouts(
             self.parameters.of_stage, self._log, self._reporter.alert_publisher.found, self.get_fully_qualified_name()
         )
-        self._reporter.candidates = self._rollouts.values
+        self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
         self.parameters.check = self._rollouts.check
         self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()
@@ -234,10 +241,14 @@ class PerfNode(LifecycleNode):
             return
         last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher)
+        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms)
         self._reporter.lane = self._lane
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
+
+    def _overdue_ms(self) -> float:
+        now_ns = monotonic_ns()
+        return max(stage.overdue_ms(now_ns) for stage in self._stages)
 
     def _find_taker(self) -> Taker | None:
         """Find out whether triggers can be taken straight into the stages' rings."""
@@ -272,6 +283,8 @@ class PerfNode(LifecycleNode):
 
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run; what a stage answers the next one gets."""
+        if self._lane is not None:
+            self._lane.hold()
         for stage in self._stages:
             stage.deactivate()
             stage.finish()
@@ -299,8 +312,13 @@ class PerfNode(LifecycleNode):
         self._stages, self._endpoints = [], Endpoints(self, 0, None)
         self._lifecycle = "unconfigured"
 
-    def close(self) -> None:
-        """Leave nothing running: no worker, no thread, no port."""
+    def close(self, *, stop_vehicle: bool = False) -> None:
+        """Leave nothing running: no worker, no thread, no port.
+
+        With `stop_vehicle`, an emergency lane that watches stops the vehicle first, as if this node had died.
+        """
+        if stop_vehicle and self._lane is not None:
+            self._lane.leave()
         self._tear_down()
         self._reporter.stop()
 

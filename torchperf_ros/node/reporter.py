@@ -60,6 +60,7 @@ class Reporter:
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
         self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
+        self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
@@ -178,6 +179,7 @@ class Reporter:
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
             values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
+        values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:

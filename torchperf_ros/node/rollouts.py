@@ -266,7 +266,7 @@ class Rollouts:
             self._say(name, f"begins with its own parameters, as {error}")
             return stage
         self._begins[name] = running.version, dict(running.changes)
-        return running.config
+        return replace(running.config, guard=stage.guard)  # which has the node's vehicle; no version changes it
 
     def _options(self) -> RolloutOptions:
         assert self._config is not None
@@ -395,6 +395,7 @@ class Rollouts:
             else:
                 version = source.version(other)
                 changes, config = dict(version.changes), version.config
+            config = replace(config, guard=stage.config.guard)
             stage.add_shadow(other, config, changes, worker_setup(config, self._config))
         except ConfigError as error:
             self._said[name] = str(error)

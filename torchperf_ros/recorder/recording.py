@@ -32,7 +32,8 @@ from torchperf_ros.workers.process_setup import step_back
 
 _ENTRY: Final = """\
 import os, sys
-from torchperf_ros.workers.process_setup import leave_priority
+from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group
+outlive_the_group()
 leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
 os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
 from torchperf_ros.recorder.recorder import main
@@ -61,6 +62,7 @@ class RecorderProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid  # of the process
         self._writer, self._own = writer, own
