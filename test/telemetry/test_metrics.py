@@ -1,3 +1,4 @@
+import contextlib
 import os
 import re
 import shutil
@@ -72,6 +73,7 @@ TIER = {"tier": "full"}
         ("torchperf_side_runs_total", {"why": "probe"}, 6),
         ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),
         ("torchperf_worker_restarts_total", {}, 3),
+        ("torchperf_workers_unended_total", {}, 1),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.02"}, 4),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.015"}, 0),
         ("torchperf_latency_seconds_sum", TIER, pytest.approx(0.08)),
@@ -281,3 +283,26 @@ def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_export
             MetricsExporter(config(metrics_port=taken.getsockname()[1]), stages)
     with pytest.raises(OSError, match="assign requested address"):
         MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)
+
+
+def test_given_clients_that_say_nothing_when_scraped_then_more_than_a_few_are_refused_and_it_answers_when_they_are_gone(
+    stages,
+):
+    """Each has a thread in the node's process."""
+    port = free_port()
+    exporter = MetricsExporter(config(metrics_port=port), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    try:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        while exporter.refused == 0:  # until all four have been taken
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20):
+                pass
+        for one in silent:
+            one.close()
+        reply = b""
+        while not reply:
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20) as answer:
+                reply = answer.read()
+        assert b"torchperf_scrapes_refused " in reply
+    finally:
+        exporter.close()

@@ -285,8 +285,7 @@ class PerfNode(LifecycleNode):
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._endpoints.take_no_more()
-        self._reporter.inputs, self._reporter.stages, self._reporter.facts = [], [], {}
-        self._reporter.alert_publisher.recording = self._reporter.lane = None
+        self._reporter.forget()
         for stage in self._stages:
             stage.stop()
         if self._lane is not None:

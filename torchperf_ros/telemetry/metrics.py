@@ -3,12 +3,13 @@
 import functools
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -278,8 +279,15 @@ class StageCollector(Collector):
         return iter([spec.family(stages, node) for spec in METRICS])
 
 
+_MOST_SCRAPES, _SILENT_S = 4, 10.0
+
+
 class MetricsExporter:
-    """An HTTP server that answers `/metrics`."""
+    """An HTTP server that answers `/metrics`.
+
+    Attributes:
+        refused: scrapes that came while as many as are allowed were being answered.
+    """
 
     def __init__(self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict) -> None:
         """Serve on `metrics_port` of `metrics_address`.
@@ -290,7 +298,34 @@ class MetricsExporter:
         registry = CollectorRegistry()
         registry.register(StageCollector(config, list(stages), lane))
         ProcessCollector(registry=registry)
+        self.refused = 0
+        refused = Gauge(
+            "torchperf_scrapes_refused", "Scrapes while too many were answered", registry=registry
+        )
+        refused.set_function(lambda: self.refused)
         self._server, self._thread = start_http_server(config.metrics_port, config.metrics_address, registry)
+        self._bound()
+
+    def _bound(self) -> None:
+        """Answer a few scrapes at a time, and no client that says nothing: each has a thread in the node."""
+        server, places = self._server, threading.BoundedSemaphore(_MOST_SCRAPES)
+        begin, answer = server.process_request, cast("Any", server).process_request_thread
+
+        def process_request(request: Any, address: Any) -> None:  # noqa: ANN401 - as the server has them
+            if places.acquire(blocking=False):
+                begin(request, address)
+            else:
+                self.refused += 1
+                server.shutdown_request(request)
+
+        def process_request_thread(request: Any, address: Any) -> None:  # noqa: ANN401
+            try:
+                answer(request, address)
+            finally:
+                places.release()
+
+        vars(server).update(process_request=process_request, process_request_thread=process_request_thread)
+        server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": _SILENT_S})
 
     def close(self) -> None:
         """Stop serving and free the port."""
