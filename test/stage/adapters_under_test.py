@@ -1,7 +1,7 @@
 """Adapters for workers under test: what a frame's `header.frame_id` says (JSON) is what they do with it.
 
 Imported by worker processes, which find this folder on PYTHONPATH. A frame's orders:
-    do: what to do, see `misbehave`
+    do: what to do, see `misbehave`; wait: until the file `until` is in the adapter's folder
     where: preprocess (default) or observe
     once: only the first worker that comes to it does it (default), else every one
     only: the process that does it, default any
@@ -119,8 +119,14 @@ class Controlled(Adapter):
             return ""
         if orders.get("once", True) and not self._claim(received.stamp_ns):
             return ""
+        if orders["do"] == "wait":
+            self._wait_for(orders["until"])
         misbehave(orders)
         return orders["do"]
+
+    def _wait_for(self, name):
+        while not (self._folder / name).exists():
+            time.sleep(0.001)
 
     def _claim(self, stamp_ns):
         try:
@@ -338,7 +344,7 @@ class Refining(Offset):
 
 
 class Stepping(Controlled):
-    """An anytime model. An order's `step` is the one before which it is obeyed; `wait` is for a file in the folder."""
+    """An anytime model. An order's `step` is the one before which it is obeyed."""
 
     anytime = True
 
@@ -350,8 +356,8 @@ class Stepping(Controlled):
 
         def before(number):
             if number == orders.get("step") and (orders.get("only", os.getpid()) == os.getpid()):
-                while orders["do"] == "wait" and not (self._folder / orders["until"]).exists():
-                    time.sleep(0.001)
+                if orders["do"] == "wait":
+                    self._wait_for(orders["until"])
                 misbehave(orders)
 
         Refining.before = staticmethod(before)

@@ -146,7 +146,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
 ):
     """Observations pile up in its socket; when it has to take over, it cannot even be handed the frame."""
     monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)  # a rehearsal would find out, and a kill follow
-    stage = start_own_stage(backup="standby", hang_ms=5000.0)
+    stage = start_own_stage(backup="standby", hang_ms=60_000.0)  # which it would be killed for
     runner, standby = stage.actor.pool.workers
     os.kill(standby.pid, signal.SIGSTOP)
     for _ in range(2000):
@@ -154,6 +154,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
         if stage.counters.missed_observations:
             break
     assert stage.counters.missed_observations
+    stage.reconfigure(hang_ms=5000.0)
     runner.kill("the test needs the standby")
     stage.wait_for(lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead")
     stage.ask()

@@ -71,6 +71,7 @@ class Reporter:
         self._reports = 0  # that were recorded
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
+        self._reporting = threading.Lock()  # held for a report, in which no stage may be taken down
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
@@ -82,11 +83,21 @@ class Reporter:
         self._ending.set()
         self._thread.join()
 
+    def forget(self) -> None:
+        """Have nothing more to do with the stages, before they stop; a report that goes on comes to its end first.
+
+        It would set timers and signal processes of stages that are gone, by descriptors that are others' by then.
+        """
+        with self._reporting:
+            self.inputs, self.stages, self.facts = [], [], {}
+            self.alert_publisher.recording = self.lane = None
+
     def _run(self) -> None:
         step_back()
         while not self._ending.wait(_EVERY_S):
             try:
-                self.report()
+                with self._reporting:
+                    self.report()
             except Exception:  # the thread's boundary: a report that fails must not be the last one
                 self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
 

@@ -18,7 +18,7 @@ from torchperf_ros.frame.alert_rules import Alert, change_alert
 from torchperf_ros.frame.clock import NS_PER_MS, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
@@ -105,15 +105,16 @@ class StageVersions:
         self._drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
+        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self.guard: StageGuard | None = None
         if config.guard is not None:
-            self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
+            guard, counters = Guard(config.guard), self.statistics.counters
+            self.guard = StageGuard(config.name, guard, counters, self._untold.append)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self.budget_ms = config.budget_ms  # of the last frame that was begun
         self._cold = ""  # the last scene that was wanted and not loaded
         self._waiter: StageWaiter = machinery.waiter()
-        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self._outputs = FallbackOutputs()
         self.version, self._changes = BASE, dict[str, Any]()
         self.setup = {**setup, "loaded": self.scenes.tiers_to_load()}
@@ -126,19 +127,28 @@ class StageVersions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, deadlines missed."""
+        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, and misses.
+
+        A miss is a frame without an own result in time, whatever was published for it by its deadline.
+        """
         counters = self.statistics.counters
+        frames = counters.ended
         return {
-            "frames": counters.answered + counters.unanswered, "deaths": self.pool.restarts,
-            "refused": counters.checks[GuardVerdict.STOP], "misses": counters.missed_deadline,
-        }  # fmt: skip
+            "frames": frames,
+            "deaths": self.pool.restarts,
+            "refused": counters.checks[GuardVerdict.STOP] + counters.checks[GuardVerdict.UNAVOIDABLE],
+            "misses": frames - sum(counters.outcomes[outcome] for outcome in IN_TIME),
+        }
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live); each version keeps what is its own."""
-        own = replace(config, **self._changes)
-        self.config = self.pool.config = self.scenes.config = self.actions.config = own
-        if self.shadow is not None:
-            self.shadow.config = replace(config, **self.shadow.changes)
+        with self._lock:  # no exchange in between may give one version the other's changes
+            own = replace(config, **self._changes)
+            self.config = self.pool.config = self.scenes.config = self.actions.config = own
+            if (shadow := self.shadow) is not None:
+                shadow.config = replace(config, **shadow.changes)
+                # It has as many workers as were asked for so far; all else that changes is for its pool, too.
+                shadow.pool.config = replace(shadow.config, backup=shadow.pool.config.backup)
         self.statistics.reconfigure(own)
 
     @property
@@ -238,6 +248,7 @@ class StageVersions:
         self.scenes.config = self.actions.config = self.config
         self._leave_out()
         self._note_loaded()
+        self.scenes.forget_word()  # the other version's workers say it anew
         shadow.exchanged()
         self.counts_at_exchange = self.counts
 
@@ -333,6 +344,8 @@ class StageVersions:
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
         worker.usable = False
+        if worker is self.scenes.word_of:
+            self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         self._note_loaded()
         if self._waiter.drop(worker):
             self._dispatcher.lost(worker)

@@ -22,6 +22,10 @@ _HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that mo
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 _FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
 _INT_MAX = 2**31 - 1
+_ENDINGS = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR,
+    signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+)  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -114,6 +118,15 @@ def leave_priority() -> None:
     if os.getpriority(os.PRIO_PROCESS, 0) < 0:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def outlive_the_group() -> None:
+    """Ignore what a terminal, launch or a supervisor sends, to end or to reload: the node says when this process ends.
+
+    Its parent starts it in a session of its own as well, so that what a terminal sends to a group does not arrive.
+    """
+    for number in _ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int | None = None) -> None:
