@@ -63,7 +63,6 @@ class Reporter:
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""
-        self._reporting = threading.Lock()
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
@@ -101,18 +100,8 @@ class Reporter:
             except Exception:  # the thread's boundary: a report that fails must not be the last one
                 self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
 
-    def forget(self) -> None:
-        """Have nothing more to do with the stages, which are about to end; waits for the end of a report."""
-        with self._reporting:
-            self.inputs, self.stages, self.facts = [], [], {}
-            self.alert_publisher.recording = self.lane = None
-
     def report(self) -> None:
         """Publish one report and collect what garbage there is."""
-        with self._reporting:
-            self._report()
-
-    def _report(self) -> None:
         if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
             gc.collect()
         now_ns = monotonic_ns()

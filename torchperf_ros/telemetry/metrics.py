@@ -205,8 +205,6 @@ METRICS = (
     _M("torchperf_worker_restarts_total", _C, "Workers replaced", _get("pool.restarts")),
     _M("torchperf_workers_unended_total", _C, "Workers' processes that SIGKILL did not end in time",
        _get("pool.unended")),
-    _M("torchperf_workers_unended_total", _C, "Workers' processes that SIGKILL did not end in time",
-       _get("pool.unended")),
     # versions
     _M("torchperf_version_info", _G, "1 for the version that serves, and for the one beside it", _versions,
        ("stage", "version", "role")),
