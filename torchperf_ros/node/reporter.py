@@ -1,12 +1,12 @@
 """What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
 
 import gc
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import psutil
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import ReliabilityPolicy
@@ -62,6 +62,7 @@ class Reporter:
         self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
+        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
@@ -123,6 +124,15 @@ class Reporter:
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
+        """The memory in use, as it was last where it cannot be found out: the rest is reported all the same."""
+        try:
+            self._memory_use = self._sample_memory(now_ns)
+            self._memory_problem = ""
+        except OSError as error:  # this process has no descriptor left
+            self._memory_problem = f"the memory in use cannot be found out: {error}"
+        return self._memory_use
+
+    def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)
         for stage in self.stages:
             stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
@@ -173,7 +183,7 @@ class Reporter:
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
         state = self._lifecycle_state()
-        values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        values = {"lifecycle": state, "pid": str(os.getpid()), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
@@ -181,6 +191,7 @@ class Reporter:
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
         values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
+        facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:
             self._node.get_logger().warning(told[key])
