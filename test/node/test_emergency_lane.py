@@ -229,7 +229,7 @@ def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_lat
     said = vehicle.lane_says(state="latched", restarts="1")
     assert said["reason"].startswith("scan shows 13 points")
     assert int(said["pid"]) != lane.pid
-    assert any("exit status -9" in text for text in vehicle.node.errors.splitlines())
+    assert any("signal SIGKILL" in text for text in vehicle.node.errors.splitlines())
     vehicle.node.wait_for(lambda: len(vehicle.plans) > 3, "stop paths")
     assert all(plan == braking for plan in vehicle.plans)
     vehicle.see(math.inf, times=1)  # its own speed is not known yet: that it stands in for an answer is refused

@@ -65,7 +65,7 @@ class Quantiles:
 class StageCounters:
     """Counters since configure.
 
-    Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
+    Every frame that came in is in exactly one of answered, unanswered, superseded (see `Mailbox`), in flight.
 
     Attributes:
         outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
@@ -82,6 +82,7 @@ class StageCounters:
     checks: list[int] = field(default_factory=lambda: [0] * len(GuardVerdict))
     shadow_refusals: int = 0  # outputs that a check of the guard in shadow would have refused
     missed_deadline: int = 0  # frames that ended after their deadline
+    stale: int = 0  # of these, frames whose deadline had passed when their turn came
     late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
     rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
@@ -129,6 +130,7 @@ class StageCounters:
         if answer.check is not None:
             self.checks[answer.check] += 1
         self.missed_deadline += answer.lateness_ms > 0
+        self.stale += answer.frame.stale
         steps = answer.steps
         self.answers.append(
             (

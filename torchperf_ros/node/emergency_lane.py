@@ -20,7 +20,7 @@ from rclpy.lifecycle import LifecycleNode
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.config.safety_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError, how_it_ended
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
@@ -337,9 +337,9 @@ class EmergencyLane:
             self._send({**self._setup, "active": self._active, "latched": self._latched(), "pressed": self._pressed})
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
+        how = how_it_ended(process.wait())
         self._process = None
-        text = f"the emergency lane's process is gone (exit status {status}); another one starts"
+        text = f"the emergency lane's process is gone ({how}); another one starts"
         with self._news:
             self._ready, self._unanswered = False, 0
             self.restarts += 1

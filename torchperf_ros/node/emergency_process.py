@@ -38,6 +38,7 @@ from torchperf_ros.node.middleware import end_within
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.emergency_stop import warm_up
 from torchperf_ros.workers import process_setup
+from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
 MAX_PACKET_BYTES = 100_000
 _WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
@@ -52,9 +53,9 @@ class StopArea:
 
     def __init__(self, fd: int = -1) -> None:
         """Map the area of this descriptor, or make one."""
-        self.fd = os.memfd_create("torchperf_emergency", os.MFD_CLOEXEC) if fd < 0 else fd
-        os.ftruncate(self.fd, (_SLOTS + 1) * _SLOT_BYTES)  # memory that is never used is never taken
-        self._map = mmap.mmap(self.fd, (_SLOTS + 1) * _SLOT_BYTES)
+        size = (_SLOTS + 1) * _SLOT_BYTES
+        self.fd = make_memory_file("torchperf_emergency", size) if fd < 0 else fd
+        self._map = mmap.mmap(self.fd, size)
         self._view = memoryview(self._map)
         self._newest = self._view[:_WORD].cast("Q")  # where the path begins, 0: not latched
         self._stop = self.read()  # as a process before this one may have left it
@@ -68,6 +69,7 @@ class StopArea:
             begin = (self._newest[0] // _SLOT_BYTES % _SLOTS + 1) * _SLOT_BYTES
             self._view[begin : begin + _WORD] = len(stop).to_bytes(_WORD, "little")
             self._view[begin + _WORD : begin + _WORD + len(stop)] = stop
+            keep_order()  # a reader finds the path by the word, so it has the order by itself
         self._newest[0] = begin
         self._stop = stop
 

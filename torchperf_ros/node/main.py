@@ -9,12 +9,14 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 
 import rclpy  # where it comes as wheels, it starts this process anew: nothing may have been started before
 from rclpy.utilities import remove_ros_args
 
 from torchperf_ros.node.middleware import carry_images, end_within, own_segment, remove_dead_segments
+from torchperf_ros.node.terminal import passed_on
 from torchperf_ros.workers.fork_server import start_base
 
 _EXIT_BAD_PARAMETER = 2
@@ -48,10 +50,11 @@ def main(args: list[str] | None = None) -> int:
         signal.signal(number, take)
     carry_images()
     os.environ.update(own_segment(os.environ))
-    # It imports torch, which takes seconds, while this process imports the rest. One that was started with another
-    # environment than its workers are to have would be of no use.
-    start_base()
-    return _run(words, ending, signals)
+    # The base imports torch, which takes seconds, while this process imports the rest. One that was started with
+    # another environment than its workers are to have would be of no use.
+    with passed_on() as lines_lost:
+        start_base()
+        return _run(words, ending, signals, lines_lost)
 
 
 def ros_arguments(words: list[str]) -> list[str]:
@@ -102,7 +105,7 @@ def _without_places(text: str) -> str:
     return " ".join(re.sub(r",? at /\S+:\d+", "", text).split())
 
 
-def _run(args: list[str], ending: threading.Event, signals: deque[int]) -> int:
+def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lost: Callable[[], int]) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
@@ -118,7 +121,7 @@ def _run(args: list[str], ending: threading.Event, signals: deque[int]) -> int:
         print(f"torchperf_node: {_without_places(str(error))}", file=sys.stderr, flush=True)
         return _EXIT_BAD_PARAMETER
     try:
-        node = PerfNode(ending)
+        node = PerfNode(ending, lines_lost)
         try:
             stages = [stage.name for stage in node.parameters.config.stages]
             unparameterised = _unparameterised(set(node._parameter_overrides), args, stages)

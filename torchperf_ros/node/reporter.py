@@ -60,6 +60,7 @@ class Reporter:
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
         self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
+        self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
@@ -68,6 +69,7 @@ class Reporter:
         self._reports = 0  # that were recorded
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
+        self._reporting = threading.Lock()  # held for a report, in which no stage may be taken down
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
@@ -79,11 +81,21 @@ class Reporter:
         self._ending.set()
         self._thread.join()
 
+    def forget(self) -> None:
+        """Have nothing more to do with the stages, before they stop; a report that goes on comes to its end first.
+
+        It would set timers and signal processes of stages that are gone, by descriptors that are others' by then.
+        """
+        with self._reporting:
+            self.inputs, self.stages, self.facts = [], [], {}
+            self.alert_publisher.recording = self.lane = None
+
     def _run(self) -> None:
         step_back()
         while not self._ending.wait(_EVERY_S):
             try:
-                self.report()
+                with self._reporting:
+                    self.report()
             except Exception:  # the thread's boundary: a report that fails must not be the last one
                 self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
 
@@ -167,6 +179,7 @@ class Reporter:
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
             values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
+        values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:

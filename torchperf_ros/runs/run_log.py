@@ -342,7 +342,7 @@ class RunLogBuilder:
         elif kind == "candidate":
             self._stage(str(record["stage"])).candidate = {name: str(record.get(name, "")) for name in CANDIDATE}
         elif kind == "dropped":
-            count = int(record["superseded"]) + int(record["stale"])
+            count = int(record["superseded"]) + int(record.get("stale", 0))  # older nodes dropped stale frames, too
             self._stage(str(record["stage"])).drop(int(record["t_ns"]), count)
         elif kind == "start":
             self._started_ns = int(record.get("t_ns") or 0)

@@ -107,9 +107,9 @@ class FrameInFlight:
         return self.leave_ns - _PREPARE_NS
 
     def next_event_ns(self, now_ns: int) -> int:
-        """When to look at this turn again if nothing happens before."""
-        events = (self.hedge_ns, self.held_ns, self.prepare_ns, self.leave_ns)
-        return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
+        """When to look at this turn again if nothing happens before: when the answer has to leave at the latest."""
+        events = (self.hedge_ns, self.held_ns, self.prepare_ns)
+        return min((at_ns for at_ns in events if now_ns < at_ns < self.leave_ns), default=self.leave_ns)
 
     def answer(
         self, verdict: Verdict, fallback: Fallback | None, result: Result | None, payload: bytes | None,

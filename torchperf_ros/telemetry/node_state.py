@@ -153,7 +153,9 @@ class StageState:
 
     @property
     def dropped(self) -> int | None:
-        """Frames that nobody started: superseded and stale ones; None if unknown."""
+        """Frames without any answer; None if unknown. Older nodes dropped stale ones, too, and do not say `dropped`."""
+        if (dropped := self.count("dropped")) is not None:
+            return dropped
         superseded, stale = self.count("superseded"), self.count("stale")
         return None if superseded is None or stale is None else superseded + stale
 

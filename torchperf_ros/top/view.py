@@ -321,7 +321,7 @@ def _fallbacks(stage: StageState) -> Text:
         row.append("■ ", colour if count else "grey35").append_text(_pairs({word: count}))
     refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
     guard = {f"guard: {word}": stage.count(f"check_{word}") for word in refused}
-    some = _known({"of them stale": stage.count("stale"), **guard})
+    some = _known({"stale": stage.count("stale"), **guard})
     return row.append_text(_pairs({"dropped": stage.dropped, **some}))
 
 

@@ -16,7 +16,7 @@ SWITCH_INTERVAL_S = 1e-4
 LARGEST_KEPT_BYTES = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of malloc.c: a larger threshold is refused
 _NICE = -10
 _MCL_CURRENT_AND_FUTURE = 3
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_TIMERSLACK = 1, 15, 29
 _BACKGROUND_PRIORITY = 1
 _HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that moves tasks between processors
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
@@ -136,6 +136,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def name_process(name: str) -> None:
+    """What `ps` and `top` call the process, of which they show 15 characters."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
 def detach_from_node() -> None:
     """Leave its priority, and die with the thread of it that spawned this process."""
     leave_priority()
@@ -161,8 +166,10 @@ def is_ending(pid: int) -> bool:
     """Whether the kernel is taking a process down, which shows on its sockets only when its memory is freed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # this process has no descriptor left to look with
+        return False
     flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
     return bool(flags & _PF_EXITING)
 
