@@ -68,7 +68,7 @@ class Vehicle:
     def __init__(self, graph, start_node, obedient, orders, **parameters):
         stage = obedient(orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0)
         given = {f"emergency.{name}": value for name, value in LANE.items()}
-        self.node = start_node({"stages": ["camera"], "camera": stage, "realtime_priority": 0, **given, **parameters})
+        self.node = start_node({"stages": ["camera"], "camera": stage, **given, **parameters})
         self.plans = graph.listen(f"{self.node.namespace}/plan", Path)
         self.node.wait_until_ready("camera")
         kinds = {"scan": LaserScan, "button": Bool, "odom": Odometry, "image": Image}
@@ -307,12 +307,12 @@ def own_lane(graph):
 
     started = []
 
-    def start(name, *, simulated=False, **changed):
+    def start(name, *, simulated=False, overdue_ms=lambda: 0.0, **changed):
         given = {f"emergency.{key}": value for key, value in {**LANE, **changed}.items()}
         times = [Parameter("use_sim_time", value=True)] if simulated else []
         node = Node(name, context=graph.context, use_global_arguments=False, parameter_overrides=times)
         lane = EmergencyLane(node_config(given, {}))
-        lane.connect(node, f"{name}_plan", "nav_msgs/msg/Path", Alerts())
+        lane.connect(node, f"{name}_plan", "nav_msgs/msg/Path", Alerts(), overdue_ms)
         graph.executor.add_node(node)
         started.append((node, lane))
         return node, lane
@@ -358,6 +358,20 @@ def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_unt
     assert lane.values()["reason"].startswith("beat has sent nothing usable for 20")
     answer = graph.call(Trigger, "beating/clear_emergency", Trigger.Request())
     assert (answer.success, answer.message.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
+
+
+def test_given_a_node_whose_stage_no_longer_answers_when_its_callbacks_still_run_then_it_hangs_all_the_same(
+    graph, own_lane
+):
+    late_ms = [0.0]
+    _, lane = own_lane("stuck", overdue_ms=lambda: late_ms[0])
+    lane.activate()
+    until_s = time.monotonic() + 3.0
+    graph.wait_for(lambda: time.monotonic() > until_s, "what would have latched by then")
+    assert lane.status().values["state"] == "watching"
+    late_ms[0] = 600.0
+    graph.wait_for(lambda: says(lane, state="latched", triggers_silent="1"), "it to latch")
+    assert lane.values()["reason"].startswith("the node hangs: it has not answered for 2.")
 
 
 KEPT = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
