@@ -5,12 +5,16 @@ import math
 import pytest
 
 from torchperf_ros.config.params_file import config_of
-from torchperf_ros.config.safety_options import GUARD_CHECKS, emergency_options, guard_options
+from torchperf_ros.config.safety_options import GUARD_CHECKS, emergency_options, guard_options, vehicle_options
 from torchperf_ros.frame.errors import ConfigError
 
 
 def lane(**values):
     return emergency_options({f"emergency.{name}": value for name, value in values.items()})
+
+
+def vehicle(**values):
+    return vehicle_options({f"vehicle.{name}": value for name, value in values.items()})
 
 
 def guard(**values):
@@ -31,7 +35,7 @@ def test_given_all_and_single_checks_when_checked_then_one_that_acts_is_no_shado
 
 
 def test_given_limits_at_each_other_when_checked_then_they_are_allowed():
-    assert guard(rss_brake=7.0, rss_lead_brake=7.0, max_deceleration=7, rear_m=4.5).max_deceleration == 7.0
+    assert guard(rss_brake=7.0, rss_lead_brake=7.0, max_deceleration=7).max_deceleration == 7.0
 
 
 def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_sensor_has_its_own():
@@ -47,11 +51,10 @@ def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_
     [
         (guard, {"act": ["speeding"]}, r"planning\.guard\.act: \['speeding'\] .* a list of: '', all, "),
         (guard, {"max_speed": -1.0}, r"max_speed: -1\.0 is not allowed; it has to be a number from"),
-        (guard, {"width_m": math.nan}, "width_m: nan is not allowed"),
+        (vehicle, {"width_m": math.nan}, "width_m: nan is not allowed"),
         (guard, {"obstacles_frame": "map"}, "obstacles_frame: 'map' .* one of: optical, body, plan"),
         (guard, {"rss_brake": 9.0}, r"rss_brake: 9\.0 is above planning\.guard\.rss_lead_brake 8\.0; it has to be at"),
         (guard, {"max_deceleration": 5.0}, r"rss_brake: 6\.0 is above planning\.guard\.max_deceleration 5\.0"),
-        (guard, {"rear_m": 5.0}, r"rear_m: 5\.0 is above planning\.guard\.length_m 4\.5"),
         (lane, {"sensors": ["a", "a"]}, r"emergency\.sensors: \['a', 'a'\] .*each topic once"),
         (lane, {"sensors": ["a"], "types": ["Camera"]}, r"types: .*LaserScan, PointCloud2, Range, Bool"),
         (lane, {"sensors": list("abc"), "types": ["Range", "Bool"]}, "types: .* 1 value for all, or 3 for 3 sensors"),
@@ -59,7 +62,7 @@ def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_
         (lane, {"sensors": ["a"], "timeouts_ms": []}, r"timeouts_ms: \[\] .* 1 value for all"),
         (lane, {"sensors": ["a"], "timeouts_ms": [-1.0]}, r"timeouts_ms: .* from 0\.0 to 60000\.0"),
         (lane, {"sensors": ["a"], "odometry": ""}, "odometry: '' .* a topic"),
-        (lane, {"rear_m": 5.0}, r"rear_m: 5\.0 .* below length_m 4\.5"),
+        (vehicle, {"rear_m": 4.5}, r"vehicle\.rear_m: 4\.5 is not below vehicle\.length_m 4\.5"),
         (lane, {"lowest_m": 3.0}, r"lowest_m: 3\.0 .* below highest_m 2\.5"),
         (lane, {"min_points": 2.5}, r"min_points: 2\.5 is a number; it has to be an integer"),
     ],
@@ -81,6 +84,25 @@ def test_given_a_name_that_is_not_the_lanes_when_read_then_it_is_refused(values,
     with pytest.raises(ConfigError) as caught:
         config_of(values)
     assert says in str(caught.value)
+
+
+def test_given_one_vehicle_when_read_then_every_guard_and_the_lane_have_it():
+    values = {
+        "vehicle.length_m": 3.2,
+        "vehicle.rear_m": 0.4,
+        "planning.guard.act": ["all"],
+        "perception.guard.act": ["all"],
+    }
+    config = config_of(values)
+    guards = [stage.guard.vehicle for stage in config.stages]
+    assert guards == [config.vehicle] * 2
+    assert config.emergency.vehicle == config.vehicle == vehicle(length_m=3.2, rear_m=0.4)
+
+
+@pytest.mark.parametrize("name", ["planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature"])
+def test_given_a_name_of_the_geometry_as_it_was_when_read_then_the_error_names_the_one_that_is(name):
+    with pytest.raises(ConfigError, match=rf"{name}: is vehicle\.{name.rpartition('.')[2]} now"):
+        config_of({name: 1.0})
 
 
 def test_given_the_lanes_names_when_read_then_they_are_no_stage_that_does_not_run():

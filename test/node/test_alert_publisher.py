@@ -1,5 +1,8 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
+import os
+import subprocess
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
 from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
+from torchperf_ros.node.reporter import Reporter
 
 
 class RecordingByHand:
@@ -134,3 +138,41 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
         log.now_s = number / 100
         log("info", "x")
     assert abs(log.lines.count("x") - (30 + 10 * 100)) <= 1
+
+
+def test_given_a_worker_whose_descriptor_is_another_processs_by_now_when_asked_for_its_stack_then_that_one_lives(
+    tmp_path,
+):
+    (tmp_path / alert_publisher.STACK_FILE).write_text("")
+    with subprocess.Popen(["sleep", "60"]) as worker, subprocess.Popen(["sleep", "60"]) as other:
+        taken = os.pidfd_open(other.pid)
+        stale = SimpleNamespace(pid=worker.pid, pidfd=taken, folder=str(tmp_path), ready_at_ns=1, state="ready")
+        alert_publisher._worker_stacks(stale)
+        assert worker.wait(20.0) == -alert_publisher.STACK_SIGNAL
+        assert other.poll() is None
+        assert alert_publisher._worker_stacks(stale) == "gone\n"
+        os.close(taken)
+        other.kill()
+
+
+def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(stranger, monkeypatch):
+    reporter = Reporter(stranger, lambda: "active")
+    begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def report():
+        begun.set()
+        may_end.wait(60.0)
+        assert reporter.facts == {"stage": "there"}
+
+    monkeypatch.setattr(reporter, "report", report)
+    monkeypatch.setattr("torchperf_ros.node.reporter._EVERY_S", 0.01)
+    reporter.facts = {"stage": "there"}
+    reporter.start()
+    assert begun.wait(60.0)
+    threading.Thread(target=lambda: (reporter.forget(), is_over.set()), daemon=True).start()
+    assert not is_over.wait(0.2)
+    monkeypatch.setattr(reporter, "report", lambda: None)
+    may_end.set()
+    assert is_over.wait(60.0)
+    assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
+    reporter.stop()

@@ -61,9 +61,11 @@ class Stage:
         assert result.successful, result.reason
 
     def order(self, what, width):
-        """Have the worker that first runs an image of this width do this once."""
+        """Have the worker that first runs an image of this width do this once; the file is gone once one does."""
         (self.orders / "doing").unlink(missing_ok=True)
-        (self.orders / f"{what}-{width}").touch()
+        file = self.orders / f"{what}-{width}"
+        file.touch()
+        return file
 
     def doing(self):
         """The worker that carries out the last order, as soon as it has begun."""
@@ -175,10 +177,13 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
 def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_superseded(stage, image):
     before = stage.node.values("camera")
     stage.set_budget(SHORT_MS)
-    for number in range(100):
-        if number in (20, 40, 60):
-            stage.order("raise" if number == 40 else "hang", 64)
+    orders, taken, published = ["hang", "raise", "hang"], lambda: True, 0
+    while orders or not taken() or published < 100:  # each order in a frame of its own, however slow the workers are
+        if orders and published % 20 == 0 and published and taken():
+            file = stage.order(orders.pop(0), 64)
+            taken = lambda file=file: not file.exists()  # noqa: E731
         stage.camera.publish(image(width=64))
+        published += 1
         stage.node.graph.executor.spin_once(timeout_sec=0.01)
     stage.node.counted("camera", restarts=int(before["restarts"]) + 2)  # for two workers that hung at once
 

@@ -285,7 +285,7 @@ def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_dist
 
 @pytest.mark.parametrize("seed", range(40))
 def test_given_traffic_when_obstacles_are_left_out_then_none_of_them_comes_within_the_margin(seed):
-    rng, options = np.random.default_rng(seed), guard_options({"guard.rear_m": (0.7, 3.4)[seed % 2]})
+    rng, options = np.random.default_rng(seed), guard_options({"vehicle.rear_m": (0.7, 3.4)[seed % 2]})
     speed = rng.choice([-4.0, 1.0, 8.0, 14.0, 30.0])
     bend = rng.choice([0.0, rng.uniform(-1, 1) * min(0.15, 2.9 / speed**2)])
     s = speed * T + 0.5 * rng.uniform(-0.3, 0.6) * speed * T**2 / 3
@@ -417,7 +417,7 @@ def others_of(boxes, slope=0.0, turned=0.0, bend=0.0):
 
 
 def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius_times_half_of_it():
-    options, halves = guard_options({"guard.rear_m": 2.25, "guard.margin_m": 5.0}), np.array([[1.5, 2.0]])
+    options, halves = guard_options({"vehicle.rear_m": 2.25, "guard.margin_m": 5.0}), np.array([[1.5, 2.0]])
 
     def gap(own_yaw, yaw, moved=0.0):
         track = Track(T[:2], np.array([0.0, 1.0]) + 0j, np.array([-own_yaw, own_yaw]))

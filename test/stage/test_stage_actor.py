@@ -172,8 +172,8 @@ def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backu
         stage.ask()
     stage.wait_for_workers()
     stage.reconfigure(budget_ms=1000.0)
-    seq, stamp_ns = stage.offer({"do": "sleep", "ms": 2000})
-    answer = stage.answer(seq)
+    with stage.running() as (seq, stamp_ns):
+        answer = stage.answer(seq)
     assert (answer.outcome, answer.fallback, answer.tier) == (Outcome.LATE, Fallback.BACKUP, 1)
     assert path_stamp_ns(stage.payload(answer)) == stamp_ns
 
@@ -182,8 +182,10 @@ def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_th
     backups = stage.counters.backups
     assert not stage.actor._dispatcher.hedge_rule.allowed
     stage.reconfigure(budget_ms=600.0)
-    late = stage.ask({"do": "sleep", "ms": 1200, "once": False})
-    following = stage.ask()
+    with stage.running(once=False) as (seq, _):
+        late = stage.answer(seq)
+        stage.reconfigure()
+        following = stage.ask()
     assert (late.outcome, late.fallback) == (Outcome.LATE, Fallback.HOLD_LAST)
     assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
     assert stage.counters.backups == backups
@@ -236,7 +238,7 @@ def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_ta
         stage.ask()
         return ladder.level == 0
 
-    wait_until(is_up, lambda: ladder.explain(["full", "fast"], time.monotonic_ns()), 20.0)
+    wait_until(is_up, lambda: ladder.explain(["full", "fast"], time.monotonic_ns()))
     assert stage.counters.probes == 3
 
 
@@ -297,8 +299,8 @@ def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_ans
 
 def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
     superseded = stage.actor.mailbox.superseded
-    first, _ = stage.offer({"do": "sleep", "ms": 400, "once": False})
-    waiting = [stage.offer()[0] for _ in range(4)]
+    with stage.running(once=False) as (first, _):
+        waiting = [stage.offer()[0] for _ in range(4)]
     assert stage.answer(first).outcome is Outcome.ON_TIME
     assert stage.answer(waiting[-1]).outcome is Outcome.ON_TIME
     assert stage.actor.mailbox.superseded == superseded + 3
@@ -445,14 +447,18 @@ def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twic
 ):
     """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
     monkeypatch.setattr(stage.actor._dispatcher, "hedge_rule", HedgeRule())  # what was late before proves nothing here
-    stage.reconfigure(budget_ms=400.0)
     since_ns = time.time_ns()
     gaps = {pid: len(stage.notes("missed", pid)) for pid in stage.pids}
     started = []
-    for orders in (None, {"do": "sleep", "ms": 900}, None, None, {"do": "nan", "once": False}, {"do": "raise"}, None):
-        seq, stamp_ns = stage.offer(orders)
-        stage.answer(seq)
+    started.append(stage.ask().frame.stamp_ns)
+    stage.reconfigure(budget_ms=400.0)
+    with stage.running() as (late, stamp_ns):
+        stage.answer(late)
         started.append(stamp_ns)
+        stage.reconfigure()
+        started.append(stage.ask().frame.stamp_ns)
+    for orders in (None, {"do": "nan", "once": False}, {"do": "raise"}, None):
+        started.append(stage.ask(orders).frame.stamp_ns)
     stage.wait_for_workers()
 
     def saw(pid):
@@ -491,9 +497,9 @@ def test_given_an_inactive_stage_when_offered_then_the_message_is_ignored_and_co
 
 def test_given_a_deactivation_when_a_frame_runs_and_one_waits_then_only_the_first_is_answered(stage):
     superseded = stage.actor.mailbox.superseded
-    running, _ = stage.offer({"do": "sleep", "ms": 400})
-    waiting, _ = stage.offer()
-    stage.actor.deactivate()
+    with stage.running() as (running, _):
+        waiting, _ = stage.offer()
+        stage.actor.deactivate()
     assert stage.answer(running).outcome in {Outcome.ON_TIME, Outcome.LATE}
     assert stage.actor.mailbox.superseded == superseded + 1
     stage.actor.activate()
@@ -544,11 +550,19 @@ def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadli
 
     made_by_path = TimedPath.stop
     monkeypatch.setattr(TimedPath, "stop", stop)
-    answer = stage.ask({"do": "sleep", "ms": 400})
-    assert answer.fallback is Fallback.STOP
-    [(at_ns, locked)] = made
-    assert at_ns < answer.frame.deadline_ns
-    assert not locked
+
+    def is_in_time():
+        """Where the stage's thread got the processor in its 4 ms; else with another frame."""
+        made.clear()
+        stage.wait_for_workers()
+        with stage.running() as (seq, _):
+            answer = stage.answer(seq)
+        assert answer.fallback is Fallback.STOP
+        [(at_ns, locked)] = made
+        assert not locked
+        return at_ns < answer.frame.deadline_ns
+
+    wait_until(is_in_time, lambda: made)
 
 
 def test_given_nothing_to_fall_back_on_when_every_worker_fails_then_only_the_next_stage_hears(stage):

@@ -27,7 +27,7 @@ def spawn():
     class Server:
         """Starts a process that only sleeps."""
 
-        def fork(self, descriptors, folder):
+        def fork(self, descriptors, folder, meanwhile):
             frames, control, _, result, _ = (os.dup(descriptor) for descriptor in descriptors)
             started.append(SimpleNamespace(frames=socket.socket(fileno=frames), control=socket.socket(fileno=control),
                                            result=result))  # fmt: skip
@@ -47,6 +47,7 @@ def spawn():
     for worker in workers:
         worker.kill("the test is done")
         worker.close()
+        assert worker.reap(5.0)
     for far in started:
         far.frames.close()
         far.control.close()

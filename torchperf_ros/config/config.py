@@ -20,7 +20,15 @@ from torchperf_ros.config.build_options import (
 )
 from torchperf_ros.config.parameter import Parameter, check_all, declared, nested, one_each, param, require
 from torchperf_ros.config.rollout_options import RolloutOptions, rollout_options
-from torchperf_ros.config.safety_options import EmergencyOptions, GuardOptions, emergency_options, guard_options
+from torchperf_ros.config.safety_options import (
+    VEHICLE_NAMES,
+    EmergencyOptions,
+    GuardOptions,
+    VehicleOptions,
+    emergency_options,
+    guard_options,
+    vehicle_options,
+)
 from torchperf_ros.config.scene_options import ODOMETRY, SceneOptions, is_of_scene, parse_scenes, scene_parameters
 from torchperf_ros.config.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
 from torchperf_ros.config.stage_rules import ActionRule, SyncRule, parse_actions, parse_sync
@@ -178,13 +186,16 @@ class NodeConfig:
     evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = param("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_dir: str = param(
+        "", "Folder of the JSON records; empty: one for each node, below records in XDG_STATE_HOME/torchperf_ros."
+    )
     record_mib: int = param(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
     black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
     black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
     black_box_mib: int = param(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
     watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
+    vehicle: VehicleOptions = nested(VehicleOptions)
     emergency: EmergencyOptions = nested(EmergencyOptions)
     rollout: RolloutOptions = nested(RolloutOptions)
 
@@ -216,8 +227,8 @@ def of_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
     return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
 
 
-def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
-    """Check the values of one stage; missing ones take their default.
+def stage_config(name: str, values: Mapping[str, Any], vehicle: VehicleOptions | None = None) -> StageConfig:
+    """Check the values of one stage; missing ones take their default, and so does the `vehicle` of its guard.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -258,7 +269,7 @@ def stage_config(name: str, values: Mapping[str, Any]) -> StageConfig:
     checked["options"] = _json_object(checked["options"], f"{name}.options")
     checked["tiers"] = tuple(tiers)
     checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
-    guard = guard_options(values, name)
+    guard = guard_options(values, name, vehicle)
     return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
 
 
@@ -296,6 +307,9 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
     groups = {name.partition(".")[0] for name in own if "." in name}
     for name in values:
         stage, dot, rest = name.partition(".")
+        group, _, word = name.rpartition(".")
+        moved = word in VEHICLE_NAMES and group.rpartition(".")[2] in {"guard", "emergency"}
+        require(not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
         if stage in groups:
@@ -338,7 +352,8 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
         ConfigError: names the parameter, the value, and what is allowed.
     """
     checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
-    checked["emergency"], checked["rollout"] = emergency_options(values), rollout_options(values)
+    vehicle = checked["vehicle"] = vehicle_options(values)
+    checked["emergency"], checked["rollout"] = emergency_options(values, vehicle), rollout_options(values)
     names, device = checked.pop("stages"), checked["device"]
     once = names and len(set(names)) == len(names)
     require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
@@ -352,7 +367,7 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
     for name in names:
         reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
         require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")
-    configs = tuple(stage_config(name, stages.get(name, {})) for name in names)
+    configs = tuple(stage_config(name, stages.get(name, {}), vehicle) for name in names)
     outputs = [config.output for config in configs]
     text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
     require(len(set(outputs)) == len(outputs), text)

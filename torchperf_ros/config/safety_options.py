@@ -1,6 +1,6 @@
-"""The parameters of what keeps the vehicle safe: the guard of a stage's plans, and the emergency lane.
+"""The parameters of what keeps the vehicle safe: its geometry, the guard of a stage's plans, and the emergency lane.
 
-Each has the vehicle as it has to know it, and limits with their sources.
+Guard and lane share one geometry; each has limits of its own, with their sources.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,45 @@ GUARD_CHECKS = (
 )  # fmt: skip
 """In the order in which they are judged; what `act` and `shadow` name."""
 
+_VEHICLE = "vehicle."
 _GUARD = "guard."
 _ALL = "all"
 _MODES = ("", _ALL, *GUARD_CHECKS)
 
 
 @dataclass(frozen=True)
+class VehicleOptions:
+    """Parameters `vehicle.NAME` of the node: the one geometry that guard and emergency lane reckon with."""
+
+    length_m: float = param(4.5, "Length of the vehicle in m.", 0.1, 50.0)
+    width_m: float = param(1.9, "Width of the vehicle in m, mirrors included.", 0.1, 10.0)
+    rear_m: float = param(1.0, "From the reference point (of odometry and plans) to the rear bumper, in m.", 0.0, 50.0)
+    wheelbase_m: float = param(2.7, "Wheelbase in m.", 0.1, 20.0)
+    max_curvature: float = param(
+        0.2, "Sharpest turn in 1/m, of the vehicle and of plans; 0.2 is a turning circle of 10 m.", 0.001, 10.0
+    )
+
+
+VEHICLE_NAMES = frozenset(parameter.name for parameter in declared(VehicleOptions))
+
+
+def vehicle_options(values: Mapping[str, Any]) -> VehicleOptions:
+    """Check the values `vehicle.NAME` together; missing ones take their default.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    found = VehicleOptions(**check_all(declared(VehicleOptions), values, "", _VEHICLE))
+    above = f"{found.rear_m} is not below {_VEHICLE}length_m {found.length_m}; the reference point lies in the vehicle"
+    require(found.rear_m < found.length_m, f"{_VEHICLE}rear_m: {above}")
+    return found
+
+
+@dataclass(frozen=True)
 class GuardOptions:
-    """Parameters `STAGE.guard.NAME`, checked."""
+    """Parameters `STAGE.guard.NAME`, checked, and the vehicle that plans are made for."""
+
+    vehicle: VehicleOptions
 
     act: frozenset[str] = param([""], "Checks that replace a plan that fails; all: each of them.", choices=_MODES)
     shadow: frozenset[str] = param([""], "Checks that only say what they would have found.", choices=_MODES)
@@ -34,10 +65,6 @@ class GuardOptions:
         choices=("optical", "body", "plan"),
     )  # fmt: skip
     sensor_forward_m: float = param(0.0, "How far ahead of the reference point those axes begin, in m.", -20.0, 20.0)
-    length_m: float = param(4.5, "Length of the vehicle in m.", 0.1, 30.0)
-    width_m: float = param(1.9, "Width of the vehicle in m, mirrors included.", 0.1, 5.0)
-    rear_m: float = param(1.0, "From the reference point (of odometry and plans) to the rear bumper, in m.", 0.0, 30.0)
-    wheelbase_m: float = param(2.7, "Wheelbase in m.", 0.1, 20.0)
     actuation_delay_ms: float = param(150.0, "From a published plan to the brakes' effect, in ms.", 0.0, 2000.0)
     max_speed: float = param(40.0, "Largest speed of a plan, either way, in m/s.", 0.1, 100.0)
     max_acceleration: float = param(3.0, "Largest acceleration of a plan in m/s^2.", 0.1, 20.0)
@@ -48,7 +75,6 @@ class GuardOptions:
     max_jerk: float = param(
         20.0, "Largest jerk, forward or lateral, mean over 0.5 s, in m/s^3; 16 is full braking at once.", 0.1, 1000.0
     )
-    max_curvature: float = param(0.2, "Largest curvature in 1/m; 0.2 is a turning circle of 10 m.", 0.001, 10.0)
     max_steering_rate: float = param(0.7, "Fastest turn of the front wheels in rad/s; a car's driver: 0.7.", 0.01, 10.0)
     max_jump_m: float = param(
         1.0, "Largest sideways step in m from the last published plan, within its next second.", 0.01, 100.0
@@ -65,8 +91,10 @@ class GuardOptions:
     margin_m: float = param(0.3, "Distance in m kept to every obstacle, on all sides; RSS mu.", 0.0, 5.0)
 
 
-def guard_options(values: Mapping[str, Any], stage: str = "") -> GuardOptions:
+def guard_options(values: Mapping[str, Any], stage: str = "", vehicle: VehicleOptions | None = None) -> GuardOptions:
     """Check the values `guard.NAME` of a stage, whose name is for messages; missing ones take their default.
+
+    Without a `vehicle`, it is read from `vehicle.NAME` among the values.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -81,11 +109,10 @@ def guard_options(values: Mapping[str, Any], stage: str = "") -> GuardOptions:
     for low, high in (
         ("rss_brake", "rss_lead_brake"),  # with weaker brakes ahead the RSS distance is not the smallest safe one
         ("rss_brake", "max_deceleration"),
-        ("rear_m", "length_m"),
     ):
         above = f"{checked[low]} is above {prefix}{_GUARD}{high} {checked[high]}"
         require(checked[low] <= checked[high], f"{prefix}{_GUARD}{low}: {above}; it has to be at most that")
-    return GuardOptions(**checked)
+    return GuardOptions(vehicle=vehicle or vehicle_options(values), **checked)
 
 
 SENSOR_TYPES = {
@@ -100,6 +127,7 @@ _PLACE = 4  # x, y, z and yaw
 class EmergencyOptions:
     """Parameters `emergency.NAME` of the node; per sensor a value of its own, or one for all of them."""
 
+    vehicle: VehicleOptions
     sensors: tuple[str, ...] = param([""], "Topics that the emergency lane watches; '': none, the lane is off.")
     types: tuple[str, ...] = param(
         ["LaserScan"], "Message type of each of these topics, or one for all.", choices=tuple(SENSOR_TYPES)
@@ -126,14 +154,12 @@ class EmergencyOptions:
     min_length_m: float = param(0.5, "The least length of the corridor in m, at standstill.", 0.0, 100.0)
     lowest_m: float = param(0.2, "Points of a cloud below this height above ground, in m, do not count.", -10.0, 10.0)
     highest_m: float = param(2.5, "Points of a cloud above this height, in m, do not count.", -10.0, 100.0)
-    length_m: float = param(4.5, "Length of the vehicle in m.", 0.1, 50.0)
-    width_m: float = param(1.9, "Width of the vehicle in m.", 0.1, 10.0)
-    rear_m: float = param(1.0, "From the vehicle's reference point, its rear axle, to its rear end, in m.", 0.0, 50.0)
-    max_curvature: float = param(0.2, "Sharpest turn of the vehicle in 1/m.", 0.001, 2.0)
 
 
-def emergency_options(values: Mapping[str, Any]) -> EmergencyOptions:
+def emergency_options(values: Mapping[str, Any], vehicle: VehicleOptions | None = None) -> EmergencyOptions:
     """Check the values `emergency.NAME` together; missing ones take their default.
+
+    Without a `vehicle`, it is read from `vehicle.NAME` among the values.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -144,7 +170,6 @@ def emergency_options(values: Mapping[str, Any]) -> EmergencyOptions:
     for name, holds, allowed in (
         ("sensors", len(set(sensors)) == count, "each topic once"),
         ("odometry", found["odometry"] or not sensors, "a topic"),
-        ("rear_m", found["rear_m"] < found["length_m"], f"below length_m {found['length_m']}"),
         ("lowest_m", found["lowest_m"] < found["highest_m"], f"below highest_m {found['highest_m']}"),
     ):
         require(holds, f"{_LANE}{name}: {found[name]!r} is not allowed; it has to be {allowed}")
@@ -154,4 +179,4 @@ def emergency_options(values: Mapping[str, Any]) -> EmergencyOptions:
         require(len(given) in {size, size * count}, f"{_LANE}{name}: {text}")
         found[name] = given if len(given) == size * count else given * count
     plain: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
-    return EmergencyOptions(**plain)
+    return EmergencyOptions(vehicle=vehicle or vehicle_options(values), **plain)

@@ -83,6 +83,11 @@ def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, st
     return _alert(level, name, reason, {"seq": str(answer.frame.seq), "verdict": word, **values})
 
 
+def clock_alert(stage: str, text: str) -> Alert:
+    """A warning that the stamps of a guard's source are not ROS time; of each source it comes once."""
+    return replace(_alert(Level.WARN, f"{stage}: clock", text, {}), once=True)
+
+
 def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bool) -> Alert:
     """An alert about a worker's death; `lasting` if it is one too many."""
     level = Level.ERROR if lasting else Level.WARN

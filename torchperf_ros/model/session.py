@@ -27,6 +27,7 @@ from torchperf_ros.frame.errors import (
     BadInput,
     ConfigError,
     FrameOverwritten,
+    ProtocolError,
     TorchperfError,
     UnknownMessageType,
 )
@@ -60,6 +61,7 @@ from torchperf_ros.workers.protocol import (
     Request,
     Response,
     pack_control,
+    pack_report,
     shapes_text,
     unpack_control,
     unpack_request,
@@ -190,6 +192,7 @@ class Session:
         self._out_of_memory = 0
         self._unobserved = 0
         self._why_unobserved = ""
+        self._left_out = False  # a report, as it was too long
         self._shape_texts: dict[tuple[Any, ...], bytes] = {}
 
     def load(self) -> None:
@@ -474,7 +477,12 @@ class Session:
             self._unobserved = 0
         kept = {"kept": found} if (found := kept_bytes()) is not None else {}
         self._say("memory", bytes={"history": history_bytes(), **kept, **self._device.memory_bytes()})
-        self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+        try:
+            self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+        except ProtocolError as error:  # that is no reason to end
+            if not self._left_out:
+                self._say("warn", text=f"what there is to say of the tiers is left out from now on: {error}")
+            self._left_out = True
 
     def _seed(self, what: object) -> None:
         """In a replay, let what models draw at random follow from its seed."""
@@ -495,7 +503,7 @@ class Session:
         ]
 
     def _say(self, kind: str, **fields: object) -> None:
-        self._control.send(pack_control(kind, **fields))
+        self._control.send(pack_report(kind, **fields))
 
 
 def _readable(said: BaseException | str) -> bytes:

@@ -1,6 +1,5 @@
 """Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
 
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
-from torchperf_ros.workers.protocol import STACK_FILE, STACK_SIGNAL
+from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
@@ -249,7 +248,7 @@ def _worker_stacks(worker: WorkerProcess) -> str:
     file = Path(worker.folder) / STACK_FILE
     try:
         size = before = file.stat().st_size
-        signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+        worker.ask_for_stacks()
         give_up_at = time.monotonic() + _WAIT_S
         while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
             time.sleep(_STEP_S)

@@ -139,7 +139,7 @@ def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Float
     if len(seen.yaws) <= _FEW:
         return seen
     stopping = rss_distance(speeds.max(keepdims=True), np.zeros(1), seen.response_s.max(), options)[0]
-    reach = way_m + stopping + options.length_m + options.width_m + options.margin_m
+    reach = way_m + stopping + options.vehicle.length_m + options.vehicle.width_m + options.margin_m
     far = np.abs(seen.places - here) - seen.speeds * lasts_s - seen.halves.sum(axis=1)
     return Seen._make(part[far <= reach] for part in seen)
 
@@ -184,10 +184,10 @@ class _Others:
         self.bends_s = np.where(self.speed < 0, _TOWARDS_BEND_S, _SAME_BEND_S)
         self.nearest_m = _nearest(self.left, self.left + self.drift * self.along * lasts_s)
         reach, near = _shadow(seen.units * self.ways.conj(), _as_complex(seen.halves))
-        near = near + (0.5 * options.width_m + options.margin_m)
+        near = near + (0.5 * options.vehicle.width_m + options.margin_m)
         self.reach_s, self.near = reach[0], near[0]
         """So far aside of the lane, in m, it is still in our way."""
-        self.front = options.rear_m if lane.backward else options.length_m - options.rear_m
+        self.front = options.vehicle.rear_m if lane.backward else options.vehicle.length_m - options.vehicle.rear_m
         self.gap = self.s - self.reach_s - self.front
         sides = asides - near  # less than zero: in our way
         self.passes = self.follows = self.ahead = np.zeros(len(s), np.bool_)
@@ -201,12 +201,12 @@ class _Others:
         # us who does so in one of them only.
         side_m = np.maximum(sides[0], sides[1])
         noses = along_m + reach
-        at_rear = noses < self.front - options.length_m - _SURE_M
+        at_rear = noses < self.front - options.vehicle.length_m - _SURE_M
         behind = self.same & at_rear[0] & (at_rear[1] | (noses[0] < -_KNOWN_M))
         self.passes = behind & (side_m < 0)
         self.follows = behind & (side_m + 0.5 * _UNSEEN_BEND * self.s * self.s < -options.margin_m - _SURE_M)
         self.allowed_m = np.maximum(side_m - _SLACK_M, -options.margin_m) * behind + options.margin_m
-        self.ahead = (sides[0] < 0) & (self.s > self.front - 0.5 * options.length_m) & ~self.passes
+        self.ahead = (sides[0] < 0) & (self.s > self.front - 0.5 * options.vehicle.length_m) & ~self.passes
 
 
 class _Arc:
@@ -243,7 +243,7 @@ def _chosen(
     lasts_s = float(t_s[-1])
     # Between two poses it drives an arc.
     rough_m = widened_m + _ROUGH_M + 0.125 * largest(np.abs((track.yaw[1:] - track.yaw[:-1]) * lane.own_steps))
-    ends_m = np.array([[options.length_m - options.rear_m], [-options.rear_m]])
+    ends_m = np.array([[options.vehicle.length_m - options.vehicle.rear_m], [-options.vehicle.rear_m]])
     ends = lane.own_place + ends_m * lane.own_unit
     off = ends - np.interp(lane.own_s + (-ends_m if lane.backward else ends_m), lane.s, lane.place)
     # What is not along the lane goes straight on, in any direction to it.
@@ -315,8 +315,8 @@ def _clearances(
     the margin on our own two sides, and are left out.
     """
     turn, way = track.yaw[1:] - track.yaw[:-1], lane.own_steps
-    half_length, half_width = size = 0.5 * options.length_m, 0.5 * options.width_m
-    offset = half_length - options.rear_m  # of the middle from the reference point
+    half_length, half_width = size = 0.5 * options.vehicle.length_m, 0.5 * options.vehicle.width_m
+    offset = half_length - options.vehicle.rear_m  # of the middle from the reference point
     turning = np.abs(turn)
     bent_m = turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning)) + widened_m
     bent_m = bent_m[:, None]
@@ -403,7 +403,7 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     beside = np.abs(others.left[leads] + (others.drift * others.along)[leads] * later) < others.near[leads]
     known = (rear <= lane.length) | (later <= response_s)
     safe = rss_distance(_fastest(speeds, lane.own_steps / (t_s[1:] - t_s[:-1]))[:, None], speed, response_s, options)
-    not_behind = gap > -0.5 * options.length_m - others.reach_s[leads]  # its middle is ahead of ours
+    not_behind = gap > -0.5 * options.vehicle.length_m - others.reach_s[leads]  # its middle is ahead of ours
     counts = beside & not_behind & known & idle[:, None]
     short = np.where(counts, gap - safe, math.inf)
     if short.min() >= 0.0:

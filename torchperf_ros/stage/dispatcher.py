@@ -311,6 +311,10 @@ class Dispatcher:
         else:
             self._retrying = None
 
+    def practises(self, worker: WorkerProcess) -> bool:
+        """Whether it runs what is nobody's answer: a frame that was answered before, once more."""
+        return self._running.get(worker) is None
+
     def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS

@@ -213,7 +213,7 @@ class StageActor(StageVersions):
         now_ns = self._clock()
         if index <= GUARD_ODOMETRY:
             if self.guard is not None:
-                self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
+                self.guard.take(index, data, stamp_ns, now_ns)
             return
         try:
             self.scenes.hear(index, data, now_ns)
@@ -254,8 +254,7 @@ class StageActor(StageVersions):
         One that is stale is answered at once; `_next` may have it run afterwards.
         """
         if self.exchanges and self.shadow is not None:
-            self.shadow.go_on(now_ns)
-            self._exchange(self.shadow)
+            self._exchange(self.shadow, now_ns)
         frame = self.mailbox.take(now_ns)
         if frame is None:
             return
@@ -324,6 +323,11 @@ class StageActor(StageVersions):
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
 
+    def overdue_ms(self, now_ns: int) -> float:
+        """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
+        in_flight = self._in_flight
+        return 0.0 if in_flight is None else max(0.0, (now_ns - in_flight.leave_ns) / NS_PER_MS)
+
     def inputs_are_over(self) -> None:
         """The clock of inputs has moved: the frame in flight may have waited long enough; see `StageMachinery`."""
         with self._lock:
@@ -385,8 +389,8 @@ class StageActor(StageVersions):
             self._drop(worker)
         else:
             if received is not None:
-                if received[0].outcome == Outcome.ON_TIME:
-                    self.scenes.word = received[0].scene
+                if received[0].outcome == Outcome.ON_TIME and not self._dispatcher.practises(worker):
+                    self.scenes.name(received[0].scene, worker, received[0].seq)
                 self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
 
     def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:

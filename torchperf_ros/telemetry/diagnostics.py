@@ -102,6 +102,8 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "dropped": str(stage.mailbox.superseded),
         "stale": str(statistics.stale),
         "restarts": str(pool.restarts),
+        "unended": str(pool.unended),
+        "unended_pids": ", ".join(map(str, pool.unended_pids)),
         "memory_tight": str(stage.memory.tight),
         "out_of_memory": str(pool.tally.out_of_memory(pool.everyone)),
         "compiling": pool.rolling_update.compiling,

@@ -5,6 +5,7 @@ ring, the result's in the worker's own area. Every message starts with the versi
 No pickle.
 """
 
+import contextlib
 import json
 import signal
 import socket
@@ -18,6 +19,7 @@ from torchperf_ros.frame.errors import ProtocolError
 VERSION = 6
 MAX_CONTROL_BYTES = 65_536
 _MAX_TEXT = 8_000
+_CUT_TO = (2_000, 500, 125)
 STACK_SIGNAL = signal.SIGUSR1
 STACK_FILE = "stacks.txt"
 """A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
@@ -131,6 +133,28 @@ def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON 
     if len(data) > MAX_CONTROL_BYTES:
         raise ProtocolError(f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     return data
+
+
+def pack_report(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """A control message for people, as bytes: texts anywhere in it are cut, shorter and shorter, until it fits."""
+    for most in _CUT_TO:
+        with contextlib.suppress(ProtocolError):
+            return pack_control(kind, **fields)
+        fields = _cut(fields, most)
+    return pack_control(kind, **fields)
+
+
+def _cut(value: Any, most: int) -> Any:  # noqa: ANN401 - any JSON value
+    """With the end of each text only."""
+    match value:
+        case str() if len(value) > most:
+            return f"...{value[-most:]}"
+        case dict():
+            return {key: _cut(each, most) for key, each in value.items()}
+        case list() | tuple():
+            return [_cut(each, most) for each in value]
+        case _:
+            return value
 
 
 def unpack_control(data: bytes) -> dict[str, Any]:
