@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add_some(parser, "--scenarios", SCENARIOS)
     parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
     parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
-    parser.add_argument("--collisions", type=callers_path, metavar="FOLDER", help="log, picture and test of each go there")
+    parser.add_argument("--collisions", type=callers_path, metavar="FOLDER", help="write log, picture and test of each")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
         "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
