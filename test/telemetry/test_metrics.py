@@ -74,6 +74,7 @@ TIER = {"tier": "full"}
         ("torchperf_side_runs_total", {"why": "probe"}, 6),
         ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),
         ("torchperf_worker_restarts_total", {}, 3),
+        ("torchperf_workers_unended_total", {}, 1),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.02"}, 4),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.015"}, 0),
         ("torchperf_latency_seconds_sum", TIER, pytest.approx(0.08)),
