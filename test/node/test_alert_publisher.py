@@ -1,5 +1,7 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
+import os
+import resource
 import threading
 from types import SimpleNamespace
 
@@ -159,3 +161,21 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
     assert is_over.wait(60.0)
     assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
     reporter.stop()
+
+
+def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(stranger):
+    reporter = Reporter(stranger, lambda: "active")
+    heard = []
+    reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
+    reporter.report()
+    spare = os.open("/dev/null", os.O_RDONLY)  # the lowest that is free
+    os.close(spare)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+    try:
+        reporter.report()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reporter.report()
+    warned = [b"the memory in use cannot be found out: [Errno 24] Too many open files" in data for data in heard]
+    assert warned == [False, True, False]
