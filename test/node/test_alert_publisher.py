@@ -80,7 +80,7 @@ def announced(monkeypatch):
         made.step(now_ns, now_ns, [])
         return {anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR}
 
-    return SimpleNamespace(at=at, recording=made.recording)
+    return SimpleNamespace(at=at, recording=made.recording, publisher=made, found=found)
 
 
 def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(announced):
@@ -179,3 +179,16 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
     reporter.report()
     warned = [b"the memory in use cannot be found out: [Errno 24] Too many open files" in data for data in heard]
     assert warned == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["machine: memory", "machine: gpu memory"])
+def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(announced, name):
+    left = {"level": "WARN", "name": name, "message": "4.9% of the memory is left", "values": {"value": "4.9"}}
+    announced.recording.step = lambda: [left, {**left, "name": "machine: load"}]
+    announced.publisher.takes_memory = "the most is perception's", {"stage": "perception", "pid": "8"}
+    announced.at(0)
+    said = {alert.name: alert for alert in announced.found}
+    assert said[name].message == "4.9% of the memory is left; the most is perception's"
+    assert [said[name].values[key] for key in ("value", "stage", "pid")] == ["4.9", "perception", "8"]
+    assert "stage" not in said["machine: load"].values
+    assert any("the most is perception's" in text for _, text in LINES)
