@@ -8,6 +8,7 @@ the vehicle.
 
 import contextlib
 import gc
+import importlib.util
 import json
 import mmap
 import os
@@ -40,6 +41,9 @@ from torchperf_ros.safety.emergency_stop import warm_up
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
+_events = importlib.import_module(  # in Humble it is the latter
+    "rclpy.event_handler" if importlib.util.find_spec("rclpy.event_handler") else "rclpy.qos_event"
+)
 MAX_PACKET_BYTES = 100_000
 _WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
 
@@ -91,6 +95,8 @@ class StopArea:
 
 _DEPTH: Final = 5
 _REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by several subscriptions
+# A wait that ends early for nothing would end so again at once, and a thread of this priority take the processor.
+_AFTER_NOTHING_S: Final = 0.001
 _LONGEST_WAIT_NS: Final = NS_PER_S
 _AFTER_ERROR_S: Final = 0.02  # a thread of this priority that fails without end must leave the machine to others
 # So long the lane stops the vehicle after the node has gone: longer where the stop lasts, less where it stands before.
@@ -151,22 +157,13 @@ class _Lane:
         self._leave_ns: int | None = None
         self._alone_ns: int | None = None  # since when the node has been gone
 
-        def subscribe(kind: str, name: str, place: int, qos: QoSProfile) -> None:
-            made = node.create_subscription(ros_message_class(kind), name, lambda _: None, qos, raw=True)
-            self._subscriptions.append((place, made))
-
-        # Of each topic, with its place among them: odometry, sensors, clock.
-        self._subscriptions: list[tuple[int, Subscription]] = []
-        for place, (name, kind) in enumerate(setup["topics"]):
-            for qos in _BUTTON_QOS if kind == SENSOR_TYPES["Bool"] else [_SENSOR_QOS]:
-                subscribe(kind, name, place, qos)
-        self._heard: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-        self._clock_at = len(setup["topics"])
         self._ros_now_ns: Callable[[], int] = time.time_ns
+        self._clock_ns = 0  # of simulated time
         if setup["use_sim_time"]:
-            subscribe("rosgraph_msgs/msg/Clock", "/clock", self._clock_at, _SENSOR_QOS)
-            self._clock_ns, self.rules.simulated = 0, True
-            self._ros_now_ns = lambda: self._clock_ns
+            self.rules.simulated, self._ros_now_ns = True, lambda: self._clock_ns
+        self._clock_at = len(setup["topics"])  # the clock's place among the topics
+        self._subscriptions = self._subscribe(setup["topics"])
+        self._heard: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._service = node.create_service(Trigger, setup["service"], lambda _, response: response)
         self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS))
         self._wake = node.create_guard_condition(lambda: None)
@@ -184,6 +181,22 @@ class _Lane:
         process_setup.stop_collecting()
         self._send(ready=True)
         threading.Thread(target=self._listen, name="node", daemon=True).start()
+
+    def _subscribe(self, topics: list[tuple[str, str]]) -> list[tuple[int, Subscription]]:
+        """To odometry, sensors and the clock; of each subscription the place of its topic among them.
+
+        Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for ever, as
+        nobody takes them; by default rclpy asks for them.
+        """
+        no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
+        clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
+        return [
+            (place, self._node.create_subscription(
+                ros_message_class(kind), name, lambda _: None, qos, raw=True, event_callbacks=no_events
+            ))
+            for place, (name, kind) in enumerate([*topics, *clock])
+            for qos in (_BUTTON_QOS if kind == SENSOR_TYPES["Bool"] else (_SENSOR_QOS,))
+        ]  # fmt: skip
 
     # -- the thread that listens to the node -------------------------------------------------------------------------
 
@@ -289,11 +302,16 @@ class _Lane:
         wait_set.add_service(self._service.handle)
         wait_set.wait(max(wait_ns, 0))
         self._received_ns = 0
+        woken = wait_set.is_ready("guard_condition", 0)
         for index, (place, subscription) in enumerate(self._subscriptions):
             if wait_set.is_ready("subscription", index):
+                woken = True
                 self._take(place, subscription, monotonic_ns())
         if wait_set.is_ready("service", 0):
+            woken = True
             self._clear(monotonic_ns())
+        if not woken and monotonic_ns() < now_ns + wait_ns:
+            time.sleep(_AFTER_NOTHING_S)
 
     def _take(self, place: int, subscription: Subscription, now_ns: int) -> None:
         """Take a message: of the odometry (0), of a sensor, or of the clock."""

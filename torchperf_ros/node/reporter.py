@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import psutil
 from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import ReliabilityPolicy
@@ -62,8 +63,8 @@ class Reporter:
         self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
-        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""
         self._proportional_memory = ProportionalMemory()
+        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""  # the last, and why there is no newer one
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
@@ -124,13 +125,13 @@ class Reporter:
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
-        """The memory in use, as it was last where it cannot be found out: the rest is reported all the same."""
+        """What is in use; where that cannot be read, as without a descriptor for it, what was in use before."""
         try:
-            self._memory_use = self._sample_memory(now_ns)
+            memory = self._memory_use = self._sample_memory(now_ns)
             self._memory_problem = ""
-        except OSError as error:  # this process has no descriptor left
-            self._memory_problem = f"the memory in use cannot be found out: {error}"
-        return self._memory_use
+        except (OSError, psutil.Error) as error:
+            memory, self._memory_problem = self._memory_use, f"memory in use cannot be read: {error}"
+        return memory
 
     def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)

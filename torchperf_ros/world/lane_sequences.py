@@ -191,7 +191,8 @@ class _Sequence:
         self.spoken_ns = dict.fromkeys(("odom", "scan"), self.now_ns)
         self.on_the_way: list[tuple[int, str, bytes]] = []
         self.odometry = self.vehicle.speed, self.now_ns
-        self.stop: bytes | None = None
+        self.stop: bytes | None = None  # that was published last
+        self.followed: bytes | None = None  # the same, if the vehicle follows it
 
     @property
     def ros_ns(self) -> int:
@@ -352,8 +353,9 @@ class _Sequence:
             return
         speed, measured_ns = self.odometry
         self.judge.published(stop, self.vehicle, speed if self.now_ns - measured_ns < _FRESH_NS else 0.0)
-        self.stop = stop
-        self.vehicle.take(stop, _START_NS)
+        if stop != self.followed:
+            self.vehicle.take(stop, _START_NS)
+        self.stop = self.followed = stop
 
     def _plan(self) -> None:
         """Go on at the wanted speed, whatever is ahead."""
@@ -362,6 +364,7 @@ class _Sequence:
         along = np.concatenate(([0.0], np.cumsum(0.5 * (gained[1:] + gained[:-1]) * np.diff(_PLAN_S))))
         heading = vehicle.yaw + 0.5 * self.curvature * along
         points = np.column_stack((vehicle.x + along * np.cos(heading), vehicle.y + along * np.sin(heading)))
+        self.followed = None
         vehicle.follow(points, (self.ros_ns - _START_NS) / NS_PER_S + _PLAN_S)
 
 
