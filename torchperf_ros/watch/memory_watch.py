@@ -230,9 +230,13 @@ def _alert(series: _Series, growth: Growth) -> Alert:
         f"{now.owner}: memory grows",
         f"{now.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
         f" the {now.room_mib:.0f} MiB that are left last {left}",
-        {"series": now.what, "confidence": f"{growth.confidence:.4f}", "window_s": f"{growth.window_s:.0f}"}
-        | now.worker
-        | _values(growth, now.room_mib),
+        {
+            "series": now.what,
+            "confidence": f"{growth.confidence:.4f}",
+            "window_s": f"{growth.window_s:.0f}",
+            **now.worker,
+            **_values(growth, now.room_mib),
+        },
     )
 
 

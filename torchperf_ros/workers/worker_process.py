@@ -62,9 +62,14 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat,
+        self,
+        number: int,
+        setup: dict[str, Any],
+        ring: FrameRing,
+        result_bytes: int,
+        server: ForkServer | Seat,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
 
         Raises:
