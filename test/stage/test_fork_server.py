@@ -347,3 +347,17 @@ def test_given_a_server_that_does_not_answer_and_no_worker_that_can_serve_then_a
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 600.0)
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_module_that_has_the_kernel_reap_children_when_a_worker_dies_then_it_is_replaced(
+    start_own_stage, modules
+):
+    code = "import signal\nfrom adapters_under_test import Controlled\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    (modules / "reaped.py").write_text(code, encoding="utf-8")
+    stage = start_own_stage(adapter="reaped:Controlled", backup="standby")
+    server, (runner, standby) = stage.actor.pool._server, stage.pids
+    os.kill(standby, signal.SIGKILL)
+    wait_until(lambda: standby not in stage.pids, lambda: "its death is noticed")
+    stage.wait_for_workers()
+    assert (stage.pids[0], stage.actor.pool._server) == (runner, server)
+    assert any("ended by an unknown cause" in text for _, text in stage.logs)
