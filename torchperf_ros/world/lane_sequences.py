@@ -134,8 +134,8 @@ class Judge:
             self._speed_ms = math.inf
             self._end: tuple[float, float, float, float] | None = None
 
-    def published(self, stop: bytes, vehicle: Vehicle, known_ms: float) -> None:
-        """A stop path; `known_ms`: the speed that odometry said last, which may be off."""
+    def published(self, stop: bytes, vehicle: Vehicle, known_ms: float, ros_ns: int) -> None:
+        """A stop path; `known_ms`: what odometry said of the speed, which may be off; `ros_ns`: now."""
         if stop == self._last:
             return
         self._last = stop
@@ -147,7 +147,8 @@ class Judge:
         steps = np.diff(path.points[:, :2], axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         speeds = lengths / (np.diff(path.stamps_ns) / NS_PER_S)
-        self._held.faster_by_ms = max(self._held.faster_by_ms, float(speeds.max()) - self._speed_ms)
+        asked_ms = float(speeds[path.stamps_ns[1:] > ros_ns].max(initial=0.0))
+        self._held.faster_by_ms = max(self._held.faster_by_ms, asked_ms - self._speed_ms)
         self._held.moving_ends += bool(speeds[-1] > _STILL_MS)
         self._speed_ms = max(vehicle.speed, known_ms)
         if self._end is None:
@@ -352,7 +353,8 @@ class _Sequence:
         if stop is None:
             return
         speed, measured_ns = self.odometry
-        self.judge.published(stop, self.vehicle, speed if self.now_ns - measured_ns < _FRESH_NS else 0.0)
+        known_ms = speed if self.now_ns - measured_ns < _FRESH_NS else 0.0
+        self.judge.published(stop, self.vehicle, known_ms, self.ros_ns)
         if stop != self.followed:
             self.vehicle.take(stop, _START_NS)
         self.stop = self.followed = stop
