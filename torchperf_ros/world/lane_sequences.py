@@ -264,13 +264,14 @@ class _Sequence:
         elif event.kind == "node hangs" and self.node == "hung":
             self.node = "active"
         elif event.kind == "node dies" and self.node == "dead":
-            self.node, self.latch = "active", None
-            self._start_lane()
+            self.node, self.stop = "active", None  # a latch is kept on disk, its path and buttons are not
+            self._start_lane(anew=True)
 
-    def _start_lane(self) -> None:
+    def _start_lane(self, *, anew: bool = False) -> None:
+        """Begin a process of the lane; `anew`: of another node."""
         self.lane = LaneOnClock(OPTIONS)
         rules = self.lane.rules
-        rules.pressed(["button"] if self.pressed else [])
+        rules.pressed(["button"] if self.pressed and not anew else [])
         if self.node != "inactive":
             rules.activate(self.now_ns)
         if self.latch is not None:
