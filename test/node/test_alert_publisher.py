@@ -1,7 +1,5 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
-import os
-import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -138,21 +136,6 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
         log.now_s = number / 100
         log("info", "x")
     assert abs(log.lines.count("x") - (30 + 10 * 100)) <= 1
-
-
-def test_given_a_worker_whose_descriptor_is_another_processs_by_now_when_asked_for_its_stack_then_that_one_lives(
-    tmp_path,
-):
-    (tmp_path / alert_publisher.STACK_FILE).write_text("")
-    with subprocess.Popen(["sleep", "60"]) as worker, subprocess.Popen(["sleep", "60"]) as other:
-        taken = os.pidfd_open(other.pid)
-        stale = SimpleNamespace(pid=worker.pid, pidfd=taken, folder=str(tmp_path), ready_at_ns=1, state="ready")
-        alert_publisher._worker_stacks(stale)
-        assert worker.wait(20.0) == -alert_publisher.STACK_SIGNAL
-        assert other.poll() is None
-        assert alert_publisher._worker_stacks(stale) == "gone\n"
-        os.close(taken)
-        other.kill()
 
 
 def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(stranger, monkeypatch):

@@ -70,6 +70,14 @@ def x_of(payload):
     return STORE.deserialize_cdr(payload, "nav_msgs/msg/Path").poses[0].pose.position.x
 
 
+@pytest.fixture(scope="module", autouse=True)
+def settled_soon():
+    """A new worker takes a place 0.1 s after it is ready, in place of 2 s: histories are not the point here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 100_000_000)
+        yield
+
+
 @pytest.fixture
 def stage(start_own_stage):
     return start_own_stage(backup="none")

@@ -216,7 +216,7 @@ def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
     """The end of a drive: its incidents, and what a person can do now, as commands that work here."""
     command = "./run torchperf" if (Path(torchperf_ros.__file__).parents[1] / "run").exists() else "torchperf"
     found = [f"Incidents of this drive, in {evidence}:", *(f"  {path.name}" for path in incidents)]
-    seen = incidents[-1] if incidents else evidence / "records" / "records.jsonl"
+    seen = incidents[-1] if incidents else evidence / "records" / "perf" / "records.jsonl"
     return [
         *(found if incidents else []),
         "What next:",

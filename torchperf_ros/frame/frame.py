@@ -159,6 +159,7 @@ class Answer:
     published_ns: int  # monotonic time at which the answer was out
     steps: StepTimes = field(default_factory=StepTimes)  # times inside the worker that gave the result
     payload: bytes | None = None  # the output's bytes, None if nothing was published
+    shapes: bytes = b""  # of the model's inputs, see `protocol.Response`; empty where no worker has answered
     offset: int = 0
     length: int = 0
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time

@@ -62,6 +62,7 @@ from torchperf_ros.workers.protocol import (
     Response,
     pack_control,
     pack_report,
+    shapes_text,
     unpack_control,
     unpack_request,
 )
@@ -71,6 +72,7 @@ _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
+_MOST_SHAPE_TEXTS = 256
 _LOADING = threading.Lock()
 
 
@@ -191,6 +193,7 @@ class Session:
         self._unobserved = 0
         self._why_unobserved = ""
         self._left_out = False  # a report, as it was too long
+        self._shape_texts: dict[tuple[Any, ...], bytes] = {}
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
@@ -348,11 +351,21 @@ class Session:
             with mark("preprocess"):
                 tensors = self._adapter.preprocess(messages)
             response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+            response.shapes = self._shapes_of(tensors)
             payload = self._infer(tensors, messages, request, response)
             if self._names_scenes:
                 response.scene = self._scene_of(self._adapter.scene(messages))
         self._capture.frame_done()
         return payload
+
+    def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+        """As text, which is made once for all frames of these shapes."""
+        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors)  # the tier says what is wrong with others
+        if (text := self._shape_texts.get(shapes)) is None:
+            if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
+                self._shape_texts.clear()
+            text = self._shape_texts[shapes] = shapes_text(shapes)
+        return text
 
     def _receive(self, request: Request, response: Response) -> dict[str, Received]:
         """Decode the frame's messages, and let the adapter advance its histories if it is to."""

@@ -1,6 +1,7 @@
 """What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
 
 import gc
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ class Reporter:
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
+        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""  # the last, and why there is no newer one
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
@@ -123,6 +125,15 @@ class Reporter:
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
+        """What is in use; where that cannot be read, as without a descriptor for it, what was in use before."""
+        try:
+            memory = self._memory_use = self._sample_memory(now_ns)
+            self._memory_problem = ""
+        except (OSError, psutil.Error) as error:
+            memory, self._memory_problem = self._memory_use, f"memory in use cannot be read: {error}"
+        return memory
+
+    def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)
         for stage in self.stages:
             stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
@@ -173,7 +184,7 @@ class Reporter:
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
         state = self._lifecycle_state()
-        values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        values = {"lifecycle": state, "pid": str(os.getpid()), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
@@ -181,6 +192,7 @@ class Reporter:
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
         values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
+        facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:
             self._node.get_logger().warning(told[key])

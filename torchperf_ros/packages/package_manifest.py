@@ -82,6 +82,7 @@ class Manifest:
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
         parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
+        calibration: hash of the log's frames that ranges of activations were taken from; "" without a log.
     """
 
     identity: Identity
@@ -99,6 +100,7 @@ class Manifest:
     outputs: str = ""
     parts: str = ""
     int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    calibration: str = ""
 
     def to_json(self) -> str:
         """As text, for people, too."""

@@ -61,7 +61,8 @@ class RecordLog:
             "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
             "check": None if answer.check is None else answer.check.word, "reason": answer.reason,
-            "profiled": answer.profiled, "step": answer.step,
+            "profiled": answer.profiled, "step": answer.step, "stale": answer.frame.stale,
+            "input_shapes": answer.shapes.decode() or None, "batch": batch_size(answer.shapes),
         }  # fmt: skip
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
@@ -155,6 +156,12 @@ class RecordLog:
 def _write_all(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
+
+
+def batch_size(shapes: bytes) -> int | None:
+    """The first dimension of the model's first input; None where it has none, or is unknown."""
+    first = shapes.partition(b" ")[0].partition(b"x")[0]
+    return int(first) if first.isdigit() else None
 
 
 def _known(value: Any) -> Any:  # noqa: ANN401

@@ -146,6 +146,7 @@ class Dispatcher:
             return
         if (found := worker.partial(in_flight.frame.seq)) is not None:
             response, payload = found
+            in_flight.shapes = response.shapes
             in_flight.partial = Result(payload, response.tier, _step_times(response), response.step)
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
@@ -320,7 +321,7 @@ class Dispatcher:
         steps, outcome = _step_times(response), Outcome(response.outcome)
         in_flight = self._running.pop(worker)
         if in_flight is not None and worker is in_flight.runner:
-            in_flight.survived = True
+            in_flight.survived, in_flight.shapes = True, response.shapes
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):

@@ -19,7 +19,7 @@ _HANDLED, _NEWEST, _ROOM = range(3)  # u64 words: requests handled; number of th
 _RESULT: Final = 24
 _NUMBER, _CHECKSUM = range(2)  # u64 words that begin a slot; then the response, and in its place the payload
 _RESPONSE: Final = 16
-_PAYLOAD: Final = 96
+_PAYLOAD: Final = 128
 _MOST_LOOKS: Final = 16  # to overtake one look takes two whole steps of the model
 
 
