@@ -16,12 +16,12 @@ from torchperf_ros.config.message_types import empty_message, encode
 from torchperf_ros.config.safety_options import emergency_options
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.models.driving_messages import ODOMETRY, encoded, odometry_message
+from torchperf_ros.models.driving_messages import FRAME, ODOMETRY, encoded, odometry_message
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
-from torchperf_ros.world.vehicles import DT_S, Vehicle
+from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
 
 SEQUENCE_S: Final = 15.0
 EVENTS: Final = (
@@ -94,7 +94,7 @@ class Held:
         latched: how often it latched.
         paths: how many different stop paths it published.
         fastest_ms: largest speed between the first standstill and a granted clear, m/s.
-        past_m: how far the vehicle drove beyond the end of the first stop path.
+        past_m: how far the vehicle drove beyond the end of the first stop path, or where it could have stood.
         faster_by_ms: by how much a path asked for more speed than the vehicle had when the one before was made.
         moving_ends: paths whose last part is no standstill.
         cleared_too_early: clears that were granted while the button was pressed or a sensor silent for too long.
@@ -117,6 +117,23 @@ class Held:
         """Whether everything is as it has to be."""
         wrong = self.moving_ends or self.cleared_too_early or self.refused
         return not wrong and self.fastest_ms == 0.0 and self.faster_by_ms <= FASTER_MS
+
+
+def _end_of(path: TimedPath, vehicle: Vehicle) -> tuple[float, float, float, float]:
+    """Where a stop ends, x and y, and its direction there.
+
+    Odometry may have made the path too short to be driven: then where the vehicle stands if it brakes as hard as the
+    path was to.
+    """
+    steps = np.diff(path.points[:, :2], axis=0)
+    lengths = np.hypot(steps[:, 0], steps[:, 1])
+    yaw = math.atan2(*steps[lengths.argmax()][::-1]) if lengths.any() else vehicle.yaw
+    x, y = path.points[-1, :2].tolist() if path.frame == FRAME.encode() else (vehicle.x, vehicle.y)
+    needed_m = vehicle.speed * DELAY_S + vehicle.speed**2 / (2.0 * OPTIONS.deceleration)
+    left_m = needed_m - (x - vehicle.x) * math.cos(yaw) - (y - vehicle.y) * math.sin(yaw)
+    return (
+        x + max(left_m, 0.0) * math.cos(yaw), y + max(left_m, 0.0) * math.sin(yaw), math.cos(yaw), math.sin(yaw)
+    )  # fmt: skip
 
 
 class Judge:
@@ -152,9 +169,7 @@ class Judge:
         self._held.moving_ends += bool(speeds[-1] > _STILL_MS)
         self._speed_ms = max(vehicle.speed, known_ms)
         if self._end is None:
-            yaw = math.atan2(*steps[lengths.argmax()][::-1]) if lengths.any() else vehicle.yaw
-            x, y = path.points[-1, :2] if path.frame == b"odom" else (vehicle.x, vehicle.y)
-            self._end = float(x), float(y), math.cos(yaw), math.sin(yaw)
+            self._end = _end_of(path, vehicle)
 
     def look(self, vehicle: Vehicle) -> None:
         """After each step of the world."""
