@@ -110,8 +110,10 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert outcomes == {Outcome.ON_TIME}
     assert x_of(node, camera, image(), points) == 64.5
 
-    for _ in range(2):  # the second death is one too many
-        node.answer(camera, image(width=13, height=2))
+    deaths = 0
+    while deaths < 2 and node.values("perception")["version"] == "b":  # the second death is one too many
+        row = node.answer(camera, image(width=13, height=2))  # it may come before the next worker is up
+        deaths += row["outcome"] == Outcome.CRASHED
     x, _ = drive("version", "base")
     assert x_of(node, camera, image(), points) == 64.0
     drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")

@@ -50,6 +50,7 @@ class Pair:
             return self.runner_pid(self.first) == pid
 
         wait_until(runs_there, lambda: f"the first stage runs in {pid}")
+        self.wait_for_all()  # nor does one of them practise there
         return pid
 
     def stop(self, *stages):
@@ -138,12 +139,14 @@ def test_given_a_crash_in_one_stage_then_its_frame_costs_it_and_the_other_one_is
 def test_given_a_frame_in_flight_when_the_other_stage_ends_their_process_then_the_standby_answers_it(pair):
     pair.wait_for_all()
     pid = pair.together()
+    pair.second.reconfigure(budget_ms=15_000.0)  # a busy machine takes long to see that the process has ended
     second, _ = pair.second.offer({"do": "sleep", "ms": 600_000, "only": pid}, x=3.0)
     wait_until(lambda: pair.worker(pair.second, pid).seq == second, lambda: "it runs")
     pair.first.ask({"do": "sigsegv"})
     answer = pair.second.answer(second)
     assert (answer.outcome, answer.fallback) == (Outcome.CRASHED, Fallback.BACKUP)
     assert pair.second.payload(answer).poses[0].pose.position.x == pytest.approx(1003.0)
+    pair.second.reconfigure()
     pair.wait_for_all()
 
 
@@ -152,9 +155,8 @@ def test_given_a_stage_that_hangs_when_it_holds_the_interpreter_then_it_is_the_r
     start_pair, hang_ms
 ):
     pair = start_pair(budget_ms=400.0, hang_ms=400.0, first={"hang_ms": hang_ms})
-    pid = pair.together()
+    pair.together()
     late, _ = pair.first.offer({"do": "hold_gil", "ms": 600_000})
-    wait_until(lambda: pair.worker(pair.first, pid).seq == late, lambda: "it runs")
 
     def both_say_why():
         pair.second.offer()  # the first frames may come before the interpreter is held

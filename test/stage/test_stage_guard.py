@@ -18,7 +18,7 @@ from torchperf_ros.safety.guard import Guard
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 
 from .conftest import wait_until
-from .test_shadow import SHIFT, pair_of, ready_shadow, x_of
+from .test_shadow import SHIFT, ask_both, ready_shadow, x_of
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TYPES = STORE.types
@@ -172,11 +172,11 @@ def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_
 def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(stage):
     shadow = ready_shadow(stage)
     tell(stage)
-    free = pair_of(stage, shadow, stage.ask().frame.seq)
+    _, free = ask_both(stage, shadow)
     assert [Guard.refusal(plan, free.known) for plan in (free.served, free.payload)] == ["", ""]
     tell(stage, obstacles=[9.0])
-    answer = stage.ask()
-    pair = pickle.loads(pickle.dumps(pair_of(stage, shadow, answer.frame.seq)))
+    answer, pair = ask_both(stage, shadow)
+    pair = pickle.loads(pickle.dumps(pair))
     assert answer.check is not GuardVerdict.ACCEPT
     assert answer.payload != pair.served  # what the stage has published is the guard's
     assert x_of(pair.payload) == x_of(pair.served) + SHIFT
