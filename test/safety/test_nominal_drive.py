@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from benchmarks.rig.messages import markers_bytes
-from benchmarks.rig.traffic import EVENTS, SCENES, Detector, check, drive, event
+from benchmarks.rig.ordinary_traffic import EVENTS, SCENES, Detector, check, drive, event
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
@@ -17,14 +16,10 @@ DRIVE_S = float(os.environ.get("TORCHPERF_GUARD_DRIVE_S", "10"))
 OPTIONS = guard_options({"guard.act": ["all"]})
 
 
-def with_velocities(moment):
-    return markers_bytes(moment.boxes, stamp_ns=moment.ros_ns)
-
-
 @pytest.mark.parametrize("scene", SCENES)
 def test_given_ordinary_driving_when_checked_then_no_more_than_a_thousandth_is_refused(scene):
     guard = Guard(OPTIONS)
-    found = [check(guard, moment, with_velocities(moment)) for moment in drive(SCENES[scene], DRIVE_S)]
+    found = [check(guard, moment, moment.exact) for moment in drive(SCENES[scene], DRIVE_S)]
     refused = [one for one in found if one.verdict is not GuardVerdict.ACCEPT]
     print(f"{scene}: {len(refused)} of {len(found)} refused", [one.reason for one in refused[:3]])
     assert len(refused) <= 0.001 * len(found), refused[0].reason
@@ -57,7 +52,7 @@ def refused_at(name, seed, markers):
 def test_given_detections_without_ids_and_velocities_when_something_happens_then_it_is_seen_soon(name, frames):
     later = []
     for seed in range(4):
-        exact = refused_at(name, seed, with_velocities)
+        exact = refused_at(name, seed, lambda moment: moment.exact)
         noisy = refused_at(name, seed, Detector(0.1, missing=0.05, seed=seed).markers)
         if exact is not None and noisy is not None:
             later.append(noisy - exact)

@@ -49,13 +49,19 @@ def planned(speed, wanted, lead):
 
 
 class Moment(NamedTuple):
-    """What there is at one time of a drive: ROS and monotonic time, messages, and objects in odometry's frame."""
+    """What there is at one time of a drive: times, messages, and objects in odometry's frame."""
 
+    t_s: float
     ros_ns: int
     now_ns: int
     odometry: bytes
     plan: bytes
     boxes: list[Box]
+
+    @property
+    def exact(self) -> bytes:
+        """The objects with their velocities, as CDR bytes."""
+        return markers_bytes(self.boxes, stamp_ns=self.ros_ns)
 
 
 class Scene(NamedTuple):
@@ -98,7 +104,7 @@ def drive(scene: Scene, seconds: float, period_s: float = 0.1, seed: int = 1) ->
         odometry = odometry_bytes(here.real, here.imag, heading, speed, yaw_rate, stamp_ns=ros_ns)
         place, yaw = road.at(s + ways[::10])
         plan = plan_bytes(np.arange(31) * 0.1, place.real, place.imag, yaw, start_ns=ros_ns)
-        yield Moment(ros_ns, now_ns, odometry, plan, boxes)
+        yield Moment(t, ros_ns, now_ns, odometry, plan, boxes)
         later = period_s / 0.01
         s, speed = s + np.interp(later, np.arange(301), ways), np.interp(later, np.arange(301), speeds)
         lead_s += 0.5 * (lead_v + lead_speed_at(t + period_s)) * period_s
@@ -213,4 +219,4 @@ def event(name: str, period_s: float, seed: int) -> Iterator[Moment]:
         times_s = np.arange(31) * 0.1
         odometry = odometry_bytes(x, speed=speed, stamp_ns=ros_ns)
         plan = plan_bytes(times_s, x + speed * times_s, 0.0, 0.0, start_ns=ros_ns)
-        yield Moment(ros_ns, now_ns, odometry, plan, boxes(t))
+        yield Moment(t, ros_ns, now_ns, odometry, plan, boxes(t))
