@@ -110,7 +110,7 @@ class Shadow:
 
     def follow(self, answered: FrameInFlight, answer: Answer, now_ns: int, *, free: bool) -> None:
         """A frame was answered: run it if the stage is `free`, else observe it. Not one that ended its runner."""
-        if self.refused or not self.pool.ready or not answered.length:
+        if self.refused or not self.pool.ready or not answered.length or answered.frame.refusal:
             return
         runs = free and self._running is None
         self._disturbed = not runs

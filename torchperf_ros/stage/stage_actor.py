@@ -275,6 +275,8 @@ class StageActor(StageVersions):
         frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
+                if self.actions.off and frame.data is not None:  # the inputs are watched: they may be well again
+                    self._dispatcher.write(in_flight, frame.data)
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
             elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
                 return
