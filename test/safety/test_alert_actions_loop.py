@@ -78,11 +78,11 @@ class Loop:
     def __init__(self, cause, tiers_known=()):
         """With what is usual learnt, also on these tiers."""
         self.cause, self.on, self.slower = cause, False, 1.0
-        topic = ["/cloud", CLOUD] if cause == "input empty" else ["/image", IMAGE]
-        self.watch = StageWatch({
-            "name": "camera", "tiers": TIERS, "budget_ms": BUDGET_MS, "output": ["/boxes", MARKER_ARRAY],
-            "inputs": [topic, ["/wheels", "nav_msgs/msg/Odometry"]], "scenes": {"default": (0, 1, 2), "slow": (SLOW,)},
-        })  # fmt: skip
+        kind = "" if not cause.startswith("input") else CLOUD if cause == "input empty" else IMAGE
+        made = MARKER_ARRAY if cause.startswith("output") else ""  # others need not be decoded
+        inputs = [["/sensor", kind], ["/wheels", kind and "nav_msgs/msg/Odometry"]]
+        setup = {"name": "camera", "tiers": TIERS, "budget_ms": BUDGET_MS, "output": ["/boxes", made], "inputs": inputs}
+        self.watch = StageWatch({**setup, "scenes": {"default": (0, 1, 2), "slow": (SLOW,)}})
         self.rng, self.second, self.seq, self.restarts, self.misses = random.Random(1), 1000, 0, 0, 0
         self.stood_ns, self.pending, self.drift, self.since = 0, [], DriftWatch("camera"), None
         self.actions = AlertActions(stage_config("camera", {"adapter": "a:B", "output": "o"}))
