@@ -10,7 +10,6 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.message_types import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
-_TIMEOUT_MS = 100.0
+_TIMEOUT_MS = 500.0  # of a sensor that is otherwise published before each obstacle and trigger
 _WITHIN_S = 20.0
 _FRAME = "odom"
 _LANE = {
@@ -123,11 +122,12 @@ class _Drive:
         """Milliseconds from the end of a sensor's timeout to the stop path, each time."""
         found = []
         for _ in range(times):
-            found.append(self._until_stop("beat", self._no, meanwhile=self._clear) - _TIMEOUT_MS)
-            self._publish("beat", self._no)
+            self._clear()
+            found.append(self._until_stop("beat", self._no) - _TIMEOUT_MS)
         return found
 
     def _stopped(self, topic: str, message: bytes, then: bytes) -> float:
+        self._publish("beat", self._no)
         took_ms = self._until_stop(topic, message)
         self._publish(topic, then)
         self._clear()
@@ -136,6 +136,7 @@ class _Drive:
     def _until_latched(self) -> None:
         """Publish until something comes back: by then everyone has found everyone."""
         self._publish("odom", _odometry())
+        self._publish("button", self._no)
         for _ in range(100):
             self._publish("scan", self._blocked)
             if self._graph.observer.listen(0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)):
@@ -146,11 +147,10 @@ class _Drive:
     def _publish(self, topic: str, message: bytes) -> None:
         self._topics[topic].publish(message)
 
-    def _until_stop(self, topic: str, message: bytes, meanwhile: Callable[[], None] = lambda: None) -> float:
+    def _until_stop(self, topic: str, message: bytes) -> float:
         self._seen.clear()
         began_ns = time.time_ns()
         self._publish(topic, message)
-        meanwhile()
         began_at = lambda one: one.source == _FRAME and one.stamp_ns > began_ns  # noqa: E731
         if not self._graph.observer.listen(_WITHIN_S, lambda: any(map(began_at, self._seen.outputs))):
             raise GraphError(f"no stop path within {_WITHIN_S:g} s of a message on {topic}")
@@ -161,6 +161,7 @@ class _Drive:
     def _clear(self) -> None:
         give_up_at = time.monotonic() + _WITHIN_S
         while time.monotonic() < give_up_at:
+            self._publish("beat", self._no)  # a latch is cleared once each sensor has been heard, and is not silent
             future = self._client.call_async(Trigger.Request())
             self._executor.spin_until_future_complete(future, timeout_sec=1.0)
             if future.done() and (answer := future.result()).success:

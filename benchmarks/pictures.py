@@ -48,7 +48,7 @@ def sabotaged(folder: Path, pictures: Path) -> None:
     say("a sabotaged drive")
     svg = pictures / "sabotaged_drive.svg"
     subprocess.run(torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL)
-    records = next(folder.rglob("records/records.jsonl"))
+    records = next(folder.rglob("records.jsonl"))
     page = folder / "drive.html"
     subprocess.run(torchperf("report", records, "-o", page), check=True, stdout=subprocess.DEVNULL)
     screenshot(page, pictures / "report.png")

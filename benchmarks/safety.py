@@ -1,12 +1,16 @@
 """Whether keeping deadlines, and checking plans, makes driving safer: collisions in a closed loop, by who drives.
 
-Each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the planner
-without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with all.
-Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of 95 %
-from a paired bootstrap within each scenario.
+drives: each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the
+planner without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with
+all. Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of
+95 % from a paired bootstrap within each scenario.
+
+lane: drawn sequences of what can happen to the emergency lane, whose stop paths the vehicle follows: whether it stands
+once it stands, until a person has cleared the lane.
 """
 
 import argparse
+import functools
 import math
 import multiprocessing
 import os
@@ -14,17 +18,19 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks.rig.arguments import add_some, arguments_of
-from benchmarks.rig.report import Report, Target, say
+from benchmarks.rig.report import Part, Report, Target, say
 from torchperf_ros.cli.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
+from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.world.latencies import FAULTS, Luck
 from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
 from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
@@ -33,6 +39,7 @@ _BOUND, _NAIVE, _FULL, _CAMERA = "zero", "naive", "full", "camera"
 _CHUNK = 6  # drives that a process takes at once
 _TTC_BOUND_S = 0.95  # the least time to collision that nuPlan and NAVSIM accept
 _RESAMPLES = 4000
+_SHOWN = 5  # sequences that went wrong
 _EPILOG = """\
 targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
 than the naive node's, and the interval of the difference excludes 0; 10 times real time
@@ -47,53 +54,25 @@ _Row = dict[str, Any]
 _workers: Workers = {}  # of this process
 
 
+_In, _Out = TypeVar("_In"), TypeVar("_Out")
+
+
 def main() -> int:
     arguments = _parser().parse_args()
-    arms, scenarios = arguments.arms, arguments.scenarios
     Luck(0, arguments.load, arguments.faults)
-    report = Report("safety", arguments)
-    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
-    wanted = [
-        (arm, name, seed, arguments.load, arguments.faults) for seed in seeds for name in scenarios for arm in arms
-    ]
-    rows: list[_Row] = []
-    begun_s = time.monotonic()
-    with progress_bars() as bars:
-        tell = follow(bars, f"{len(wanted):,} drives")
-        for row in _driven(wanted, arguments.jobs):
-            rows.append(row)
-            tell(len(rows), len(wanted))
-            if arguments.minutes and time.monotonic() - begun_s > 60.0 * arguments.minutes:
-                break
-    took_s = time.monotonic() - begun_s
-    driven_s = sum(row["driven_s"] for row in rows)
-    rows = _whole(rows, len(arms) * len(scenarios))
-    rows.sort(key=lambda row: (arms.index(row["arm"]), scenarios.index(row["scenario"]), row["seed"]))
-    figures = {arm: _figures([row for row in rows if row["arm"] == arm], rows) for arm in arms}
-    differences = {arm: _difference(rows, arm, _NAIVE) for arm in arms if _NAIVE in arms and arm != _NAIVE}
-    driven = len(rows) // len(arms) // len(scenarios)
-    _show(report, (figures, differences), scenarios, driven, arguments)
-    report.text(
-        f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
-        " real time"
-    )
-    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
-    if arguments.collisions is not None:
-        for row in (row for row in rows if row["collision"]):
-            one = Drive(draw_scenario(row["scenario"], row["seed"]), row["arm"], arguments.load, arguments.faults)
-            folder = Path(arguments.collisions) / f"{row['scenario']}-{row['seed']}-{row['arm']}"
-            write_drive(one, folder, _workers)
-            report.text(f"wrote {folder}: a log to replay, a picture, and a test")
-        end_workers(_workers)
-    report.finish(result, _targets(figures, differences, driven_s / took_s))
+    Report("safety", arguments).finish_parts(arguments, _PARTS)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = arguments_of(__doc__ or "", _EPILOG)
+    add_some(parser, "--parts", _PARTS)
     parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
-    parser.add_argument("--minutes", type=float, default=0.0, help="end after so long; 0: with the last seed (default)")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="end the drives after so long; 0: with the last seed (default)"
+    )
+    parser.add_argument("--sequences", type=int, default=1000, help="that are drawn for the lane (default 1000)")
     usual = [arm for arm in ARMS if arm != _CAMERA]  # which runs a network for every frame: ten times as long
     add_some(parser, "--arms", ARMS, usual)
     add_some(parser, "--scenarios", SCENARIOS)
@@ -107,26 +86,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(rows: list[_Row], drives: int) -> list[_Row]:
-    """Those of the seeds that have all their drives; arms are compared on the same seeds."""
-    count = Counter(row["seed"] for row in rows)
-    if not (found := [row for row in rows if count[row["seed"]] == drives]):
-        sys.exit("no seed was driven by every arm in every scenario in that time")
-    return found
+def _spread(
+    what: str, work: Callable[[_In], _Out], items: Sequence[_In], arguments: argparse.Namespace
+) -> Iterator[_Out]:
+    """The result of each item as it comes, beside a bar; a process keeps its workers from drive to drive."""
+    with progress_bars() as bars:
+        tell = follow(bars, f"{len(items):,} {what}")
+        for done, result in enumerate(_spread_silently(work, items, arguments.jobs), 1):
+            tell(done, len(items))
+            yield result
 
 
-def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator[_Row]:
-    """The row of each drive as it ends; a process keeps its workers from drive to drive."""
+def _spread_silently(work: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:
     if jobs <= 1:
-        for one in wanted:
-            yield _drive(one)
+        yield from map(work, items)
         end_workers(_workers)
         return
     context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
-    chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
+    chunks = [items[at : at + _CHUNK] for at in range(0, len(items), _CHUNK)]
     with context.Pool(jobs, _begin) as pool:
-        for rows in pool.imap_unordered(_drive_all, chunks):
-            yield from rows
+        for results in pool.imap_unordered(functools.partial(_work_all, work), chunks):
+            yield from results
+
+
+def _work_all(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    return [work(item) for item in items]
 
 
 def _begin() -> None:
@@ -135,8 +119,50 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _drive_all(wanted: list[tuple[str, str, int, int, str]]) -> list[_Row]:
-    return [_drive(one) for one in wanted]
+# -- drives -----------------------------------------------------------------------------------------------------------
+
+
+def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    arms, scenarios = arguments.arms, arguments.scenarios
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    wanted = [
+        (arm, name, seed, arguments.load, arguments.faults) for seed in seeds for name in scenarios for arm in arms
+    ]
+    rows: list[_Row] = []
+    begun_s = time.monotonic()
+    for row in _spread("drives", _drive, wanted, arguments):
+        rows.append(row)
+        if arguments.minutes and time.monotonic() - begun_s > 60.0 * arguments.minutes:
+            break
+    took_s = time.monotonic() - begun_s
+    driven_s = sum(row["driven_s"] for row in rows)
+    rows = _whole(rows, len(arms) * len(scenarios))
+    rows.sort(key=lambda row: (arms.index(row["arm"]), scenarios.index(row["scenario"]), row["seed"]))
+    figures = {arm: _figures([row for row in rows if row["arm"] == arm], rows) for arm in arms}
+    differences = {arm: _difference(rows, arm, _NAIVE) for arm in arms if _NAIVE in arms and arm != _NAIVE}
+    driven = len(rows) // len(arms) // len(scenarios)
+    _show(report, (figures, differences), scenarios, driven, arguments)
+    report.text(
+        f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
+        " real time"
+    )
+    if arguments.collisions is not None:
+        for row in (row for row in rows if row["collision"]):
+            one = Drive(draw_scenario(row["scenario"], row["seed"]), row["arm"], arguments.load, arguments.faults)
+            folder = Path(arguments.collisions) / f"{row['scenario']}-{row['seed']}-{row['arm']}"
+            write_drive(one, folder, _workers)
+            report.text(f"wrote {folder}: a log to replay, a picture, and a test")
+        end_workers(_workers)
+    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
+    return result, _targets(figures, differences, driven_s / took_s)
+
+
+def _whole(rows: list[_Row], drives: int) -> list[_Row]:
+    """Those of the seeds that have all their drives; arms are compared on the same seeds."""
+    count = Counter(row["seed"] for row in rows)
+    if not (found := [row for row in rows if count[row["seed"]] == drives]):
+        sys.exit("no seed was driven by every arm in every scenario in that time")
+    return found
 
 
 def _drive(wanted: tuple[str, str, int, int, str]) -> _Row:
@@ -243,6 +269,51 @@ def _targets(figures: dict[str, Any], differences: dict[str, Any], speed: float)
         targets.append(Target("fewer collisions than the naive node", share, ">=", 80.0, "%"))
         targets.append(Target("upper end of the difference's interval", 100 * found["high"], "<", 0.0, "points"))
     return targets
+
+
+# -- the emergency lane -----------------------------------------------------------------------------------------------
+
+
+def _lane(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    seeds = range(arguments.seed, arguments.seed + arguments.sequences)
+    rows = sorted(_spread("sequences", run_sequence, seeds, arguments), key=lambda held: held.seed)
+    wrong = [held for held in rows if not held.holds]
+    past_m = np.array([held.past_m for held in rows if held.latched])
+
+    def most(name: str) -> float:
+        return float(max((getattr(held, name) for held in rows), default=math.nan))
+
+    def count(name: str, above: float = 0.0) -> int:
+        return sum(getattr(held, name) > above for held in rows)
+
+    report.table(
+        f"{len(rows):,} sequences of {SEQUENCE_S:g} s, from seed {arguments.seed}", ("", "sequences", "largest"),
+        [
+            ["the lane latched", count("latched"), most("latched")],
+            ["speed after the first standstill, m/s", count("fastest_ms"), most("fastest_ms")],
+            ["distance past the first stop's end, m, above 0.5", count("past_m", 0.5), most("past_m")],
+            ["a path asks for more speed than the vehicle had, m/s", count("faster_by_ms", FASTER_MS),
+             most("faster_by_ms")],
+            ["paths that do not end at a standstill", count("moving_ends"), most("moving_ends")],
+            ["clears granted while a reason lasted", count("cleared_too_early"), most("cleared_too_early")],
+            ["paths that the vehicle could not follow", count("refused"), most("refused")],
+        ],
+    )  # fmt: skip
+    for held in sorted(wrong, key=lambda held: -held.fastest_ms)[:_SHOWN]:
+        report.text(f"seed {held.seed}: {held.fastest_ms:.2f} m/s, {held.past_m:.1f} m past; {', '.join(held.kinds)}")
+    figures = {
+        "sequences": len(rows), "seed": arguments.seed, "latched": count("latched"), "hold": len(rows) - len(wrong),
+        "fastest_ms": most("fastest_ms"), "past_m": most("past_m"),
+        "past_m_p99": float(np.percentile(past_m, 99)) if len(past_m) else math.nan,
+        "wrong": [asdict(held) for held in wrong],
+    }  # fmt: skip
+    return figures, [
+        Target("lane: largest speed after the first standstill", most("fastest_ms"), "==", 0.0, "m/s"),
+        Target("lane: sequences in which an invariant does not hold", len(wrong), "==", 0),
+    ]
+
+
+_PARTS: dict[str, Part] = {"drives": _drives, "lane": _lane}
 
 
 if __name__ == "__main__":

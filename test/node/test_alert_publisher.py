@@ -1,5 +1,6 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
 from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
+from torchperf_ros.node.reporter import Reporter
 
 
 class RecordingByHand:
@@ -134,3 +136,26 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
         log.now_s = number / 100
         log("info", "x")
     assert abs(log.lines.count("x") - (30 + 10 * 100)) <= 1
+
+
+def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(stranger, monkeypatch):
+    reporter = Reporter(stranger, lambda: "active")
+    begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def report():
+        begun.set()
+        may_end.wait(60.0)
+        assert reporter.facts == {"stage": "there"}
+
+    monkeypatch.setattr(reporter, "report", report)
+    monkeypatch.setattr("torchperf_ros.node.reporter._EVERY_S", 0.01)
+    reporter.facts = {"stage": "there"}
+    reporter.start()
+    assert begun.wait(60.0)
+    threading.Thread(target=lambda: (reporter.forget(), is_over.set()), daemon=True).start()
+    assert not is_over.wait(0.2)
+    monkeypatch.setattr(reporter, "report", lambda: None)
+    may_end.set()
+    assert is_over.wait(60.0)
+    assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
+    reporter.stop()

@@ -32,7 +32,7 @@ STAGE_KEYS = {
     "reserve_ms", "miss_ratio", "frames", "answered", "on_time", "late", "error", "invalid", "crashed", "hung",
     "unanswered", "ladder",
     "bad_input", "starting", "fallback_backup", "fallback_hold_last", "fallback_stop", "fallback_none", "superseded",
-    "stale", "restarts", "worker_0_pid", "worker_0_state", "worker_0_rss_mib", "last_error",
+    "dropped", "stale", "restarts", "worker_0_pid", "worker_0_state", "worker_0_rss_mib", "last_error",
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import resource
 
 import jsonschema
@@ -120,3 +121,56 @@ def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_
     start, *frames = [json.loads(line) for line in log.since(3).splitlines()]
     assert (start["kind"], start["stages"]) == ("start", START["stages"])
     assert [frame["seq"] for frame in frames] == [3, 4]
+
+
+def both(tmp_path, limit=LIMIT):
+    """The logs of two nodes with one folder."""
+    return [RecordLog(tmp_path / "records", limit, {**START, "node": node}) for node in ("/front/perf", "/rear/perf")]
+
+
+def test_given_two_logs_with_one_folder_when_written_then_both_rotate_by_what_is_there(tmp_path):
+    logs = both(tmp_path, 40_000)
+    for second in range(400):
+        for log in logs:
+            log.event(second, {"kind": "log", "severity": "info", "text": "x" * 100})
+            log.tick(second, 0)
+    names = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert names == ["records.1.jsonl", "records.2.jsonl", "records.3.jsonl", "records.jsonl"]
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "records").iterdir()}
+    assert all(10_000 <= size < 11_000 for name, size in sizes.items() if name != "records.jsonl"), sizes
+    oldest_first = [line for name in [*reversed(names[:3]), names[3]] for line in lines(tmp_path, name)]
+    seconds = [line["t_ns"] for line in oldest_first if line["kind"] == "log"]
+    assert seconds == sorted(seconds)
+    assert seconds[-2:] == [399, 399]
+    for name in names:  # each says whose lines come
+        assert {line["node"] for line in lines(tmp_path, name) if line["kind"] == "start"} == {
+            "/front/perf", "/rear/perf",
+        }  # fmt: skip
+
+
+def test_given_two_logs_with_one_folder_when_the_disk_is_full_for_one_then_no_line_of_the_other_is_cut(tmp_path):
+    front, rear = both(tmp_path)
+    for second in range(20):
+        front.event(second, {"kind": "log", "severity": "info", "text": "x" * 100})
+        front.tick(second, 0)
+    before = (tmp_path / "records" / "records.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
+    try:
+        rear.event(21, {"kind": "log", "severity": "info", "text": "y" * 100})
+        rear.tick(21, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "records.jsonl: " in rear.problem
+    assert (tmp_path / "records" / "records.jsonl").read_bytes() == before
+    front.event(22, {"kind": "log", "severity": "info", "text": "z"})
+    front.tick(22, 0)
+    assert lines(tmp_path)[-1]["text"] == "z"
+
+
+def test_given_a_fifo_where_records_go_when_written_then_nobody_waits_and_it_is_said(tmp_path, log):
+    (tmp_path / "records").mkdir()
+    os.mkfifo(tmp_path / "records" / "records.jsonl")
+    log.frame(frame_record(**FRAME))
+    log.tick(1, 0)
+    assert "records.jsonl: " in log.problem

@@ -9,6 +9,7 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
 """
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from torchperf_ros.config.message_types import message_class
 from torchperf_ros.engines.engine import ENGINES, CaptureFailed
 from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.model.tier import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -373,3 +375,13 @@ class GivesPoints(Controlled):
     """Gives another type of message."""
 
     output = TRIGGER
+
+
+class Wordy(Controlled):
+    """From its first frame on there is more to say of each tier than a message holds."""
+
+    def preprocess(self, messages):
+        for found in gc.get_objects():
+            if isinstance(found, TierFacts):
+                found.guards = "guard " * 20_000
+        return super().preprocess(messages)

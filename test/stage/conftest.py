@@ -181,7 +181,7 @@ class StageUnderTest:
     def accounts(self):
         """(frames, what they became): equal, by the law of conservation."""
         statistics, mailbox = self.counters, self.actor.mailbox
-        return statistics.frames, statistics.ended + mailbox.superseded + mailbox.stale + self.in_flight()
+        return statistics.frames, statistics.ended + mailbox.superseded + self.in_flight()
 
     def notes(self, what, pid):
         """Stamps that a worker noted, in order."""

@@ -1,11 +1,14 @@
 """A stage whose model gives partial results: what is published at the deadline, and what becomes of the run."""
 
 import math
+import time
 
 import pytest
 
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.frame.waiting import PublishMargin
+
+from .conftest import wait_until
 
 SHORT_MS, MARGIN_MS = 1000.0, 900.0
 BUDGET_MS = 5000.0
@@ -119,3 +122,17 @@ def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_i
     assert (answer.outcome, answer.fallback, answer.step, answer.tier) == (Outcome.PARTIAL, None, 1, 0)
     assert x_of(stage, answer) == 11.0
     assert stage.counters.backups > 0
+
+
+def test_given_stale_frames_when_answered_then_the_run_that_follows_gives_all_steps_and_is_held(stage):
+    """Its frame is answered before it begins. Were it stopped after its first step, there would be nothing to hold."""
+    stage.reconfigure(budget_from="stamp", budget_ms=SHORT_MS)
+    xs = []
+    for x in (10.0, 20.0, 30.0):
+        late_results = stage.counters.late_results
+        answer = stage.ask(x=x, stamp_ns=time.time_ns() - 3_000_000_000)
+        assert (answer.outcome, answer.fallback, answer.frame.stale) == (Outcome.LATE, Fallback.HOLD_LAST, True)
+        xs.append(x_of(stage, answer))
+        wait_until(lambda: stage.counters.late_results > late_results, lambda: "its run's end")  # noqa: B023
+    stage.reconfigure()
+    assert xs == [4.0, 13.0, 23.0]

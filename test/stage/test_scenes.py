@@ -189,3 +189,28 @@ def test_given_a_shortest_budget_when_the_vehicle_is_fast_then_frames_have_less_
     stage.actor.hear(ODOMETRY, odometry(45.0))
     assert stage.ask().budget_ms == 1000.0
     assert stage.actor.budget_ms == 1000.0
+
+
+def test_given_a_worker_that_named_a_scene_when_it_dies_then_the_scene_goes_with_it(start_own_stage):
+    stage = start_own_stage(backup="none", **SCENES)
+    stage.ask({"do": "name", "scene": "parking", "once": False})
+    wait_until(lambda: stage.actor.scenes.word == 2, lambda: stage.actor.scenes.word)
+    assert stage.ask({"do": "os_exit"}).frame.scene == 2  # the tiers of that scene may be what ends its workers
+    wait_until(lambda: stage.actor.pool.restarts, lambda: stage.actor.pool.progress)
+    assert stage.actor.scenes.word == -1
+    settle(stage)
+    assert stage.ask().frame.scene == 0
+
+
+def test_given_an_old_frame_that_is_run_once_more_when_it_shows_another_scene_then_that_is_not_the_scene_now(
+    start_own_stage, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.stage.dispatcher._REHEARSE_AFTER_NS", 0)
+    stage = start_own_stage(backup="standby", **SCENES)
+    stage.wait_for_workers()
+    said = []
+    monkeypatch.setattr(stage.actor.scenes, "name", lambda *of: said.append(of))
+    answer = stage.ask({"do": "name", "scene": "parking", "once": False})
+    wait_until(lambda: stage.counters.rehearsals == 1, lambda: stage.counters)
+    stage.wait_for_workers()
+    assert [(scene, seq) for scene, _, seq in said] == [(2, answer.frame.seq)]

@@ -204,6 +204,49 @@ def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_a
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
+def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it_does_not_begin_to_serve(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="none", budget_ms=60_000.0, hang_ms=60_000.0)
+    shadow = ready_shadow(stage)
+    os.kill(stage.pids[0], signal.SIGSTOP)
+    seq, _ = stage.offer()
+    stage.actor.exchange()
+    shadow.pool.policies[0].died = lambda *_, **__: 1 << 62  # when the next is started: not before the test wants it
+    os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
+    os.kill(stage.pids[0], signal.SIGCONT)
+    stage.answer(seq)
+    stage.wait_for(lambda: any("does not begin to serve" in one.message for one in stage.anomalies), "it says so")
+    assert (stage.actor.version, stage.actor.exchanges) == ("base", False)
+    assert stage.ask().outcome is Outcome.ON_TIME
+    shadow.pool._start_at_ns[0] = 0
+    wait_until(lambda: shadow.pool.ready, lambda: shadow.pool.progress)
+    stage.actor.exchange()  # as the roll-out does that asks again
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+
+
+@pytest.mark.parametrize("whose", ["shadow", "stage"])
+def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_then_it_tells_the_right_side(
+    stage, whose
+):
+    shadow = ready_shadow(stage)
+    pool = {"shadow": shadow.pool, "stage": stage.actor.pool}[whose]
+    with stage.actor._lock:  # which the pool's thread waits for
+        os.kill(pool.workers[0].pid, signal.SIGKILL)
+        wait_until(pool.telling.locked, lambda: "it has noticed")
+        stage.actor.exchanges = True
+        stage.actor._begin(time.monotonic_ns())
+        assert (stage.actor.version, stage.actor.exchanges) == ("base", True)
+    wait_until(lambda: not stage.actor.exchanges, lambda: "the exchange, or a word")
+    assert stage.actor.version == ("base" if whose == "shadow" else "new")
+    for each in (stage.actor.pool, shadow.pool):
+        wait_until(lambda: each.ready, lambda: each.progress)  # noqa: B023
+    assert not stage.actor._dispatcher._running
+    assert not shadow.dispatcher._running
+    wait_until(lambda: pair_of(stage, shadow, stage.ask().frame.seq).both, lambda: "the shadow runs frames")
+
+
 def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_too_before_it_serves(start_own_stage):
     stage = start_own_stage(backup="standby")
     shadow = ready_shadow(stage)
@@ -319,3 +362,44 @@ def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shad
     for _ in range(200):
         stage.ask()
     wait_until(lambda: shadow.skipped > skipped, lambda: "a skipped frame")
+
+
+def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_after_an_exchange(start_own_stage):
+    stage = start_own_stage(backup="standby")
+    shadow = ready_shadow(stage)
+    stage.reconfigure(hang_ms=12_345.0, budget_ms=4321.0)
+    pool = shadow.pool
+    assert (pool.config.hang_ms, pool.config.budget_ms, pool.config.backup) == (12_345.0, 4321.0, "none")
+    assert pool.config.adapter == f"{ADAPTERS}:Shifted"
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    assert stage.actor.pool is pool
+    assert stage.actor.pool.config.hang_ms == 12_345.0
+    stage.reconfigure(hang_ms=23_456.0)
+    assert stage.actor.pool.config.hang_ms == stage.actor.shadow.pool.config.hang_ms == 23_456.0
+    assert stage.actor.shadow.pool.config.adapter.endswith("Controlled")
+    assert stage.actor.shadow.pool.config.backup == "standby"
+
+
+def test_given_a_scene_that_the_version_before_named_when_the_other_one_serves_then_it_is_named_anew(stage):
+    ready_shadow(stage)
+    stage.ask()
+    stage.actor.scenes.name(0, stage.actor.pool.workers[0], stage.counters.frames)
+    stage.actor.exchange()
+    wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
+    assert (stage.actor.scenes.word, stage.actor.scenes.word_of) == (-1, None)
+
+
+def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_observes_it(stage):
+    """That the base was late says nothing about it; it would lose each of these pairs."""
+    shadow = ready_shadow(stage)
+    pair_of(stage, shadow, stage.ask(x=3.0).frame.seq)
+    (pid,) = [worker.pid for worker in shadow.pool.everyone]
+    stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
+    stamp_ns = time.time_ns() - 3_000_000_000
+    assert stage.ask(stamp_ns=stamp_ns).frame.stale
+    wait_until(lambda: stamp_ns in stage.notes("observed", pid), lambda: "the shadow observes it")
+    stage.reconfigure()
+    later = stage.ask(x=4.0)
+    assert pair_of(stage, shadow, later.frame.seq).answer is later
+    assert shadow.figures.total.base_late == 0

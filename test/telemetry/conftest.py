@@ -30,6 +30,7 @@ class PoolAtRest:
         self.ready = any(worker is not None for worker in workers)
         self.progress = "; ".join(f"worker {n} {self.state(n)}" for n in range(len(workers)))
         self.restarts = 3
+        self.unended, self.unended_pids = 1, [4711]
         self.last_error = ""
         self.ring = SimpleNamespace(used_bytes=3 << 20)
 

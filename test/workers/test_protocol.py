@@ -13,6 +13,7 @@ from torchperf_ros.workers.protocol import (
     Request,
     Response,
     pack_control,
+    pack_report,
     unpack_control,
     unpack_request,
     unpack_response,
@@ -82,6 +83,30 @@ def test_given_a_long_text_of_the_widest_characters_when_packed_then_it_still_fi
 def test_given_fields_beyond_the_bound_when_packed_then_it_is_refused():
     with pytest.raises(ProtocolError, match=f"'setup' of .* at most {MAX_CONTROL_BYTES}"):
         pack_control("setup", options={"x": "y" * MAX_CONTROL_BYTES})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tiers=st.lists(st.dictionaries(st.sampled_from(["why", "choice", "guards"]), st.integers(0, 40_000)), max_size=12),
+    letter=st.sampled_from(["x", "\N{GRINNING FACE}", '"']),
+)
+def test_given_long_texts_deep_in_a_report_when_packed_then_it_fits_and_keeps_their_ends(tiers, letter):
+    said = [{key: letter * length + "!" for key, length in tier.items()} for tier in tiers]
+    found = unpack_control(pack_report("tiers", tiers=said, out_of_memory=7))
+    assert [set(tier) for tier in found["tiers"]] == [set(tier) for tier in said]
+    assert found["out_of_memory"] == 7
+    for tier, was in zip(found["tiers"], said, strict=True):
+        assert all(was[key].endswith(text.removeprefix("...")) and text[-1] == "!" for key, text in tier.items())
+
+
+def test_given_a_report_that_fits_when_packed_then_nothing_is_cut():
+    tiers = [{"guards": "x" * 30_000}]
+    assert unpack_control(pack_report("tiers", tiers=tiers))["tiers"] == tiers
+
+
+def test_given_a_report_of_too_many_numbers_when_packed_then_it_is_refused():
+    with pytest.raises(ProtocolError, match=f"'tiers' of .* at most {MAX_CONTROL_BYTES}"):
+        pack_report("tiers", tiers=[1.5] * MAX_CONTROL_BYTES)
 
 
 @pytest.mark.parametrize(

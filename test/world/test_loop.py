@@ -84,7 +84,7 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
 
 
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
-    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "full")]
+    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "no_lane")]
     without, found = (drive(one, workers=workers) for one in drives)
     assert without.score.collision
     assert not found.score.collision
@@ -113,11 +113,11 @@ def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_train
 def test_given_a_folder_that_cannot_be_made_when_driven_then_the_error_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be made: Not a directory"):
-        run_drive(Console(), "ccrs", 2, ("full", 1, "none"), tmp_path / "file" / "out", tui=False)
+        run_drive(Console(), Drive(draw_scenario("ccrs", 2), "full"), tmp_path / "file" / "out", tui=False)
 
 
 def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
-    status = run_drive(Console(), "ccrs", 2, ("no_guard", 1, "none"), tmp_path / "out", tui=False)
+    status = run_drive(Console(), Drive(draw_scenario("ccrs", 2), "no_guard"), tmp_path / "out", tui=False)
     assert status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
     test = tmp_path / "out" / "test_ccrs_2_no_guard.py"

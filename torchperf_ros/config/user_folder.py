@@ -24,6 +24,11 @@ def user_folder(variable: str, below_home: str) -> Path:
     return Path(home) / below_home / "torchperf_ros"
 
 
+def node_folder(root: Path, node: str) -> Path:
+    """The folder of a node's own below one that several may share; `node` is its fully qualified name: /front/perf."""
+    return root.joinpath(*filter(None, node.split("/")))
+
+
 def make_private(folder: Path) -> None:
     """Make a folder, and what is missing on the way to it, that only the user may enter, whatever the umask.
 
@@ -67,6 +72,11 @@ def exposed(path: Path) -> str:
             change = "700" if part == path and stat.S_ISDIR(status.st_mode) else "go-w"
             return f"others can write {part} (mode {mode:04o}); if its content is yours: `chmod {change} {part}`"
     return ""
+
+
+def exposed_at(path: Path) -> str:
+    """The same of what a path leads to, with symbolic links followed."""
+    return exposed(Path(os.path.realpath(path)))
 
 
 def _user_name(uid: int) -> str:

@@ -1,6 +1,5 @@
 """Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
 
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
-from torchperf_ros.workers.protocol import STACK_FILE, STACK_SIGNAL
+from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
@@ -42,7 +41,7 @@ class AlertPublisher:
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
         self._grouping = AlertGrouping()
         self._healths: dict[str, Health] = {}
-        self._dropped: dict[str, tuple[int, int]] = {}
+        self._dropped: dict[str, int] = {}
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
         self._evidence_ns: int | None = None
         self._evidence_of: dict[str, str] = {}
@@ -161,17 +160,16 @@ class AlertPublisher:
         name = stage.config.name
         before = self._healths.get(name, Health.STARTING)
         self._healths[name] = health
-        drops = (stage.mailbox.superseded, stage.mailbox.stale)
-        superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
-        self._dropped[name] = drops
+        superseded = stage.mailbox.superseded - self._dropped.get(name, 0)
+        self._dropped[name] = stage.mailbox.superseded
         if (recording := self.recording) is None:
             return
         if health is not before:
             recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
             if health is Health.SAFE_STOP:
                 self._record_once(f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns)
-        if superseded > 0 or stale > 0:
-            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
+        if superseded > 0:
+            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded)
 
 
 def _remember(events: dict[str, _Value], name: str, value: _Value) -> None:
@@ -257,7 +255,7 @@ def _worker_stacks(worker: WorkerProcess) -> str:
     file = Path(worker.folder) / STACK_FILE
     try:
         size = before = file.stat().st_size
-        signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+        worker.ask_for_stacks()
         give_up_at = time.monotonic() + _WAIT_S
         while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
             time.sleep(_STEP_S)

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ _LOOK_S: Final = 0.1
 _MINUTE_S: Final = 60.0
 _SECOND_S: Final = 1.0
 _LATER_S: Final = 30.0
+_END_S: Final = 5.0
 _MIB: Final = 1 << 20
 _COUNTED: Final = ("frames", "deaths", "refused", "misses")
 
@@ -204,9 +205,11 @@ class Trial:
 class Rollouts:
     """A thread of the node that looks after the versions of all its stages."""
 
-    def __init__(self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None]) -> None:
-        """`values` gives a stage's own parameters; nothing runs before `begin`."""
-        self._values, self._log, self._alert = values, log, alert
+    def __init__(
+        self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None], node: str
+    ) -> None:
+        """`values` gives a stage's own parameters, `node` is its fully qualified name; nothing runs before `begin`."""
+        self._values, self._log, self._alert, self._node = values, log, alert, node
         self._stages: Sequence[StageActor] = ()
         self._config: NodeConfig | None = None
         self._sources: dict[str, Source] = {}  # by stage
@@ -219,24 +222,29 @@ class Rollouts:
         self._thread: threading.Thread | None = None
 
     def check(self, config: NodeConfig) -> None:
-        """See that the candidates of a configuration can be read, and that facts are some that plans may ask for.
+        """See that a changed candidate can be read, and that facts are some that plans may ask for.
+
+        The thread that asks receives frames, too, so that nothing is read that has been before.
 
         Raises:
             ConfigError: one cannot; the message names the file, or the parameter.
         """
+        self._check(config, {} if self._config is None else {one.name: one.candidate for one in self._config.stages})
+
+    def _check(self, config: NodeConfig, known: Mapping[str, str]) -> None:
         if any(stage.rollout_plan for stage in config.stages):
             facts_of_vehicle(config.rollout)
         for stage in config.stages:
-            if stage.candidate:
+            if stage.candidate and stage.candidate != known.get(stage.name):
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
 
     def prepared(self, config: NodeConfig) -> NodeConfig:
-        """The configuration with the versions that the vehicle's plans begin with.
+        """The configuration with the versions that the vehicle's plans begin with; `end` takes back what this takes.
 
         Raises:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
-        self.check(config)
+        self._check(config, {})
         self._sources, self._begins, self._config = {}, {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
@@ -245,8 +253,10 @@ class Rollouts:
         if not stage.rollout_plan:
             self._sources[name] = ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
             return stage
-        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name))
+        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node)
         self._sources[name] = source
+        if source.vehicle.adopted:
+            self._say(name, source.vehicle.adopted)
         try:
             running = source.running()
             if running is None:
@@ -280,15 +290,20 @@ class Rollouts:
         for stage in stages:
             if stage.config.name in self._begins:
                 stage.begin_as(*self._begins[stage.config.name])
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._stopping = threading.Event()  # of its own: one that hangs on a disk is not to go on with these stages
+        self._thread = threading.Thread(
+            target=self._run, args=(self._stopping, stages, dict(self._sources)), name="rollouts", daemon=True
+        )
         self._thread.start()
 
     def end(self) -> None:
         """Look after none any more, before the stages stop."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                what = "the thread that looks after candidates has not ended"
+                self._log("error", f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder")
         self._thread = None
         for trial in self._trials.values():
             trial.close()
@@ -307,12 +322,12 @@ class Rollouts:
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event, stages: Sequence[StageActor], sources: Mapping[str, Source]) -> None:
         step_back()
-        while not self._stopping.wait(_LOOK_S):
-            for stage in self._stages:
+        while not stopping.wait(_LOOK_S):
+            for stage in stages:
                 try:
-                    self._look_after(stage, self._sources[stage.config.name])
+                    self._look_after(stage, sources[stage.config.name])
                 except Exception:  # the thread's boundary: one stage's candidate must not cost another's guard
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")

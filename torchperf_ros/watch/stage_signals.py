@@ -32,7 +32,7 @@ class StageSignals:
     """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
-        superseded, stale: frames of this second that will never be answered; set by whoever hears of them.
+        superseded: frames of this second that will never be answered; set by whoever hears of them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StageSignals:
         self._scenes = scenes or [range(len(tiers))]
         self.missed = 0  # deadlines missed in the last second, but for bad input, which no load explains
         self.harmed = False  # whether the last second had misses, or an unusual latency
-        self.superseded = self.stale = 0
+        self.superseded = 0
         self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
         least_age_ms = max(5.0, 0.1 * budget_ms)
         self._input = {
@@ -81,11 +81,11 @@ class StageSignals:
         answers = [answer for answer in answers if answer.outcome is not Outcome.STARTING]
         time_s = now_ns / NS_PER_S
         values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
-        dropped = self.superseded + self.stale
+        dropped, self.superseded = self.superseded, 0
         received = dropped + max(len(answers), self._answered_before)  # drops are heard of up to a second later
         self._answered_before = len(answers)
-        values |= {"frames": float(len(answers)), "superseded": float(self.superseded), "stale": float(self.stale)}
-        self.superseded = self.stale = 0
+        stale = sum(answer.frame.stale for answer in answers)
+        values |= {"frames": float(len(answers)), "superseded": float(dropped), "stale": float(stale)}
         alerts += self._judge_misses(time_s, answers, others)
         values["misses"] = float(sum(answer.outcome not in IN_TIME for answer in answers))
         if received:

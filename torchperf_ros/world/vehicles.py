@@ -43,7 +43,7 @@ class Body:
         s, d: of its middle along the lane, and to the left of it, in m.
         speed, across: m/s along the lane and to the left.
         length, width: m; `turned`: rad from the lane's direction.
-        brake_at_s, braking: when it begins to brake to a standstill, and how hard in m/s^2.
+        brake_at_s, braking: when it begins to brake, and how hard in m/s^2; `slowest`: down to how many m/s.
         move_at_s, move_to_m, move_speed: when it begins to move to another `d`, and how fast in m/s.
         wanted: m/s; above 0 it follows whoever is ahead of it by the Intelligent Driver Model.
     """
@@ -58,6 +58,7 @@ class Body:
     turned: float = 0.0
     brake_at_s: float = math.inf
     braking: float = 0.0
+    slowest: float = 0.0
     move_at_s: float = math.inf
     move_to_m: float = 0.0
     move_speed: float = 0.0
@@ -67,10 +68,12 @@ class Body:
         """Move on by `DT_S`; `ahead` has the gap in m to whoever is ahead of it in its lane, and how fast they are."""
         acceleration = 0.0
         if now_s >= self.brake_at_s:
-            acceleration = -self.braking
+            acceleration = -self.braking if self.speed > self.slowest else 0.0
         elif self.wanted:
             acceleration = idm(self.speed, self.wanted, *(ahead or (math.inf, 0.0)))
-        before, self.speed = self.speed, max(0.0, self.speed + acceleration * DT_S) if acceleration else self.speed
+        before = self.speed
+        if acceleration:
+            self.speed = max(0.0, self.speed + acceleration * DT_S)
         if now_s >= self.move_at_s:
             left = self.move_to_m - self.d
             self.across = math.copysign(min(self.move_speed, abs(left) / DT_S), left)
