@@ -261,9 +261,13 @@ class _Sessions:
         session.set_up_shared_process()
         self._start(sockets, self._prints[0], joins)
         while True:
-            data, passed, _, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+            data, passed, flags, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
             if not data:
                 return 0
+            if flags & socket.MSG_CTRUNC:  # no descriptor is left for it: the node finds its sockets closed
+                for each in passed:
+                    os.close(each)
+                continue
             for each in passed:
                 os.set_inheritable(each, False)
             with self._lock:
