@@ -272,7 +272,15 @@ class _Sessions:
                 os.set_inheritable(each, False)
             with self._lock:
                 self.print_to(passed[4])
-            self._start(passed[:4], passed[4], joins)
+            try:
+                self._start(passed[:4], passed[4], joins)
+            except RuntimeError:  # the machine gives no more threads: the node finds the session's sockets closed
+                with self._lock:
+                    self._prints.remove(passed[4])
+                    if self._prints:
+                        self._redirect()
+                for each in passed:
+                    os.close(each)
 
     def _start(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
         threading.Thread(target=self._run, args=(sockets, prints, joins), daemon=True).start()
