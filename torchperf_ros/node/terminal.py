@@ -48,7 +48,12 @@ def passed_on() -> Iterator[Callable[[], int]]:
     _flush()
     with warnings.catch_warnings():  # numpy's threads are idle, and of no use to the fork
         warnings.simplefilter("ignore", DeprecationWarning)
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"what is printed may hold the node up: no process can be forked for it: {error}", file=sys.stderr)
+            pid, relays = -1, []
+        if pid == 0:
             _serve(relays)
     for relay in relays:
         relay.begin()
