@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import psutil
 
-from benchmarks.rig.arguments import add_some, arguments_of
+from benchmarks.rig.arguments import add_some, arguments_of, callers_path
 from benchmarks.rig.report import Part, Report, Target, say
 from torchperf_ros.cli.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add_some(parser, "--scenarios", (*SCENARIOS, *TRAFFIC), SCENARIOS)
     parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
     parser.add_argument("--faults", default="bench", help=f"of {', '.join(FAULTS)}, or by rate (default bench)")
-    parser.add_argument("--collisions", metavar="FOLDER", help="write log, picture and test of each to it")
+    parser.add_argument("--collisions", type=callers_path, metavar="FOLDER", help="write log, picture and test of each")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
         "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
@@ -185,7 +185,7 @@ def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[T
     if arguments.collisions is not None:
         for row in (row for row in rows if row["collision"]):
             one = _Wanted(row["arm"], row["scenario"], row["seed"], arguments.load, arguments.faults).drive
-            folder = Path(arguments.collisions) / f"{row['scenario']}-{row['seed']}-{row['arm']}"
+            folder = arguments.collisions / f"{row['scenario']}-{row['seed']}-{row['arm']}"
             write_drive(one, folder, _workers)
             report.text(f"wrote {folder}: a log to replay, a picture, and a test")
         end_workers(_workers)
