@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.rig.arguments import callers_path
 from benchmarks.rig.report import say
 from torchperf_ros.world.drive_page import write_picture
 from torchperf_ros.world.loop import Drive, drive
@@ -90,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures", help="where they go")
+    parser.add_argument("--folder", type=callers_path, default=ROOT / "docs" / "pictures", help="where they go")
     pictures = parser.parse_args().folder.resolve()
     if shutil.which("chromium") is None:
         sys.stderr.write("chromium is not installed: sudo apt-get install chromium\n")

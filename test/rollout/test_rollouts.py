@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,10 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.node import rollouts
-from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource
+from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Wish
 from torchperf_ros.node.rollouts import Rollouts, Trial
-from torchperf_ros.rollout.guards import Guards, broken_guard
+from torchperf_ros.rollout.guards import Guards, broken_guard, why_not_to_serve
+from torchperf_ros.stage.pair_figures import Pair, PairFigures
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -81,6 +83,79 @@ def test_given_misses_of_the_version_before_when_the_candidate_takes_over_then_t
     trial = Trial(stage, "7")
     answered(stage, 2000)
     assert (trial.figures().frames, trial.figures().misses) == (1, 0)
+
+
+class Beside:
+    """What a trial knows of the version beside: pairs, and that all its workers are up."""
+
+    def __init__(self, stage):
+        self.version, self.figures, self.refused, self.deaths = "base", PairFigures(), "", 0
+        self.ready, self.skipped, self.lost_pairs = True, 0, 0
+        self.pool = SimpleNamespace(ready=True, description=None, progress="")
+        self.stage = stage
+
+    def pairs(self, number, *, late=0, untimed=False):
+        """So many pairs, of which the candidate would have been late in some."""
+        for seq in range(number):
+            now_ns = time.monotonic_ns()
+            frame = Frame(seq, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
+            answer = Answer(frame, Outcome.ON_TIME, None, "", 0, 0.0, 10.0, 50.0, -40.0, now_ns, StepTimes(1, 1, 1, 1))
+            steps_ms = 90.0 if seq < late else 4.0
+            self.figures.add(
+                Pair(answer, Outcome.ON_TIME, steps_ms, b"x", b"x", disturbed=untimed), candidate_serves=False
+            )
+
+
+@pytest.fixture
+def beside(stage):
+    stage.begin_as("base", {})
+    stage.shadow = Beside(stage)
+    stage.shadow.version = "7"
+    yield stage.shadow
+    stage.shadow = None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "waits"),
+    [
+        ({"number": 0}, "0 of the 150 frames beside the base that it has to have first"),
+        ({"number": 149}, "149 of the 150 frames beside the base that it has to have first"),
+        ({"number": 500, "untimed": True}, "0 of the 150 frames beside the base that it has to have first"),
+        ({"number": 200, "late": 5}, "5 of 200 frames would be over the budget or without a result; at most 2.00% may"),
+        ({"number": 200, "late": 200}, "200 of 200 frames would be over the budget"),
+        ({"number": 200, "late": 4}, ""),
+        ({"number": 150}, ""),
+    ],
+)
+def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_and_never_over_the_budget(
+    stage, beside, monkeypatch, pairs, waits
+):
+    begun = []
+    monkeypatch.setattr(stage, "exchange", lambda: begun.append("exchange"))
+    trial = Trial(stage, "7")
+    beside.pairs(**pairs)
+    source = SimpleNamespace(begins=lambda: begun.append("begins"))
+    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
+    found._exchange(trial, source, Wish("7", "base", "7"))
+    assert trial.waits.startswith(waits)
+    assert begun == ([] if waits else ["begins", "exchange"])
+    said = trial.values()["candidate"]
+    assert said.startswith(f"7: shadow, which is to serve and waits: {waits}") if waits else said == "7: shadow"
+
+
+def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(stage, beside, monkeypatch):
+    begun = []
+    monkeypatch.setattr(stage, "exchange", lambda: begun.append("exchange"))
+    stage.begin_as("7", {})
+    beside.version = "base"
+    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
+    found._exchange(Trial(stage, "7"), SimpleNamespace(), Wish())
+    assert begun == ["exchange"]
+
+
+def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_it_may():
+    assert why_not_to_serve(200, 20, 0.1, Guards()) == ""
+    assert why_not_to_serve(200, 21, 0.1, Guards()) != ""
 
 
 # -- the thread -------------------------------------------------------------------------------------------------------

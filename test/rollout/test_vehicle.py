@@ -47,6 +47,18 @@ def test_given_steps_when_a_vehicle_looks_then_its_bucket_decides_and_is_named(d
     assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "7", "base")
 
 
+def test_given_minutes_without_a_frame_of_both_when_they_pass_then_the_candidate_has_not_been_beside(desk):
+    desk.publish(serving(shadow_min=2.0))
+    vehicle = desk.vehicle()
+    for _ in range(9):
+        vehicle.minute(minute("shadow", frames=0))
+        assert vehicle.look().role is Role.SHADOW
+    for _ in range(2):
+        assert vehicle.look().role is Role.SHADOW
+        vehicle.minute(minute("shadow"))
+    assert vehicle.look().role is Role.SERVING
+
+
 def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_after_a_start(desk):
     desk.publish(serving())
     vehicle = desk.vehicle()

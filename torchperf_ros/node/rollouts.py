@@ -20,7 +20,7 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.rollout.comparer import OutputComparer
-from torchperf_ros.rollout.guards import Figures, broken_guard
+from torchperf_ros.rollout.guards import Figures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.watch.memory_watch import MemoryTrend
 from torchperf_ros.workers.process_setup import step_back
@@ -44,6 +44,7 @@ class Trial:
         over: why it ends; "" while it goes on.
         leave_by_s: from then on what serves leaves for whatever can answer, by the monotonic clock.
         served: whether the candidate did at the last look.
+        waits: why it does not serve yet although it is to; "" mostly.
     """
 
     def __init__(self, stage: StageActor, candidate: str) -> None:
@@ -53,6 +54,7 @@ class Trial:
             stage.shadow.figures.version = candidate
         self._begun = "" if stage.shadow is None else stage.shadow.version
         self.over, self.leave_by_s, self.served = "", math.inf, self.serves
+        self.waits = ""
         self._comparer: OutputComparer | None = None
         self._safe_stops, self._in_safe_stop = 0, False
         self._trend = MemoryTrend()
@@ -78,6 +80,15 @@ class Trial:
         if not shadow.ready:
             shadow.promote()
         return shadow.ready
+
+    def may_serve(self, limits: Guards) -> bool:
+        """Whether the candidate has shown beside the other version that it may take its place; else see `waits`."""
+        shadow = self.stage.shadow
+        if shadow is not None:
+            total = shadow.figures.total
+            base_share = total.base_late / total.pairs if total.pairs else 0.0
+            self.waits = why_not_to_serve(total.both, total.candidate_late, base_share, limits)
+        return not self.waits
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
@@ -194,7 +205,7 @@ class Trial:
             return "serves"
         if shadow is None or not shadow.pool.ready:
             return f"starts: {'' if shadow is None else shadow.pool.progress}"
-        return "shadow"
+        return f"shadow, which is to serve and waits: {self.waits}" if self.waits else "shadow"
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -358,8 +369,10 @@ class Rollouts:
         if not trial.over:
             wish = self._judge(trial, source, wish)
         if trial.target(wish) != stage.version:
-            self._exchange(trial, source)
-        elif trial.over:
+            self._exchange(trial, source, wish)
+            return
+        trial.waits = ""
+        if trial.over:
             self._end(trial)
         elif trial.serves:
             trial.may_exchange()  # the way back is kept open
@@ -407,8 +420,13 @@ class Rollouts:
         self._trials[name] = Trial(stage, wish.candidate or leaves)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
-    def _exchange(self, trial: Trial, source: Source) -> None:
-        """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""
+    def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
+        """Have the other version serve: at once where that is the way back, else once it has shown that it can.
+
+        It then needs all its workers as well.
+        """
+        if not trial.serves and not trial.may_serve(wish.limits):
+            return
         if trial.stage.exchanges or not trial.may_exchange():
             return
         if not trial.serves:

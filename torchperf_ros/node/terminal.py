@@ -81,8 +81,10 @@ def _serve(relays: "list[_Relay]") -> None:
     """The process that passes lines on, until nobody can print any more; never returns."""
     try:
         name_process(PROCESS_NAME)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # of the group: what the others
-            signal.signal(number, signal.SIG_IGN)  # say of their end is to be read, too
+        # Those of the group: what the others say of their end is to be read, too. And that of a terminal to a process
+        # that writes to it in the background.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTOU):
+            signal.signal(number, signal.SIG_IGN)
         kept = {descriptor for relay in relays for descriptor in (relay.source, relay.target)}
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor not in kept:

@@ -302,8 +302,9 @@ class VehicleRollout:
             The guard that is broken within the last hour, "" for none.
         """
         served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
-        served[block.version] = served.get(block.version, 0.0) + BLOCK_S
-        self._save()
+        if block.frames or block.role == SERVING:  # a minute beside it without a frame of both shows nothing
+            served[block.version] = served.get(block.version, 0.0) + BLOCK_S
+            self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
         return broken_guard(self._decision.limits, sum(self._recent, Figures()))

@@ -77,13 +77,17 @@ class SharedProcesses:
         Raises:
             OSError, ProtocolError: a process was to be forked, and was not; see `ForkServer.fork`.
         """
-        with self.lock:
+        while not self.lock.acquire(timeout=_LOCK_WITHIN_S):  # another stage waits for a fork
+            meanwhile()
+        try:
             number = (place + self.stages.index(seat.stage)) % self._count
             process = self._processes.get(number)
             if process is None or not process.enter(seat, descriptors):
                 assert self._server is not None
                 process = self._processes[number] = _Process(self._server, seat, descriptors, meanwhile)
             return process
+        finally:
+            self.lock.release()
 
 
 class SharedServer:

@@ -292,8 +292,10 @@ class WorkerPool:
             self._guarded("ending the fork server", self._server.close)
 
     def _step(self) -> None:
-        self._spawn_missing(time.monotonic_ns())
-        self._wait_for_news()
+        """Whatever goes wrong in one part, the others are done."""
+        self._guarded("starting workers", self._spawn_missing, time.monotonic_ns())
+        if not self._guarded("waiting for news", self._wait_for_news):
+            self._stopping.wait(_AFTER_ERROR_S)
         self._look_after_all()
         now_ns = time.monotonic_ns()
         if not self._guarded("a capture", self.capture.step, self.workers, now_ns):

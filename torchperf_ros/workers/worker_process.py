@@ -62,9 +62,14 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat,
+        self,
+        number: int,
+        setup: dict[str, Any],
+        ring: FrameRing,
+        result_bytes: int,
+        server: ForkServer | Seat,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
 
         Raises:
@@ -77,6 +82,7 @@ class WorkerProcess:
         self.left = False  # its session is over, and its process may live on
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
+        self.tier: int | None = None  # the one that it ran last, None before
         self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
         self.ready_at_ns: int | None = None  # when it reported ready, None before
         self.has_run = False  # a frame: the first run is one of a cold process
@@ -196,7 +202,7 @@ class WorkerProcess:
             if self.seat is None:  # else the pool sees whether only its session has ended
                 self.kill("it takes no more frames")
             return False
-        self.busy_since_ns = now_ns
+        self.busy_since_ns, self.tier = now_ns, tier
         self.seq = seq
         return True
 

@@ -54,8 +54,8 @@ ARMS: Final = {
     "no_guard": "these stages with standby, hold_last and stop",
     "no_lane": "the same, and the guard checks every plan",
     "full": "the same, and the emergency lane watches the scan",
-    "radar": "the same, and the guard has a radar's echoes beside what perception finds",
-    "camera": "as full, but perception is the trained detector on a camera's images, in place of the truth",
+    "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
+    "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
@@ -64,7 +64,7 @@ NAIVE_RESTART_S: Final = 4.0
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
-_HAVE_LANE: Final = _GUARDED - {"no_lane"}
+_HAVE_LANE: Final = {"full", _WATCHED}
 _AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 
