@@ -403,3 +403,20 @@ def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_obs
     later = stage.ask(x=4.0)
     assert pair_of(stage, shadow, later.frame.seq).answer is later
     assert shadow.figures.total.base_late == 0
+
+
+def test_given_a_stage_that_is_off_when_frames_come_then_no_version_runs_or_observes_them_and_both_know_of_the_gap(
+    stage,
+):
+    shadow = ready_shadow(stage)
+    pids = [*stage.pids, shadow.pool.workers[0].pid]
+    ask_both(stage, shadow)
+    stage.actor.actions.off = True
+    for _ in range(3):
+        answer = stage.ask()
+        assert (answer.outcome, answer.length > 0) == (Outcome.BAD_INPUT, True)
+    stage.actor.actions.off = False
+    _, pair = ask_both(stage, shadow)
+    assert pair.both
+    assert [len(stage.notes("preprocessed", pid)) for pid in pids] == [2, 2]
+    assert stage.notes("missed", pids[0]) == [3]
