@@ -6,6 +6,7 @@ thread waits for results and for the deadline, and publishes. Events only change
 follows.
 """
 
+import contextlib
 import threading
 import time
 import traceback
@@ -343,7 +344,8 @@ class StageActor(StageVersions):
             try:
                 self.step(self._waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                self._note_error("lost a frame")
+                with contextlib.suppress(Exception):  # of what writes it down, too
+                    self._note_error("lost a frame")
                 with self._lock:
                     if self._in_flight is not None:
                         self._in_flight.answered = True  # what still comes for it is late
