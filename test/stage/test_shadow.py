@@ -415,3 +415,20 @@ def test_given_a_budget_that_had_partly_passed_when_paired_then_the_shadow_has_t
     answer = make_answer(total_ms=20.0, lateness_ms=lateness_ms)
     answer.steps = StepTimes(1.0, 1.0, 7.0, 1.0)
     assert Pair(answer, Outcome.ON_TIME, 20.0, b"x", b"x").late is late
+
+
+def test_given_a_stage_that_is_off_when_frames_come_then_no_version_runs_or_observes_them_and_both_know_of_the_gap(
+    stage,
+):
+    shadow = ready_shadow(stage)
+    pids = [*stage.pids, shadow.pool.workers[0].pid]
+    ask_both(stage, shadow)
+    stage.actor.actions.off = True
+    for _ in range(3):
+        answer = stage.ask()
+        assert (answer.outcome, answer.length > 0) == (Outcome.BAD_INPUT, True)
+    stage.actor.actions.off = False
+    _, pair = ask_both(stage, shadow)
+    assert pair.both
+    assert [len(stage.notes("preprocessed", pid)) for pid in pids] == [2, 2]
+    assert stage.notes("missed", pids[0]) == [3]
