@@ -149,7 +149,7 @@ def save_state(folder: Path, state: VehicleState) -> None:
     make_private(folder)
     part = folder / _PART
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
         try:
             while text:
                 text = text[os.write(handle, text) :]
