@@ -124,6 +124,7 @@ class _Drive:
         for _ in range(times):
             self._clear()
             found.append(self._until_stop("beat", self._no) - _TIMEOUT_MS)
+        self._clear()  # or the next node of this name would begin with it
         return found
 
     def _stopped(self, topic: str, message: bytes, then: bytes) -> float:

@@ -1,5 +1,7 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
+import os
+import resource
 import threading
 from types import SimpleNamespace
 
@@ -78,7 +80,7 @@ def announced(monkeypatch):
         made.step(now_ns, now_ns, [])
         return {anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR}
 
-    return SimpleNamespace(at=at, recording=made.recording)
+    return SimpleNamespace(at=at, recording=made.recording, publisher=made, found=found)
 
 
 def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(announced):
@@ -159,3 +161,34 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
     assert is_over.wait(60.0)
     assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
     reporter.stop()
+
+
+def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(stranger):
+    reporter = Reporter(stranger, lambda: "active")
+    heard = []
+    reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
+    reporter.report()
+    spare = os.open("/dev/null", os.O_RDONLY)  # the lowest that is free
+    os.close(spare)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+    try:
+        reporter.report()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reporter.report()
+    warned = [b"the memory in use cannot be found out: [Errno 24] Too many open files" in data for data in heard]
+    assert warned == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["machine: memory", "machine: gpu memory"])
+def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(announced, name):
+    left = {"level": "WARN", "name": name, "message": "4.9% of the memory is left", "values": {"value": "4.9"}}
+    announced.recording.step = lambda: [left, {**left, "name": "machine: load"}]
+    announced.publisher.takes_memory = "the most is perception's", {"stage": "perception", "pid": "8"}
+    announced.at(0)
+    said = {alert.name: alert for alert in announced.found}
+    assert said[name].message == "4.9% of the memory is left; the most is perception's"
+    assert [said[name].values[key] for key in ("value", "stage", "pid")] == ["4.9", "perception", "8"]
+    assert "stage" not in said["machine: load"].values
+    assert any("the most is perception's" in text for _, text in LINES)

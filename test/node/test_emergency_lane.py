@@ -22,6 +22,7 @@ from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.emergency_process import StopArea
+from torchperf_ros.safety.kept_latch import latch_file
 
 pytestmark = pytest.mark.ros
 
@@ -65,10 +66,10 @@ BRAKED_M = pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01)
 class Vehicle:
     """A node with a planner and the lane, its sensors, and what it says."""
 
-    def __init__(self, graph, start_node, obedient, orders, **parameters):
+    def __init__(self, graph, start_node, obedient, orders, *, namespace=None, **parameters):
         stage = obedient(orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0)
         given = {f"emergency.{name}": value for name, value in LANE.items()}
-        self.node = start_node({"stages": ["camera"], "camera": stage, **given, **parameters})
+        self.node = start_node({"stages": ["camera"], "camera": stage, **given, **parameters}, namespace=namespace)
         self.plans = graph.listen(f"{self.node.namespace}/plan", Path)
         self.node.wait_until_ready("camera")
         kinds = {"scan": LaserScan, "button": Bool, "odom": Odometry, "image": Image}
@@ -523,3 +524,38 @@ def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehic
     assert (path.header.frame_id, braked_m(path)) == ("odom", BRAKED_M)
     vehicle.send("odom", odometry(speed=0.0))
     vehicle.node.graph.wait_for_end(lane)
+
+
+def test_given_a_node_that_is_killed_when_its_button_is_pressed_then_its_successor_is_latched_until_that_is_released(
+    graph, start_node, obedient, orders, image
+):
+    first = Vehicle(graph, start_node, obedient, orders)
+    first.drive()
+    first.send("button", Bool(data=True))
+    first.next_plan()
+    file = latch_file(first.node.name)
+    graph.wait_for(file.exists, "the latch on disk")
+    lanes = first.node.lanes()
+    first.node.process.kill()
+    first.send("odom", odometry(speed=0.0))
+    graph.wait_for_end(*lanes)
+    first.node.clear_away()  # its clients: the next node of this name has to be acquainted with its own
+
+    vehicle = Vehicle(graph, start_node, obedient, orders, namespace=first.node.namespace)
+    said = vehicle.lane_says(state="latched")
+    assert said["reason"].startswith("button is true (since 20")
+    assert vehicle.node.answer(vehicle.topics["image"], image())["fallback"] == Fallback.STOP
+    assert all(braked_m(plan) == 0.0 for plan in vehicle.plans)
+    done, why = vehicle.clear()
+    assert not done
+    assert "button has not been heard yet: press and release it" in why
+    vehicle.send("button", Bool(data=True))
+    vehicle.unlatch()
+    graph.wait_for(lambda: not file.exists(), "the latch to be gone from the disk")
+
+    file.write_bytes(b"damaged")
+    assert vehicle.node.change_state("deactivate")
+    assert vehicle.node.change_state("cleanup")
+    assert vehicle.node.change_state("configure")
+    assert "is damaged" in vehicle.lane_says(state="latched")["reason"]
+    file.unlink()

@@ -29,6 +29,7 @@ def lines(folder, name="records.jsonl"):
 def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_schema(log, tmp_path):
     log.frame(frame_record(**FRAME))
     late = {"outcome": Outcome.LATE, "fallback": Fallback.HOLD_LAST, "tier": -1, "reason": "é\nline"}
+    late |= {"stale": True, "shapes": b"4x3x48x64 4x6", "lateness_ms": 5.0}
     log.frame(frame_record(**FRAME | late))
     log.event(6, {"kind": "memory", "values": {"node_rss_mib": 80.5, "cuda_free_mib": float("nan")}})
     log.event(7, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
@@ -43,6 +44,9 @@ def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_sc
         None, 3.123, "fast", None,
     )  # fmt: skip
     assert (late["outcome"], late["fallback"], late["tier"], late["reason"]) == ("late", "hold_last", None, "é\nline")
+    shown = ("deadline_ms", "lateness_ms", "stale", "input_shapes", "batch")
+    assert [on_time[name] for name in shown] == [50.0, -40.0, False, None, None]
+    assert [late[name] for name in shown] == [5.0, 5.0, True, "4x3x48x64 4x6", 4]
     assert memory["values"] == {"node_rss_mib": 80.5, "cuda_free_mib": None}
     assert health["from"] == "NOMINAL"
 

@@ -413,6 +413,18 @@ class Stopping(RuleBasedStateMachine):
             self.is_alone = True
             assert self.loop.rules.latch is not None
 
+    @rule(seconds=st.floats(0.0, 100.0))
+    def restart_node(self, seconds):
+        """Another node of the same name comes up, inactive: it knows what the one before it has left on disk."""
+        loop, latch = self.loop, self.loop.rules.latch
+        loop.pass_by(seconds)
+        loop.speed = max(0.0, loop.speed - 9.0 * seconds)
+        loop.published = None
+        loop.rules = loop.new_rules()
+        if latch is not None:
+            loop.rules.resume(latch.kind, latch.reason, None, loop.now_ns)
+        self.latch, self.is_alone, self.button, self.beat_ns, self.good = loop.rules.latch, False, None, None, {}
+
     @rule()
     def clear(self):
         loop, rules, latch = self.loop, self.loop.rules, self.loop.rules.latch

@@ -214,9 +214,8 @@ def test_given_a_fork_that_fails_when_a_worker_is_replaced_then_the_other_lives_
     server = stage.actor.pool._server
     runner, standby = stage.pids
     # the dead worker's own descriptor becomes free, five are passed for the next one, and one is its own
-    left = {"processes": lambda: file_at(marker), "pidfd": lambda: descriptors_left(server._pid, 4),
-            "passed": lambda: descriptors_left(server._pid, 1)}[short_of]  # fmt: skip
-    with left():
+    left = {"pidfd": 4, "passed": 1}
+    with file_at(marker) if short_of == "processes" else descriptors_left(server._pid, left[short_of]):
         os.kill(standby, signal.SIGKILL)
         failed = lambda: [text for _, text in stage.logs if "forked none: " in text]  # noqa: E731
         stage.wait_for(lambda: len(failed()) >= 2, "it is tried again, in vain")
@@ -292,8 +291,8 @@ def test_given_a_node_that_has_no_descriptor_left_when_it_asks_for_a_worker_then
 
 def test_given_every_signal_when_it_ends_a_worker_then_the_server_says_which(serve, ask_for_worker):
     server = serve(FINE)
-    harmless = {signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT, signal.SIGSTOP, signal.SIGTSTP,
-                signal.SIGTTIN, signal.SIGTTOU}  # fmt: skip
+    harmless = {signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH, signal.SIGCONT}
+    harmless |= {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     ignored = {signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ}  # by the base, and by Python
     for number in set(range(1, signal.NSIG)) - harmless - ignored - {32, 33}:
         pid = ask_for_worker(server)
@@ -348,3 +347,17 @@ def test_given_a_server_that_does_not_answer_and_no_worker_that_can_serve_then_a
     monkeypatch.setattr(fork_server, "_FORK_TAKES_AT_MOST_S", 600.0)
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
+
+
+def test_given_a_module_that_has_the_kernel_reap_children_when_a_worker_dies_then_it_is_replaced(
+    start_own_stage, modules
+):
+    code = "import signal\nfrom adapters_under_test import Controlled\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    (modules / "reaped.py").write_text(code, encoding="utf-8")
+    stage = start_own_stage(adapter="reaped:Controlled", backup="standby")
+    server, (runner, standby) = stage.actor.pool._server, stage.pids
+    os.kill(standby, signal.SIGKILL)
+    wait_until(lambda: standby not in stage.pids, lambda: "its death is noticed")
+    stage.wait_for_workers()
+    assert (stage.pids[0], stage.actor.pool._server) == (runner, server)
+    assert any("ended by an unknown cause" in text for _, text in stage.logs)

@@ -137,18 +137,18 @@ def test_given_a_worker_that_is_traced_when_it_dies_then_its_server_goes_on_serv
 def test_given_an_error_in_the_pools_thread_then_it_says_so_and_goes_on(start_own_stage, broken):
     stage = start_own_stage(backup="none")
     pool, (pid,) = stage.actor.pool, stage.pids
-    whole, errors = getattr(pool, broken), iter([ProtocolError("nonsense"), IndexError("tuple"), ValueError("fd -1")])
+    whole, errors = getattr(pool, broken), [ProtocolError("nonsense"), IndexError("tuple"), ValueError("fd -1")]
 
     def break_down(*given):
-        if (error := next(errors, None)) is not None:
-            raise error
-        return whole(*given)
+        errors.append(errors.pop(0))
+        raise errors[-1]
 
     setattr(pool, broken, break_down)
     stage.wait_for(lambda: any("failed:\n" in text and "fd -1" in text for _, text in stage.logs), "it says so")
     with contextlib.suppress(ProcessLookupError):  # it was ended, as it could not be looked after
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in stage.pids, lambda: "a death is noticed all the same")
+    setattr(pool, broken, whole)
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
 

@@ -14,6 +14,7 @@ from torchperf_ros.workers.protocol import (
     Response,
     pack_control,
     pack_report,
+    shapes_text,
     unpack_control,
     unpack_request,
     unpack_response,
@@ -24,7 +25,10 @@ kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
 u32 = st.integers(0, 2**32 - 1)
 requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, u32, u32)
 i64 = st.integers(-(2**63), 2**63 - 1)
-responses = st.builds(Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32)
+shapes = st.lists(st.lists(st.integers(0, 4000), max_size=4), max_size=12).map(shapes_text)
+responses = st.builds(
+    Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), shapes
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=10,
@@ -39,6 +43,12 @@ def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
 @given(responses)
 def test_given_any_response_when_packed_then_it_is_unpacked_as_it_was(response):
     assert unpack_response(response.pack()) == response
+
+
+def test_given_shapes_when_put_into_words_then_what_does_not_fit_is_cut_and_says_so():
+    assert shapes_text([(1, 3, 480, 640), (1, 6), ()]) == b"1x3x480x640 1x6 scalar"
+    assert shapes_text([]) == b""
+    assert shapes_text([(1000, 1000, 1000)] * 9) == (b"1000x1000x1000 " * 3)[:45] + b"..."
 
 
 @given(st.binary(max_size=100))

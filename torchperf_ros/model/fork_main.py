@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -35,6 +36,7 @@ from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpa
 _MOST_DESCRIPTORS = 8
 _FAILED = 1
 _REAP_AGAIN_MS = 1000
+_AFTER_ERROR_S = 0.05
 _OOM_SCORE = "300"  # of 1000: where memory runs out, a worker goes before the node that can replace it
 
 
@@ -88,6 +90,9 @@ class _Forks:
             data, passed, flags, _ = socket.recv_fds(self._node, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
+        except OSError:  # the kernel has no memory for it: it is asked for again
+            time.sleep(_AFTER_ERROR_S)
+            return True
         if not data:
             return False
         request = unpack_control(data)
@@ -113,7 +118,8 @@ class _Forks:
             parent, pid = os.getpid(), os.fork()
         if pid == 0:
             for each in (self._node.detach(), *self._children):
-                os.close(each)
+                with contextlib.suppress(OSError):  # the adapter's module has closed what is not its own
+                    os.close(each)
             _become(request, passed, parent)
         is_worker, pidfd = request["kind"] == "worker", -1
         try:
@@ -122,7 +128,8 @@ class _Forks:
                 socket.send_fds(self._node, [pack_control("forked", pid=pid, number=request["number"])], [pidfd])
         except OSError:  # the node cannot have it
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
             if pidfd >= 0:
                 os.close(pidfd)
             raise
@@ -154,7 +161,10 @@ class _Forks:
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
-        reaped, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # the adapter's module has the kernel reap every child
+            return True
         if not reaped:
             return False
         if is_worker:  # the end of a stage's server shows on the node's socket to it
@@ -251,14 +261,26 @@ class _Sessions:
         session.set_up_shared_process()
         self._start(sockets, self._prints[0], joins)
         while True:
-            data, passed, _, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+            data, passed, flags, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
             if not data:
                 return 0
+            if flags & socket.MSG_CTRUNC:  # no descriptor is left for it: the node finds its sockets closed
+                for each in passed:
+                    os.close(each)
+                continue
             for each in passed:
                 os.set_inheritable(each, False)
             with self._lock:
                 self.print_to(passed[4])
-            self._start(passed[:4], passed[4], joins)
+            try:
+                self._start(passed[:4], passed[4], joins)
+            except RuntimeError:  # the machine gives no more threads: the node finds the session's sockets closed
+                with self._lock:
+                    self._prints.remove(passed[4])
+                    if self._prints:
+                        self._redirect()
+                for each in passed:
+                    os.close(each)
 
     def _start(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
         threading.Thread(target=self._run, args=(sockets, prints, joins), daemon=True).start()

@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
 _MOST_EVENTS = 64
+_MEMORY = frozenset({"machine: memory", "machine: gpu memory"})
 _Value = TypeVar("_Value")
 
 
@@ -36,6 +37,7 @@ class AlertPublisher:
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
         self.heard: Callable[[Alert], None] = lambda anomaly: None  # called with each finding, on its thread
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
+        self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
@@ -86,8 +88,11 @@ class AlertPublisher:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
-            for finding in self._recorder_finds(recording, now_ns):
-                self.found(finding)
+            is_new, findings = self._recorder_finds(recording, now_ns)
+            for finding in findings:
+                self._grouping.report(finding, monotonic_ns())
+                if is_new:
+                    self.heard(finding)
         for event in self._grouping.tick(now_ns):
             self._tell(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
@@ -97,11 +102,23 @@ class AlertPublisher:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
 
-    def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Alert]:
-        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> tuple[bool, Sequence[Alert]]:
+        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look.
+
+        And whether that is new: it leads to no action twice.
+        """
         status = recording.status
         found = [Alert(Level[one["level"]], one["name"], one["message"], one["values"]) for one in recording.step()]
-        return self._last_findings.update(found, now_ns, looked=recording.status is not status)
+        found = [self._with_suspect(alert) if alert.name in _MEMORY else alert for alert in found]
+        looked = recording.status is not status
+        return bool(found) or looked, self._last_findings.update(found, now_ns, looked=looked)
+
+    def _with_suspect(self, alert: Alert) -> Alert:
+        """Where the machine's memory runs out: also which worker took it, which the recorder does not know."""
+        text, values = self.takes_memory
+        if not text:
+            return alert
+        return replace(alert, message=f"{alert.message}; {text}", values={**alert.values, **values})
 
     def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
         data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording

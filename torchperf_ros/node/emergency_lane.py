@@ -28,6 +28,7 @@ from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
 from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.safety.emergency import SILENT
+from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.stage.stage_versions import Instead
 from torchperf_ros.workers.process_setup import step_back
 
@@ -66,7 +67,7 @@ class EmergencyLane:
         self._config = config
         self._area = StopArea()
         self._setup: dict[str, Any] = {}
-        self._answers_with_path = self._active = self._ready = self._left = False
+        self._answers_with_path = self._active = self._ready = self._confirmed = self._left = False
         self._status = Alert(Level.WARN, _NAME, "inactive", {"state": "inactive"})
         self._pressed: list[str] = []
         self._news = threading.Condition()
@@ -109,7 +110,8 @@ class EmergencyLane:
             "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
             "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
             "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
-            "domain": node.context.get_domain_id(), "active": False, "latched": None, "pressed": [],
+            "domain": node.context.get_domain_id(), "latch_file": str(latch_file(node.get_fully_qualified_name())),
+            "active": False, "latched": None, "pressed": [],
         }  # fmt: skip
         self._send(self._setup)
         beat = functools.partial(self._beat, overdue_ms)
@@ -127,10 +129,19 @@ class EmergencyLane:
     # -- for the node's threads ---------------------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """Watch from now on; a latch stays."""
+        """Watch from now on; a latch stays. Returns once the process does so: a latched one has its path out by then.
+
+        Raises:
+            ConfigError: it does not.
+        """
         with self._news:  # a process that is being replaced is told either way
-            self._active = True
+            self._active, self._confirmed = True, False
             self._send({"order": "activate"})
+            if self._news.wait_for(lambda: self._confirmed, self._config.start_timeout_s):
+                return
+        self.deactivate()
+        waited = f"does not watch after {self._config.start_timeout_s:g} s"
+        raise ConfigError(f"the emergency lane {self._why_none or waited}")
 
     def hold(self) -> None:
         """Say that the node waits for its stages now, so that it does not count as one that hangs."""
@@ -309,6 +320,7 @@ class EmergencyLane:
         self._pressed = message.get("pressed", self._pressed)
         with self._news:
             self._ready = self._ready or "ready" in message
+            self._confirmed = self._confirmed or "watches" in message
             if "status" in message:
                 level, name, text, values = message["status"]
                 self._status = Alert(Level(level), name, text, values)

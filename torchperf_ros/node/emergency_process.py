@@ -20,6 +20,7 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import rclpy
@@ -31,13 +32,14 @@ from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
 from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions, VehicleOptions
-from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
 from torchperf_ros.node.middleware import end_within
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.emergency_stop import warm_up
+from torchperf_ros.safety.kept_latch import LatchKeeper, read_latch
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
@@ -125,8 +127,8 @@ class _Lane:
 
     The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
     names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`,
-    `domain`; and whether the node is `active`, kind and reason if the process before this one was `latched`, and the
-    topics of the buttons that were `pressed`.
+    `domain`, `latch_file`; and whether the node is `active`, kind and reason if the process before this one was
+    `latched`, and the topics of the buttons that were `pressed`.
     """
 
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
@@ -151,6 +153,7 @@ class _Lane:
         self.rules = Emergency(options)
         self.published = self.errors = 0
         self.reaction_ms = float("nan")
+        self._confirms = False  # that it watches
         self._begins = True  # the next stop path is the first since it latched
         self._publish_at_ns: int | None = None
         self._received_ns = 0  # ROS time at which the middleware received the message that is judged
@@ -174,13 +177,21 @@ class _Lane:
         self.rules.pressed(self._pressed)
         if setup["active"]:
             self._activate(monotonic_ns())
-        if setup["latched"]:
-            kind, reason = setup["latched"]
-            self.rules.resume(kind, reason, area.read(), monotonic_ns())
-            self._begins = False
+        self._keeper = self._resume(setup["latched"], Path(setup["latch_file"]))
         process_setup.stop_collecting()
         self._send(ready=True)
         threading.Thread(target=self._listen, name="node", daemon=True).start()
+
+    def _resume(self, latched: tuple[str, str] | None, file: Path) -> LatchKeeper:
+        """Be latched as the process before this one was, or the node before this one, by what it left on disk."""
+        now_ns = monotonic_ns()
+        kept = read_latch(file, now_ns)
+        if kept is not None and latched is None:
+            latched = kept.kind, kept.reason
+        if latched is not None:
+            self.rules.resume(*latched, self._area.read(), now_ns)
+            self._begins = False
+        return LatchKeeper(file, self.rules.latch if kept else None, process_setup.step_back)
 
     def _subscribe(self, topics: list[tuple[str, str]]) -> list[tuple[int, Subscription]]:
         """To odometry, sensors and the clock; of each subscription the place of its topic among them.
@@ -233,14 +244,17 @@ class _Lane:
             "errors": str(self.errors), "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
             "clock_s": f"{self._ros_now_ns() / NS_PER_S:.3f}",
         }  # fmt: skip
-        return replace(alert, values={**alert.values, **values})
+        alert = replace(alert, values={**alert.values, **values})
+        if problem := self._keeper.problem:
+            return replace(alert, level=max(alert.level, Level.WARN), message=f"{alert.message}; {problem}")
+        return alert
 
     # -- orders, on the lane's thread --------------------------------------------------------------------------------
 
     def _activate(self, now_ns: int) -> None:
         self.rules.activate(now_ns)
         self.rules.beat(now_ns)
-        self._begins = True
+        self._begins = self._confirms = True
 
     def _hold(self, _now_ns: int) -> None:
         self.rules.hold()
@@ -282,6 +296,7 @@ class _Lane:
                 self._send(error=traceback.format_exc())
                 time.sleep(_AFTER_ERROR_S)
         self._area.write(None)
+        self._keeper.close()
         self._node.destroy_node()
 
     def _step(self) -> None:
@@ -291,7 +306,7 @@ class _Lane:
             self._orders.pop(0)(now_ns)
         rules.look_for_silence(now_ns)
         self._publish_if_due(now_ns)
-        self._tell_pressed()
+        self._tell()
         due = [at_ns for at_ns in (rules.next_silence_ns(), self._publish_at_ns) if at_ns is not None]
         wait_ns = min([_LONGEST_WAIT_NS, *(at_ns - monotonic_ns() for at_ns in due)])
         wait_set = self._wait_set
@@ -341,12 +356,19 @@ class _Lane:
         if not again:
             heard.append(sent_ns)
 
-    def _tell_pressed(self) -> None:
-        """Have the node know which buttons are pressed, for a process after this one."""
+    def _tell(self) -> None:
+        """Have others know, once the stop path is out: the disk of the latch, the node of buttons, and that it watches.
+
+        Which buttons are pressed, a process after this one is to know.
+        """
+        self._keeper.keep(self.rules.latch)
         pressed = [sensor.topic for sensor in self.rules.sensors if sensor.pressed]
         if pressed != self._pressed:
             self._pressed = pressed
             self._send(pressed=pressed)
+        if self._confirms:
+            self._confirms = False
+            self._send(watches=True)
 
     def _publish_if_due(self, now_ns: int) -> None:
         rules = self.rules

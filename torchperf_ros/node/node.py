@@ -135,7 +135,11 @@ class PerfNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let frames in."""
         if self._lane is not None:
-            self._lane.activate()
+            try:
+                self._lane.activate()
+            except ConfigError as error:
+                self.get_logger().error(str(error))
+                return _FAILURE
         for stage in self._stages:
             stage.activate()
         self._lifecycle = "active"

@@ -135,10 +135,12 @@ class Reporter:
 
     def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)
-        for stage in self.stages:
-            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
         for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
             self.alert_publisher.found(finding)
+        self.alert_publisher.takes_memory = self._memory_watch.suspect()
+        for stage in self.stages:
+            used_share = memory.used_share(self.memory_limit_mib)
+            stage.limit_memory(used_share, self.memory_share, self.alert_publisher.takes_memory[0])
         return memory
 
     def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:

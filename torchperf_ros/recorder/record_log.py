@@ -62,7 +62,7 @@ class RecordLog:
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
             "check": None if answer.check is None else answer.check.word, "reason": answer.reason,
             "profiled": answer.profiled, "step": answer.step, "stale": answer.frame.stale,
-            "input_shapes": answer.shapes.decode() or None, "batch": batch_size(answer.shapes),
+            "input_shapes": answer.shapes.decode(errors="replace") or None, "batch": batch_size(answer.shapes),
         }  # fmt: skip
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 

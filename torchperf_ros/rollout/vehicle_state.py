@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from torchperf_ros.config.bounded_file import read_bounded
 from torchperf_ros.config.candidate import BASE
-from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.config.user_folder import make_private, replace_file
 from torchperf_ros.frame.errors import TorchperfError
 
 STATE_FILE: Final = "state.json"
-_PART: Final = ".state.json.part"
 _VERSION: Final = 1
 _MOST_BYTES: Final = 16 << 20
 """Of the file: a plan of 1 MiB at most, and what is left of earlier ones."""
@@ -146,30 +145,7 @@ def save_state(folder: Path, state: VehicleState) -> None:
     """
     content = asdict(state)
     text = json.dumps({"v": _VERSION, "sha256": _sum(content), "state": content}, allow_nan=False).encode()
-    make_private(folder)
-    part = folder / _PART
-    try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
-        try:
-            while text:
-                text = text[os.write(handle, text) :]
-            os.fsync(handle)  # before the name: else a file system may write the name first, and nothing under it
-        finally:
-            os.close(handle)
-        os.replace(part, folder / STATE_FILE)
-        _sync_folder(folder)
-    except OSError:
-        with contextlib.suppress(OSError):  # what it takes of a full disk is needed elsewhere
-            part.unlink()
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_file(folder / STATE_FILE, text)
 
 
 def _sum(content: object) -> str:

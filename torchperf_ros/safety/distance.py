@@ -166,7 +166,8 @@ class _Others:
             for of_both in (along_m, self.lefts, self.ways, velocity):
                 of_both[0, driven] = of_both[1, driven]
         self.s, self.left, ahead = along_m[0], self.lefts[0], velocity[0].real
-        self.drift, self.arc_drift = velocity.imag
+        drift = velocity.imag  # as much of it as is no noise
+        self.drift, self.arc_drift = np.sign(drift) * np.maximum(np.abs(drift) - seen.unsure, 0.0)
         self.speeds, self.response_s = seen.speeds, seen.response_s
         self.stands = seen.speeds < _STANDS
         # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.

@@ -11,7 +11,7 @@ counts: an object whose place is known is judged all the same. `Obstacles.unclea
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.safety.markers import Floats, Key, Markers, rotated, rotations
+from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
 from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
 from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.safety.tracks import Tracks, follow
 
 Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
@@ -31,12 +32,8 @@ _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
 _FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
 _FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
 _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
-_MAX_SPEED = 70.0  # m/s, of an estimated velocity
-_MAX_CHANGE = 3.0  # m/s between two estimates in a row: more, and the id does not follow one object
-_STEP_S = (0.01, 1.0)  # between two arrays that velocities are estimated from
+_SURE: Final = 0.5  # standard deviations, by which what drives ahead may be slower than it seems
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-_Step: TypeAlias = tuple[int, float, float, float, float, bool]
-"""Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
 
 
 class Seen(NamedTuple):
@@ -47,6 +44,7 @@ class Seen(NamedTuple):
         yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
         velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
+        unsure: standard deviation of the velocity in m/s along each axis; 0 of what has an ARROW.
         response_s: until we respond to each, shape [n].
     """
 
@@ -56,6 +54,7 @@ class Seen(NamedTuple):
     halves: Floats
     velocities: Complex
     speeds: Floats
+    unsure: Floats
     response_s: Floats
 
     def packed(self) -> list[Any]:
@@ -68,16 +67,18 @@ class Seen(NamedTuple):
         parts = [np.array(column, np.float64) for column in packed]
         halves = parts[3][0].reshape(-1, 2)
         places, units, velocities = (parts[at][0] + 1j * parts[at][1] for at in (0, 2, 4))
-        return cls(places, parts[1][0], units, halves, velocities, parts[5][0], parts[6][0])
+        return cls(places, parts[1][0], units, halves, velocities, *(parts[at][0] for at in (5, 6, 7)))
 
     def only(self, kept: Flags) -> "Seen":
         """Some of them, before the time to respond is known."""
-        places, yaws, units, halves, velocities, speeds, _ = self
-        return Seen(places[kept], yaws[kept], units[kept], halves[kept], velocities[kept], speeds[kept], _NONE)
+        places, yaws, units, halves, velocities, speeds, unsure, _ = (
+            column[kept] if len(column) else column for column in self
+        )
+        return Seen(places, yaws, units, halves, velocities, speeds, unsure, _NONE)
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
-_NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE)
+_NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +89,26 @@ class Obstacles:
         received_ns: when the array was received, monotonic.
         stamps_ns: when each was seen, by the source's clock, shape [n].
         stamp_ns: the one that counts for the array, 0 for none.
+        unstamped: whether it has nothing that could have a stamp.
         seen: where they were then; the time to respond is not known yet.
         no_velocity: of how many it is not known.
         refused: how many markers could not be read, or not all of them.
         why: what of the first of these could not be.
         unclear: why the array does not prove that the way is free, "" if it does.
-        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+        tracks: of what has no ARROW, for the next array's velocities; None: nothing was without.
         clock: the source's.
     """
 
     received_ns: int
     stamps_ns: NDArray[np.int64]
     stamp_ns: int
+    unstamped: bool
     seen: Seen
     no_velocity: int
     refused: int
     why: str
     unclear: str
-    steps: dict[Key, _Step]
+    tracks: Tracks | None
     clock: SourceClock = field(default_factory=SourceClock)
 
 
@@ -122,7 +125,7 @@ def seen_now(
             missing[index] = "were not received"
             continue
         age_s, unknown = source.clock.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
-        if unknown and not source.stamp_ns and not len(source.stamps_ns):  # an empty array has nothing to be stamped
+        if unknown and source.unstamped:
             age_s, unknown = (now_ns - source.received_ns) / NS_PER_S, ""
         if unknown or 1000 * age_s > options.obstacles_timeout_ms:
             missing[index] = f"are {unknown or f'{1000 * age_s:.0f} ms old'}"
@@ -137,11 +140,11 @@ def seen_now(
             if not kept.all():
                 missing[index] = f"are {1000 * float(ages_s.max()):.0f} ms old in part"
                 ages_s, seen = ages_s[kept], seen.only(kept)
-        places, yaws, units, halves, velocities, speeds, _ = seen
+        places, yaws, units, halves, velocities, speeds, unsure, _ = seen
         response_s = np.empty(len(yaws))
         response_s[:] = np.fmax(ages_s, frame_age_s)  # a NaN counts as unknown
         response_s += options.actuation_delay_ms / 1000
-        fresh.append(Seen(places + velocities * ages_s, yaws, units, halves, velocities, speeds, response_s))
+        fresh.append(Seen(places + velocities * ages_s, yaws, units, halves, velocities, speeds, unsure, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
     return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
@@ -174,25 +177,54 @@ def read_obstacles(
     problems = _Problems(read)
     clock = SourceClock() if before is None else before.clock
     stamps_ns, own_stamp_ns = _stamps(read, stamp_ns, problems)
-    if not read.keys:
-        return Obstacles(received_ns, stamps_ns, own_stamp_ns, _NOTHING, 0, *problems.found(_NO_PLACES, 0j), {}, clock)
-    if motion is None or received_ns - motion.received_ns > options.odometry_timeout_ms * NS_PER_MS:
+    tracks = None if before is None else before.tracks
+    unstamped = not read.keys and not own_stamp_ns
+    if not read.keys and (tracks is None or _is_stale(motion, received_ns, options)):
+        found = problems.found(_NO_PLACES, 0j)
+        return Obstacles(received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, tracks, clock)
+    if motion is None or _is_stale(motion, received_ns, options):
         raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
     since_s = _since_s(stamps_ns, received_ns, motion, clock, motion_clock)
     places, yaws, halves, velocities = _in_plane(read, since_s, options, motion, problems)
     here = complex(motion.x, motion.y)
     refused, why, unclear = problems.found(places, here)
-    steps, placed = {}, ~np.isnan(places)
-    for n in placed.nonzero()[0].tolist():
-        if (key := read.keys[n]) not in read.arrows:
-            last = None if before is None else before.steps.get(key)
-            steps[key] = _next_step(last, int(stamps_ns[n]) or received_ns, places[n].real, places[n].imag)
-            velocities[n] = complex(*steps[key][3:5]) if steps[key][5] else 0.0
-    unknown = sum(not step[5] for step in steps.values())
-    seen = Seen(places, yaws, np.exp(1j * yaws), halves, velocities, np.abs(velocities), _NONE)
+    placed = ~np.isnan(places)
+    seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, np.zeros(len(places)), _NONE)
+    unknown = 0
+    loose = (placed & np.array([key not in read.arrows for key in read.keys], np.bool_)).nonzero()[0]
+    if len(loose) or tracks is not None:
+        at_ns = own_stamp_ns or received_ns
+        if before is not None and tracks is not None and not own_stamp_ns:
+            at_ns = tracks.stamp_ns + received_ns - before.received_ns
+        seen, unknown, tracks = _tracked(tracks, read, at_ns, motion, seen, at_ns - own_stamp_ns + stamps_ns, loose)
+        more = len(seen.yaws) - len(stamps_ns)
+        stamps_ns = np.concatenate((stamps_ns, np.full(more, own_stamp_ns, np.int64)))
+        placed = np.concatenate((placed, np.ones(more, np.bool_)))
     if not placed.all():
         seen, stamps_ns = seen.only(placed), stamps_ns[placed]
-    return Obstacles(received_ns, stamps_ns, own_stamp_ns, seen, unknown, refused, why, unclear, steps, clock)
+    seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
+    return Obstacles(
+        received_ns, stamps_ns, own_stamp_ns, unstamped, seen, unknown, refused, why, unclear, tracks, clock
+    )
+
+
+def _tracked(
+    before: Tracks | None, read: Markers, at_ns: int, motion: Motion, seen: Seen, stamps_ns: NDArray[np.int64],
+    loose: NDArray[np.intp],
+) -> tuple[Seen, int, Tracks]:  # fmt: skip
+    """The objects, with velocities for what has no ARROW, and what was not detected; of how many none is known."""
+    here = complex(motion.x, motion.y)
+    keys, late_s = [read.keys[at] for at in loose.tolist()], (at_ns - stamps_ns[loose]) / NS_PER_S
+    found = follow(before, at_ns, here, seen.places[loose], seen.yaws[loose], seen.halves[loose], keys, late_s)
+    coasting, heading = found.coasting, complex(math.cos(motion.yaw), math.sin(motion.yaw))
+    place, velocity, spread = coasting.mean()
+    seen.places[loose], seen.velocities[loose], seen.unsure[loose] = found.places, found.velocities, found.unsure
+    more = (place, coasting.yaws, coasting.halves, velocity, spread)
+    columns = (seen.places, seen.yaws, seen.halves, seen.velocities, seen.unsure)
+    places, yaws, halves, velocities, unsure = map(np.concatenate, zip(columns, more, strict=True))
+    velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
+    seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
+    return seen, found.unknown, found.tracks
 
 
 class _Problems:
@@ -232,6 +264,10 @@ class _Problems:
         return count, why, ""
 
 
+def _is_stale(motion: Motion | None, received_ns: int, options: GuardOptions) -> bool:
+    return motion is None or received_ns - motion.received_ns > options.odometry_timeout_ms * NS_PER_MS
+
+
 def _stamps(read: Markers, stamp_ns: int, problems: _Problems) -> tuple[NDArray[np.int64], int]:
     """When each was seen, and the array: of its objects' stamps the median, the earlier of two."""
     stamps_ns = np.array(read.stamps_ns, np.int64)
@@ -258,14 +294,14 @@ def _since_s(
     return np.where(one, since_s, (received_ns - motion.received_ns) / NS_PER_S)
 
 
-def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:
-    """An object's velocity counts once two steps in a row agree: else the id may have gone from one to another."""
-    dt_s = 0.0 if last is None else (stamp_ns - last[0]) / NS_PER_S
-    if last is None or not _STEP_S[0] <= dt_s <= _STEP_S[1]:
-        return last if last is not None and dt_s == 0.0 else (stamp_ns, x, y, math.nan, math.nan, False)
-    along_x, along_y = (x - last[1]) / dt_s, (y - last[2]) / dt_s
-    agree = math.hypot(along_x - last[3], along_y - last[4]) <= _MAX_CHANGE  # NaN compares false
-    return stamp_ns, x, y, along_x, along_y, agree and math.hypot(along_x, along_y) <= _MAX_SPEED
+def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex) -> Complex:
+    """Velocities on the safe side: what drives ahead of us may be slower, but does not reverse.
+
+    What moves by no more than noise stands.
+    """
+    along = (velocities * heading.conjugate()).real
+    less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
+    return np.where(np.abs(velocities) > unsure, velocities - less * heading, 0.0)
 
 
 def _in_plane(
@@ -318,8 +354,8 @@ def _seats(frames: list[bytes], options: GuardOptions, motion: Motion) -> tuple[
     """
     names = set(frames)
     others = names - {motion.frame, motion.child_frame}
-    is_own = np.array([frame not in others for frame in frames])
-    from_vehicle = np.array([frame != motion.frame for frame in frames])
+    is_own = np.array([frame not in others for frame in frames], np.bool_)
+    from_vehicle = np.array([frame != motion.frame for frame in frames], np.bool_)
     seated = is_own if options.obstacles_frame == "plan" or len(others) > 1 else np.ones(len(frames), np.bool_)
     return is_own, from_vehicle, seated
 
@@ -337,7 +373,7 @@ def _no_seat(frames: list[bytes], motion: Motion) -> str:
 
 def _vectors(read: Markers) -> tuple[Floats, Flags]:
     """Velocities in the markers' axes, 0 where there is no ARROW, and which can be read."""
-    arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys])
+    arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys]).reshape(-1, 7)
     turns, turned = rotations(arrows[:, :4])
     moved = turned & (np.abs(arrows[:, 4:]) <= _FASTEST).all(axis=1)
     vectors = np.where(moved[:, None], arrows[:, 4:], 0.0)

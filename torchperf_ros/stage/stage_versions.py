@@ -252,8 +252,11 @@ class StageVersions:
         shadow.exchanged()
         self.counts_at_exchange = self.counts
 
-    def limit_memory(self, used_share: float, share: float) -> None:
-        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
+    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either.
+
+        `suspect` says which worker took it, "" if none took much.
+        """
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
@@ -262,6 +265,7 @@ class StageVersions:
             self.shadow.pool.rolling_update.may_compile = not guard.tight
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
+            text += f"; {suspect}" if suspect else ""
             text += "; lower tiers run, and nothing is compiled"
             self._ports.log("warn", f"{self.config.name}: {text}")
             self.worker_told(text)

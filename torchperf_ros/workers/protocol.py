@@ -122,7 +122,8 @@ def unpack_request(data: bytes) -> Request:
 
 def unpack_response(data: bytes) -> Response:
     """Parse a response; raises `ProtocolError` for another length or version."""
-    return Response(*_unpack(_RESPONSE, data, "response"))
+    *fields, shapes = _unpack(_RESPONSE, data, "response")
+    return Response(*fields, shapes.rstrip(b"\0"))
 
 
 def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value

@@ -292,8 +292,10 @@ class WorkerPool:
             self._guarded("ending the fork server", self._server.close)
 
     def _step(self) -> None:
-        self._spawn_missing(time.monotonic_ns())
-        self._wait_for_news()
+        """Whatever goes wrong in one part, the others are done."""
+        self._guarded("starting workers", self._spawn_missing, time.monotonic_ns())
+        if not self._guarded("waiting for news", self._wait_for_news):
+            self._stopping.wait(_AFTER_ERROR_S)
         self._look_after_all()
         now_ns = time.monotonic_ns()
         if not self._guarded("a capture", self.capture.step, self.workers, now_ns):
@@ -449,10 +451,12 @@ class WorkerPool:
                 self._take(worker, message)
         except ProtocolError as error:
             worker.kill(str(error))
+        now_ns = time.monotonic_ns()
+        if worker.seat is not None and worker.ready_at_ns is None and worker.closed_ms(now_ns) > _DIES_WITHIN_MS:
+            worker.left = not worker.is_ending  # its session did not begin, and others of its process serve on
         if dead or worker.left:
             self._bury(worker)
             return
-        now_ns = time.monotonic_ns()
         if worker.kill_reason:  # it is on its way out
             if worker.is_overdue(now_ns):
                 self._give_up(worker)

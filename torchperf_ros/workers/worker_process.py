@@ -62,9 +62,14 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat,
+        self,
+        number: int,
+        setup: dict[str, Any],
+        ring: FrameRing,
+        result_bytes: int,
+        server: ForkServer | Seat,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
 
         Raises:
@@ -77,6 +82,7 @@ class WorkerProcess:
         self.left = False  # its session is over, and its process may live on
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
+        self.tier: int | None = None  # the one that it ran last, None before
         self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
         self.ready_at_ns: int | None = None  # when it reported ready, None before
         self.has_run = False  # a frame: the first run is one of a cold process
@@ -106,7 +112,7 @@ class WorkerProcess:
         self._tail = b""
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
-        self._killed_ns = 0
+        self._killed_ns = self._closed_ns = 0
         self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
         self._own_folder = WorkerFolder()
         self._server = server
@@ -196,7 +202,7 @@ class WorkerProcess:
             if self.seat is None:  # else the pool sees whether only its session has ended
                 self.kill("it takes no more frames")
             return False
-        self.busy_since_ns = now_ns
+        self.busy_since_ns, self.tier = now_ns, tier
         self.seq = seq
         return True
 
@@ -301,6 +307,7 @@ class WorkerProcess:
         except ConnectionError:
             pass
         self.speaking.discard(self.control.fileno())
+        self._closed_ns = self._closed_ns or time.monotonic_ns()
         return None
 
     def command(self, kind: str, **fields: object) -> bool:
@@ -338,6 +345,10 @@ class WorkerProcess:
         lines = lines[: self._lines_left]
         self._lines_left -= len(lines)
         return lines, left_out
+
+    def closed_ms(self, now_ns: int) -> float:
+        """For how long its control socket has been closed; 0 while it is open."""
+        return (now_ns - self._closed_ns) / NS_PER_MS if self._closed_ns else 0.0
 
     def lost_ms(self, now_ns: int) -> float:
         """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.

@@ -157,7 +157,10 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
     when = f"load x{one.load}, faults {one.faults}"
     pace = "virtual" if own is one else "fast"  # only our own logs say how long a run took
-    options = "" if one.times is None else f', times=Path(__file__).with_name("{one.times.name}")'
+    options = ""
+    if one.times is not None:
+        beside = f'Path(__file__).with_name("{one.times.name}")'
+        options = f", times={beside if one.times.parent == folder else repr(one.times)}"
     options += "" if one.restart_ms is None else f", restart_ms={one.restart_ms}"
     test.write_text(
         _TEST.format(title=f"{scenario.name}, seed {scenario.seed}, {one.arm}", when=when, end=ended(driven), pace=pace,

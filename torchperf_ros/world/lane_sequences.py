@@ -16,12 +16,12 @@ from torchperf_ros.config.message_types import empty_message, encode
 from torchperf_ros.config.safety_options import emergency_options
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.models.driving_messages import ODOMETRY, encoded, odometry_message
+from torchperf_ros.models.driving_messages import FRAME, ODOMETRY, encoded, odometry_message
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.safety.emergency import Latch
 from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
-from torchperf_ros.world.vehicles import DT_S, Vehicle
+from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
 
 SEQUENCE_S: Final = 15.0
 EVENTS: Final = (
@@ -94,7 +94,7 @@ class Held:
         latched: how often it latched.
         paths: how many different stop paths it published.
         fastest_ms: largest speed between the first standstill and a granted clear, m/s.
-        past_m: how far the vehicle drove beyond the end of the first stop path.
+        past_m: how far the vehicle drove beyond the end of the first stop path, or where it could have stood.
         faster_by_ms: by how much a path asked for more speed than the vehicle had when the one before was made.
         moving_ends: paths whose last part is no standstill.
         cleared_too_early: clears that were granted while the button was pressed or a sensor silent for too long.
@@ -119,6 +119,23 @@ class Held:
         return not wrong and self.fastest_ms == 0.0 and self.faster_by_ms <= FASTER_MS
 
 
+def _end_of(path: TimedPath, vehicle: Vehicle) -> tuple[float, float, float, float]:
+    """Where a stop ends, x and y, and its direction there.
+
+    Odometry may have made the path too short to be driven: then where the vehicle stands if it brakes as hard as the
+    path was to.
+    """
+    steps = np.diff(path.points[:, :2], axis=0)
+    lengths = np.hypot(steps[:, 0], steps[:, 1])
+    yaw = math.atan2(*steps[lengths.argmax()][::-1]) if lengths.any() else vehicle.yaw
+    x, y = path.points[-1, :2].tolist() if path.frame == FRAME.encode() else (vehicle.x, vehicle.y)
+    needed_m = vehicle.speed * DELAY_S + vehicle.speed**2 / (2.0 * OPTIONS.deceleration)
+    left_m = needed_m - (x - vehicle.x) * math.cos(yaw) - (y - vehicle.y) * math.sin(yaw)
+    return (
+        x + max(left_m, 0.0) * math.cos(yaw), y + max(left_m, 0.0) * math.sin(yaw), math.cos(yaw), math.sin(yaw)
+    )  # fmt: skip
+
+
 class Judge:
     """Follows one latch, from its beginning to the clear that a person is granted."""
 
@@ -134,8 +151,8 @@ class Judge:
             self._speed_ms = math.inf
             self._end: tuple[float, float, float, float] | None = None
 
-    def published(self, stop: bytes, vehicle: Vehicle, known_ms: float) -> None:
-        """A stop path; `known_ms`: the speed that odometry said last, which may be off."""
+    def published(self, stop: bytes, vehicle: Vehicle, known_ms: float, ros_ns: int) -> None:
+        """A stop path; `known_ms`: what odometry said of the speed, which may be off; `ros_ns`: now."""
         if stop == self._last:
             return
         self._last = stop
@@ -147,13 +164,12 @@ class Judge:
         steps = np.diff(path.points[:, :2], axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         speeds = lengths / (np.diff(path.stamps_ns) / NS_PER_S)
-        self._held.faster_by_ms = max(self._held.faster_by_ms, float(speeds.max()) - self._speed_ms)
+        asked_ms = float(speeds[path.stamps_ns[1:] > ros_ns].max(initial=0.0))
+        self._held.faster_by_ms = max(self._held.faster_by_ms, asked_ms - self._speed_ms)
         self._held.moving_ends += bool(speeds[-1] > _STILL_MS)
         self._speed_ms = max(vehicle.speed, known_ms)
         if self._end is None:
-            yaw = math.atan2(*steps[lengths.argmax()][::-1]) if lengths.any() else vehicle.yaw
-            x, y = path.points[-1, :2] if path.frame == b"odom" else (vehicle.x, vehicle.y)
-            self._end = float(x), float(y), math.cos(yaw), math.sin(yaw)
+            self._end = _end_of(path, vehicle)
 
     def look(self, vehicle: Vehicle) -> None:
         """After each step of the world."""
@@ -263,13 +279,14 @@ class _Sequence:
         elif event.kind == "node hangs" and self.node == "hung":
             self.node = "active"
         elif event.kind == "node dies" and self.node == "dead":
-            self.node, self.latch = "active", None
-            self._start_lane()
+            self.node, self.stop = "active", None  # a latch is kept on disk, its path and buttons are not
+            self._start_lane(anew=True)
 
-    def _start_lane(self) -> None:
+    def _start_lane(self, *, anew: bool = False) -> None:
+        """Begin a process of the lane; `anew`: of another node."""
         self.lane = LaneOnClock(OPTIONS)
         rules = self.lane.rules
-        rules.pressed(["button"] if self.pressed else [])
+        rules.pressed(["button"] if self.pressed and not anew else [])
         if self.node != "inactive":
             rules.activate(self.now_ns)
         if self.latch is not None:
@@ -352,7 +369,8 @@ class _Sequence:
         if stop is None:
             return
         speed, measured_ns = self.odometry
-        self.judge.published(stop, self.vehicle, speed if self.now_ns - measured_ns < _FRESH_NS else 0.0)
+        known_ms = speed if self.now_ns - measured_ns < _FRESH_NS else 0.0
+        self.judge.published(stop, self.vehicle, known_ms, self.ros_ns)
         if stop != self.followed:
             self.vehicle.take(stop, _START_NS)
         self.stop = self.followed = stop
