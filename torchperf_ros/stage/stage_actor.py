@@ -274,6 +274,8 @@ class StageActor(StageVersions):
         frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
+                if self.actions.off and frame.data is not None:  # the inputs are watched: they may be well again
+                    self._dispatcher.write(in_flight, frame.data)
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
             elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
                 return
@@ -471,7 +473,8 @@ class StageActor(StageVersions):
         """Begin the waiting frame if there is one; else there may be time to practise."""
         with self._lock:
             now_ns = self._clock()
-            if answered.frame.stale and answered.length and self.mailbox.waiting is None:
+            runs_late = answered.frame.stale and answered.length and not answered.frame.refusal
+            if runs_late and self.mailbox.waiting is None:
                 self._dispatcher.start(answered, self._fresh_ms, now_ns)  # for the histories, and the next `hold_last`
             self._dispatcher.learn(answered, now_ns)
             self._in_flight = None
