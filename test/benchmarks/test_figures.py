@@ -28,7 +28,7 @@ NAN = math.nan
 
 def row(written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN, tier=0):
     known = {"age_ms": age_ms, "total_ms": total_ms, "budget_ms": budget_ms, "outcome": outcome, "fallback": fallback,
-             "tier": tier}  # fmt: skip
+             "tier": tier, "lateness_ms": total_ms - budget_ms}  # fmt: skip
     return Row(round(written_ms * MS), tuple(float(known.get(label, 0.0)) for label in LABELS))
 
 
