@@ -26,6 +26,7 @@ _SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
+_MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
 _GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
 _LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
 _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
@@ -179,7 +180,7 @@ def follow(
         tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
     velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
     place, velocity, spread = there.mean()
-    sure = there.count >= _SURE_AFTER
+    sure = (there.count >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
     which = found[sure]
     velocities[which], unsure[which] = velocity[sure], spread[sure]
     # Where the filters have it, but never further from where it was seen than noise explains.
