@@ -10,91 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.safety.emergency_stop import MOVES_M_S, Stop
+from torchperf_ros.safety.approach import Approach
+from torchperf_ros.safety.corridor import Corridor
+from torchperf_ros.safety.emergency_stop import Stop
 from torchperf_ros.safety.odometry import Motion, age_s
-from torchperf_ros.safety.sensor_points import Floats, SensorPoints, read_bool
+from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
 
 _BUTTON: Final = "Bool"
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
-_STRAIGHT: Final = 1e-6  # 1/m
-_SLOW_M_S: Final = 0.5  # below this speed, yaw rate and speed say nothing about the arc
 _TO_BE_HEARD: Final = "press and release it, or have its node publish its state transient local, or again and again"
 _NODE_SILENT_NS: Final = 2 * NS_PER_S  # longer than anything that the node's receiving thread does while it is active
 _GAINS_M_S2, _NOISE_M_S = 10.0, 0.1  # what a vehicle's speed rises by at most, and what is added to each message
 _KNOWN_NS: Final = NS_PER_S  # so long after its timeout, odometry says nothing of how the vehicle moves
-
-
-@dataclass(frozen=True, slots=True)
-class Corridor:
-    """Where the vehicle will be until it stands: its arc of now, over reaction and braking distance.
-
-    Attributes:
-        curvature: of the arc of the reference point in 1/m, positive to the left.
-        length_m: how far the vehicle moves.
-        ahead_m: from the reference point to the end of the vehicle that moves ahead.
-        half_width_m: of the vehicle, without the margin.
-    """
-
-    curvature: float
-    length_m: float
-    ahead_m: float
-    half_width_m: float
-    margin_m: float
-    backwards: bool
-
-    @classmethod
-    def of(cls, options: EmergencyOptions, motion: Motion | None) -> "Corridor":
-        """For a motion; without one, the least length straight ahead.
-
-        The length is v t + v^2 / (2 a): the reaction distance, and the braking distance at a constant deceleration.
-        """
-        speed = abs(motion.speed) if motion is not None else 0.0
-        backwards = motion is not None and motion.speed < -MOVES_M_S
-        length_m = speed * options.reaction_ms / 1000 + speed**2 / (2 * options.deceleration)
-        return cls(
-            0.0 if motion is None else curvature_of(motion, options.vehicle.max_curvature),
-            max(length_m, options.min_length_m),
-            options.vehicle.rear_m if backwards else options.vehicle.length_m - options.vehicle.rear_m,
-            options.vehicle.width_m / 2, options.margin_m, backwards,
-        )  # fmt: skip
-
-    def inside(self, x: Floats, y: Floats) -> NDArray[np.bool_]:
-        """Which of the points, in m in the vehicle's axes, the vehicle or its margin will reach; those in it are not.
-
-        On an arc of radius R, a point at distance r from its centre and angle t around it meets the front, which spans
-        R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)), or the inner side, if that is earlier,
-        after R (t - acos((R - w/2) / r)). Beside the vehicle, where only the inner side comes closer, there is no
-        margin: a wall along which it drives is no obstacle. The tail, which swings out a little, is left out.
-        """
-        x = -x if self.backwards else x
-        wide_m, front_m = self.half_width_m + self.margin_m, self.ahead_m
-        if abs(self.curvature) < _STRAIGHT:
-            return np.asarray((x > front_m) & (x <= front_m + self.length_m) & (np.abs(y) <= wide_m))
-        y, radius_m = (y if self.curvature > 0 else -y), 1 / abs(self.curvature)
-        distance = np.maximum(np.hypot(x, radius_m - y), 1e-9)
-        angle = np.arctan2(x, radius_m - y)
-        at_front = np.arcsin(np.minimum(front_m / distance, 1.0))
-
-        def is_met(inner_m: float) -> NDArray[np.bool_]:
-            at_side = np.arccos(np.clip(inner_m / distance, -1.0, 1.0))
-            soon = radius_m * (angle - np.minimum(at_front, at_side)) <= self.length_m
-            return np.asarray(soon & (distance >= inner_m))
-
-        ahead = (x > front_m) & (distance <= math.hypot(radius_m + wide_m, front_m)) & is_met(radius_m - wide_m)
-        beside = (x > 0) & (x <= front_m) & (y > self.half_width_m) & is_met(radius_m - self.half_width_m)
-        return np.asarray(ahead | beside)
-
-
-def curvature_of(motion: Motion, most: float) -> float:
-    """Of the arc that the vehicle is on, in 1/m: yaw rate over speed, within what it can turn."""
-    speed = math.copysign(max(abs(motion.speed), _SLOW_M_S), motion.speed)
-    return min(max(motion.yaw_rate / speed, -most), most)
 
 
 class Sensor:
@@ -104,7 +36,7 @@ class Sensor:
         is_trigger: whether it is a button.
         pressed: what a button said last, None if it has said nothing; activation does not change it.
         seen_ns: when something usable came last, None if nothing has since activation.
-        points: of the last message, how many were in the corridor.
+        points: of the last message, how many what threatens has.
         problem: what was wrong with the last message that could not be used.
     """
 
@@ -114,6 +46,7 @@ class Sensor:
         self.is_trigger, self.pressed = is_trigger, None if is_trigger else False
         self.messages = self.refused = 0
         self.problem = ""
+        self._approach = Approach()
         self.forget()
 
     def forget(self) -> None:
@@ -121,8 +54,9 @@ class Sensor:
         self.seen_ns: int | None = None
         self.is_usable = True  # the last message
         self.points = self.shown = self.in_a_row = 0
+        self._approach.forget()
 
-    def take(self, data: bytes, corridor: Corridor, options: EmergencyOptions) -> str:
+    def take(self, data: bytes, motion: Motion | None, options: EmergencyOptions, now_ns: int) -> str:
         """Judge a message: what it triggers, empty if nothing; one that cannot be used leaves all as it was.
 
         Raises:
@@ -134,12 +68,12 @@ class Sensor:
         points = self.reader.read(data)
         if not points.usable:
             raise BadInput(f"none of {points.measured} measurements can be used: zero, NaN, or out of range")
-        self.points = min(int(np.count_nonzero(corridor.inside(points.x, points.y))), points.most)
-        shows = self.points >= min(options.min_points, max(points.most, 1))
-        self.in_a_row, self.shown = (self.in_a_row + 1, self.shown + self.points) if shows else (0, 0)
-        if self.in_a_row < options.scans or self.shown < options.min_points:
+        corridor = Corridor.of(options, motion)
+        found = self._approach.look(points, corridor, motion, options, now_ns)
+        self.points, self.shown, self.in_a_row = (found.points, found.shown, found.threatens) if found else (0, 0, 0)
+        if found is None or self.in_a_row < options.scans or self.shown < options.min_points:
             return ""
-        return f"{self.topic} shows {self.points} points within {corridor.length_m:.1f} m of the vehicle's path"
+        return f"{self.topic} shows {self.points} points {found.way_m:.1f} m ahead in the vehicle's way"
 
     def used(self, now_ns: int) -> None:
         """Note that a message could be used."""
@@ -252,7 +186,7 @@ class Emergency:
             return
         sensor.messages += not again
         try:
-            found = sensor.take(data, Corridor.of(self.options, self.motion), self.options)
+            found = sensor.take(data, self.motion, self.options, now_ns)
         except BadInput as error:
             sensor.refuse(error)
             return
