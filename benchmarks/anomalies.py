@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.rig.anomaly_series import DRIVE_HZ, Labelled, drive, generated, recorded
-from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.frame.sorted_window import SortedWindow
 from torchperf_ros.watch.series_detector import FRAME_CAUTION, SeriesDetector
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=3, help="of usual drives (default 3)")
     parser.add_argument("--seed", type=int, default=1, help="of the generated series (default 1)")
     parser.add_argument(
-        "--save", type=Path, metavar="FOLDER", help="write each series there as timestamp,value,anomaly"
+        "--save", type=callers_path, metavar="FOLDER", help="write each series there as timestamp,value,anomaly"
     )
     arguments = parser.parse_args()
     if arguments.samples < 1000:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.chains import (
     AOTI,
     AUTO,
@@ -80,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--n", type=_lengths, default=list(LENGTHS), help="operations, with commas between")
     parser.add_argument("--seconds", type=float, default=1.0, help="for which each engine at each n is timed (1)")
     parser.add_argument("--device", default="auto", help="auto (CUDA where there is one), cpu, cuda or cuda:N")
-    parser.add_argument("-o", "--output", type=Path, help="folder for curve.csv and curve.png; made if missing")
+    parser.add_argument("-o", "--output", type=callers_path, help="folder for curve.csv and curve.png; made if missing")
     arguments = parser.parse_args()
     try:
         arguments.chosen_device = choose_device(arguments.device)

@@ -140,7 +140,7 @@ def _take_turn(
             sent = camera.stream(namespace, **stream)
             counters = {key: int(value - before.get(key, 0)) for key, value in node.settled_counters().items()}
             total.received += counters["frames"]
-            total.started += counters["frames"] - counters["superseded"] - counters["stale"]
+            total.started += counters["frames"] - counters["dropped"]
             total.restarts += counters["restarts"]
             total.counters.update(counters)
             total.scheduling = node.scheduling

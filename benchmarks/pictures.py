@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.rig.arguments import callers_path
 from benchmarks.rig.report import say
 from torchperf_ros.world.drive_page import write_picture
 from torchperf_ros.world.loop import Drive, drive
@@ -48,7 +49,7 @@ def sabotaged(folder: Path, pictures: Path) -> None:
     say("a sabotaged drive")
     svg = pictures / "sabotaged_drive.svg"
     subprocess.run(torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL)
-    records = next(folder.rglob("records/records.jsonl"))
+    records = next(folder.rglob("records.jsonl"))
     page = folder / "drive.html"
     subprocess.run(torchperf("report", records, "-o", page), check=True, stdout=subprocess.DEVNULL)
     screenshot(page, pictures / "report.png")
@@ -90,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "pictures", help="where they go")
+    parser.add_argument("--folder", type=callers_path, default=ROOT / "docs" / "pictures", help="where they go")
     pictures = parser.parse_args().folder.resolve()
     if shutil.which("chromium") is None:
         sys.stderr.write("chromium is not installed: sudo apt-get install chromium\n")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rig.arguments import arguments_of
+from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.frame.frame_table import FRAME
 from torchperf_ros.runs.compare.comparison import Comparison, compare
@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write runs to try the command on, and stop")
+    parser.add_argument("--save", type=callers_path, metavar="FOLDER", help="write runs to try it on, and stop")
     arguments = parser.parse_args()
     if arguments.save:
         save(arguments.save, arguments.seed)

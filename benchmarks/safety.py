@@ -1,38 +1,57 @@
 """Whether keeping deadlines, and checking plans, makes driving safer: collisions in a closed loop, by who drives.
 
-Each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the planner
-without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with all.
-Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of 95 %
-from a paired bootstrap within each scenario.
+drives: each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the
+planner without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with
+all. Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of
+95 % from a paired bootstrap within each scenario.
+
+restarts: the naive node's collisions by how long it takes to come back and by how often something goes wrong, beside
+those of all stages; and how long a naive node really takes to come back here.
+
+ordinary: drives in which nothing goes wrong, in ordinary traffic and in the same scenarios: whether the emergency lane
+latches, and whether the guard replaces a plan.
+
+lane: drawn sequences of what can happen to the emergency lane, whose stop paths the vehicle follows: whether it stands
+once it stands, until a person has cleared the lane.
 """
 
 import argparse
+import functools
+import json
 import math
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import psutil
 
-from benchmarks.rig.arguments import add_some, arguments_of
-from benchmarks.rig.report import Report, Target, say
+from benchmarks.rig.arguments import add_some, arguments_of, callers_path
+from benchmarks.rig.report import Part, Report, Target, say
 from torchperf_ros.cli.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
+from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
 from torchperf_ros.world.latencies import FAULTS, Luck
-from torchperf_ros.world.loop import ARMS, Drive, Workers, drive, end_workers
-from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
+from torchperf_ros.world.loop import ARMS, NAIVE_RESTART_S, Drive, Workers, drive, end_workers
+from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, draw_scenario
 
-_BOUND, _NAIVE, _FULL, _CAMERA = "zero", "naive", "full", "camera"
+_BOUND, _NAIVE, _FULL, _CAMERA, _WATCHED = "zero", "naive", "full", "camera", "watched"
+_RESTARTS_S = (0.3, 1.0, 2.0, 4.0)  # 0.3: as a worker of ours
+_RATES = {"none": "none", "each=1": "1 a minute", "each=3": "3 a minute", "bench": "as bench deadline"}
+_REPLACED = {"guard brake", "guard rebased", "guard stop", "guard unavoidable"}
 _CHUNK = 6  # drives that a process takes at once
 _TTC_BOUND_S = 0.95  # the least time to collision that nuPlan and NAVSIM accept
 _RESAMPLES = 4000
+_SHOWN = 5  # sequences that went wrong
 _EPILOG = """\
 targets, with faults: collisions at most 1 percentage point above those of the arm without latency; at least 80 % fewer
 than the naive node's, and the interval of the difference excludes 0; 10 times real time
@@ -47,24 +66,110 @@ _Row = dict[str, Any]
 _workers: Workers = {}  # of this process
 
 
+_In, _Out = TypeVar("_In"), TypeVar("_Out")
+
+
+class _Wanted(NamedTuple):
+    """A drive."""
+
+    arm: str
+    scenario: str
+    seed: int
+    load: int = 1
+    faults: str = "none"
+    naive_restart_s: float = NAIVE_RESTART_S
+
+    @property
+    def drive(self) -> Drive:
+        scenario = draw_scenario(self.scenario, self.seed)
+        return Drive(scenario, self.arm, self.load, self.faults, naive_restart_s=self.naive_restart_s)
+
+
 def main() -> int:
     arguments = _parser().parse_args()
-    arms, scenarios = arguments.arms, arguments.scenarios
     Luck(0, arguments.load, arguments.faults)
-    report = Report("safety", arguments)
+    if arguments.quick:
+        for name in ("seeds", "sequences", "ordinary"):
+            setattr(arguments, name, max(1, getattr(arguments, name) // 5))
+    Report("safety", arguments).finish_parts(arguments, _PARTS)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments_of(__doc__ or "", _EPILOG)
+    add_some(parser, "--parts", _PARTS)
+    parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
+    parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="end the drives after so long; 0: with the last seed (default)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a fifth of all drives and sequences")
+    parser.add_argument("--ordinary", type=int, default=1000, help="drives without faults, at least (default 1000)")
+    parser.add_argument("--sequences", type=int, default=1000, help="that are drawn for the lane (default 1000)")
+    usual = [
+        arm for arm in ARMS if arm not in {_CAMERA, _WATCHED}
+    ]  # which runs a network for every frame: ten times as long
+    add_some(parser, "--arms", ARMS, usual)
+    add_some(parser, "--scenarios", (*SCENARIOS, *TRAFFIC), SCENARIOS)
+    parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
+    parser.add_argument("--faults", default="bench", help=f"of {', '.join(FAULTS)}, or by rate (default bench)")
+    parser.add_argument("--collisions", type=callers_path, metavar="FOLDER", help="write log, picture and test of each")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
+    )
+    return parser
+
+
+def _spread(
+    what: str, work: Callable[[_In], _Out], items: Sequence[_In], arguments: argparse.Namespace
+) -> Iterator[_Out]:
+    """The result of each item as it comes, beside a bar; a process keeps its workers from drive to drive."""
+    with progress_bars() as bars:
+        tell = follow(bars, f"{len(items):,} {what}")
+        for done, result in enumerate(_spread_silently(work, items, arguments.jobs), 1):
+            tell(done, len(items))
+            yield result
+
+
+def _spread_silently(work: Callable[[_In], _Out], items: Sequence[_In], jobs: int) -> Iterator[_Out]:
+    if jobs <= 1:
+        yield from map(work, items)
+        end_workers(_workers)
+        return
+    context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
+    chunks = [items[at : at + _CHUNK] for at in range(0, len(items), _CHUNK)]
+    with context.Pool(jobs, _begin) as pool:
+        for results in pool.imap_unordered(functools.partial(_work_all, work), chunks):
+            yield from results
+
+
+def _work_all(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    return [work(item) for item in items]
+
+
+def _begin() -> None:
+    """A process of the pool: it ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+# -- drives -----------------------------------------------------------------------------------------------------------
+
+
+def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    arms, scenarios = arguments.arms, arguments.scenarios
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     wanted = [
-        (arm, name, seed, arguments.load, arguments.faults) for seed in seeds for name in scenarios for arm in arms
-    ]
+        _Wanted(arm, name, seed, arguments.load, arguments.faults)
+        for seed in seeds for name in scenarios for arm in arms
+    ]  # fmt: skip
     rows: list[_Row] = []
     begun_s = time.monotonic()
-    with progress_bars() as bars:
-        tell = follow(bars, f"{len(wanted):,} drives")
-        for row in _driven(wanted, arguments.jobs):
-            rows.append(row)
-            tell(len(rows), len(wanted))
-            if arguments.minutes and time.monotonic() - begun_s > 60.0 * arguments.minutes:
-                break
+    for row in _spread("drives", _drive, wanted, arguments):
+        rows.append(row)
+        if arguments.minutes and time.monotonic() - begun_s > 60.0 * arguments.minutes:
+            break
     took_s = time.monotonic() - begun_s
     driven_s = sum(row["driven_s"] for row in rows)
     rows = _whole(rows, len(arms) * len(scenarios))
@@ -77,34 +182,15 @@ def main() -> int:
         f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
         " real time"
     )
-    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
     if arguments.collisions is not None:
         for row in (row for row in rows if row["collision"]):
-            one = Drive(draw_scenario(row["scenario"], row["seed"]), row["arm"], arguments.load, arguments.faults)
-            folder = Path(arguments.collisions) / f"{row['scenario']}-{row['seed']}-{row['arm']}"
+            one = _Wanted(row["arm"], row["scenario"], row["seed"], arguments.load, arguments.faults).drive
+            folder = arguments.collisions / f"{row['scenario']}-{row['seed']}-{row['arm']}"
             write_drive(one, folder, _workers)
             report.text(f"wrote {folder}: a log to replay, a picture, and a test")
         end_workers(_workers)
-    report.finish(result, _targets(figures, differences, driven_s / took_s))
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = arguments_of(__doc__ or "", _EPILOG)
-    parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
-    parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
-    parser.add_argument("--minutes", type=float, default=0.0, help="end after so long; 0: with the last seed (default)")
-    usual = [arm for arm in ARMS if arm != _CAMERA]  # which runs a network for every frame: ten times as long
-    add_some(parser, "--arms", ARMS, usual)
-    add_some(parser, "--scenarios", SCENARIOS)
-    parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
-    parser.add_argument("--faults", default="bench", choices=tuple(FAULTS), help="what goes wrong (default bench)")
-    parser.add_argument("--collisions", metavar="FOLDER", help="write log, picture and test of each to it")
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument(
-        "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
-    )
-    return parser
+    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
+    return result, _targets(figures, differences, driven_s / took_s)
 
 
 def _whole(rows: list[_Row], drives: int) -> list[_Row]:
@@ -115,34 +201,10 @@ def _whole(rows: list[_Row], drives: int) -> list[_Row]:
     return found
 
 
-def _driven(wanted: list[tuple[str, str, int, int, str]], jobs: int) -> Iterator[_Row]:
-    """The row of each drive as it ends; a process keeps its workers from drive to drive."""
-    if jobs <= 1:
-        for one in wanted:
-            yield _drive(one)
-        end_workers(_workers)
-        return
-    context = multiprocessing.get_context("spawn")  # threads of worker pools do not outlive a fork
-    chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
-    with context.Pool(jobs, _begin) as pool:
-        for rows in pool.imap_unordered(_drive_all, chunks):
-            yield from rows
-
-
-def _begin() -> None:
-    """A process of the pool: it ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _drive_all(wanted: list[tuple[str, str, int, int, str]]) -> list[_Row]:
-    return [_drive(one) for one in wanted]
-
-
-def _drive(wanted: tuple[str, str, int, int, str]) -> _Row:
-    arm, name, seed, load, faults = wanted
-    driven = drive(Drive(draw_scenario(name, seed), arm, load, faults), workers=_workers)
-    return {"arm": arm, "scenario": name, "seed": seed, "driven_s": driven.world.now_s, **driven.row()}
+def _drive(wanted: _Wanted) -> _Row:
+    driven = drive(wanted.drive, workers=_workers)
+    return {**wanted._asdict(), "driven_s": driven.world.now_s, **driven.row(), "faults": len(driven.injected),
+            "goes_wrong": wanted.faults}  # fmt: skip
 
 
 def pdms(score: _Row, possible_m: float) -> float:
@@ -243,6 +305,185 @@ def _targets(figures: dict[str, Any], differences: dict[str, Any], speed: float)
         targets.append(Target("fewer collisions than the naive node", share, ">=", 80.0, "%"))
         targets.append(Target("upper end of the difference's interval", 100 * found["high"], "<", 0.0, "points"))
     return targets
+
+
+# -- restart times and fault rates ------------------------------------------------------------------------------------
+
+
+def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    real = measured_restart()
+    restarts_s = sorted({*_RESTARTS_S, real["processor_s"]})
+    drawn = [
+        (name, seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds) for name in arguments.scenarios
+    ]
+    cells = [(_FULL, faults, NAIVE_RESTART_S) for faults in _RATES]
+    cells += [(_NAIVE, faults, restart_s) for faults in _RATES for restart_s in restarts_s]
+    cells = [cell for cell in cells if cell[1] != "none" or cell[2] in {restarts_s[0], NAIVE_RESTART_S}]
+    wanted = [_Wanted(arm, *one, 1, faults, restart_s) for one in drawn for arm, faults, restart_s in cells]
+    hits: dict[tuple[str, str, float], dict[tuple[str, int], bool]] = {cell: {} for cell in cells}
+    for row in _spread("drives", _drive, wanted, arguments):
+        cell = row["arm"], row["goes_wrong"], row["naive_restart_s"]
+        hits[cell][row["scenario"], row["seed"]] = bool(row["collision"])
+    figures = []
+    for arm, faults, restart_s in cells:
+        own, full = (
+            [found[one] for one in drawn]
+            for found in (hits[arm, faults, restart_s], hits[_FULL, faults, NAIVE_RESTART_S])
+        )
+        figures.append({
+            "arm": arm, "faults": faults, "restart_s": restart_s if arm == _NAIVE else None, "drives": len(own),
+            "collisions": sum(own), "share": wilson(sum(own), len(own)),
+            "more_than_full": paired_difference(own, full, [name for name, _ in drawn]),
+        })  # fmt: skip
+    found = {(one["arm"], one["faults"], one["restart_s"]): one for one in figures}
+
+    def shown(arm: str, faults: str, restart_s: float | None) -> str:
+        one = found.get((arm, faults, restart_s)) or found[arm, faults, restarts_s[0]]
+        low, high = one["share"]
+        same = arm == _FULL or one["more_than_full"]["excludes_zero"]
+        return f"{one['collisions']} ({100 * low:.0f} to {100 * high:.0f} %){'' if same else ' ='}"
+
+    report.table(
+        f"Collisions in {len(drawn)} drives each (95 %), from seed {arguments.seed}; =: no difference to {_FULL}",
+        ("faults of each kind", _FULL, *(_title_of(restart_s, real) for restart_s in restarts_s)),
+        [
+            [name, shown(_FULL, faults, None), *(shown(_NAIVE, faults, restart_s) for restart_s in restarts_s)]
+            for faults, name in _RATES.items()
+        ],
+    )
+    report.text(
+        f"A naive node was ready {real['elapsed_s']:.1f} s after its process began (median of {real['starts']}), of"
+        f" which it used a processor for {real['processor_s']:.1f} s: that is what it takes on a machine with nothing"
+        " else to do. Imports of torch and rclpy, the reference perception, 5 runs to warm up."
+    )
+    worst = found[_NAIVE, "bench", real["processor_s"]]["more_than_full"]
+    return {"cells": figures, "measured_restart": real}, [
+        Target("restarts: as measured, faults as bench: lower end of naive less full", 100 * worst["low"], ">=", 0.0,
+               "points")
+    ]  # fmt: skip
+
+
+def _title_of(restart_s: float, real: _Row) -> str:
+    return f"naive, back in {restart_s:g} s" + (" (measured)" if restart_s == real["processor_s"] else "")
+
+
+def measured_restart(starts: int = 3) -> _Row:
+    """Seconds from the start of a naive node's process until it takes images: that pass, and of a processor."""
+    options: _Row = {"adapter": "torchperf_ros.models.camera:CameraAdapter", "options": {}, "budget_ms": 79.0}
+    command = [sys.executable, "-m", "benchmarks.rig.naive_node", "--config", json.dumps({**options, "margin_ms": 1.0})]
+    elapsed_s, processor_s = [], []
+    for number in range(starts):
+        say(f"start {number + 1} of {starts} of a naive node")
+        begun_s = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as node:
+            assert node.stdout is not None
+            if not any(line.strip() == "ready" for line in node.stdout):
+                sys.exit("the naive node did not start: see above")
+            elapsed_s.append(time.monotonic() - begun_s)
+            used = psutil.Process(node.pid).cpu_times()
+            processor_s.append(used.user + used.system)
+            node.kill()
+    return {
+        "starts": starts, "elapsed_s": float(np.median(elapsed_s)),
+        "processor_s": round(float(np.median(processor_s)), 1),
+    }  # fmt: skip
+
+
+def wilson(hits: int, drives: int) -> tuple[float, float]:
+    """The interval of 95 % of a share, by Wilson's score.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
+    """
+    z, share = 1.959964, hits / drives
+    middle = (share + z * z / (2 * drives)) / (1 + z * z / drives)
+    half = z / (1 + z * z / drives) * math.sqrt(share * (1 - share) / drives + z * z / (4 * drives * drives))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+# -- nothing goes wrong -----------------------------------------------------------------------------------------------
+
+
+def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    chosen = arguments.scenarios
+    names = [*TRAFFIC, *SCENARIOS] if chosen == list(SCENARIOS) else chosen
+    seeds = range(arguments.seed, arguments.seed + math.ceil(arguments.ordinary / len(names)))
+    wanted = [_Wanted(_WATCHED, name, seed) for seed in seeds for name in names]
+    rows = sorted(_spread("drives", _drive, wanted, arguments), key=lambda row: (row["scenario"], row["seed"]))
+
+    def checked(row: _Row) -> int:
+        return sum(number for word, number in row["counts"].items() if word.startswith("guard "))
+
+    def replaced(row: _Row) -> int:
+        return sum(number for word, number in row["counts"].items() if word in _REPLACED)
+
+    figures = {
+        name: {
+            "drives": len(own), "latched": sum(bool(row["latch"]) for row in own),
+            "checked": sum(map(checked, own)),
+            "replaced": sum(map(replaced, own)), "drives_with_replaced": sum(replaced(row) > 0 for row in own),
+            "collisions": sum(bool(row["collision"]) for row in own),
+        }
+        for name in names if (own := [row for row in rows if row["scenario"] == name])
+    }  # fmt: skip
+    report.table(
+        f"{len(rows):,} drives without faults, {len(seeds)} seeds from {arguments.seed} on", (
+            "", "drives", "the lane latched", "plans checked", "the guard replaced", "in drives", "collisions",
+        ),
+        [[name, *one.values()] for name, one in figures.items()],
+    )  # fmt: skip
+    for row in [row for row in rows if row["latch"]][:_SHOWN]:
+        report.text(f"{row['scenario']}, seed {row['seed']}: the lane latched after {row['latch']}")
+    latched = sum(one["latched"] for one in figures.values())
+    ours = sum(one["drives_with_replaced"] for name, one in figures.items() if name in TRAFFIC)
+    return {"scenarios": figures, "seed": arguments.seed, "drives": len(rows)}, [
+        Target("ordinary: drives in which the lane latches", latched, "==", 0),
+        Target("ordinary: drives in traffic in which the guard replaces a plan", ours, "==", 0),
+    ]
+
+
+# -- the emergency lane -----------------------------------------------------------------------------------------------
+
+
+def _lane(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
+    seeds = range(arguments.seed, arguments.seed + arguments.sequences)
+    rows = sorted(_spread("sequences", run_sequence, seeds, arguments), key=lambda held: held.seed)
+    wrong = [held for held in rows if not held.holds]
+    past_m = np.array([held.past_m for held in rows if held.latched])
+
+    def most(name: str) -> float:
+        return float(max((getattr(held, name) for held in rows), default=math.nan))
+
+    def count(name: str, above: float = 0.0) -> int:
+        return sum(getattr(held, name) > above for held in rows)
+
+    report.table(
+        f"{len(rows):,} sequences of {SEQUENCE_S:g} s, from seed {arguments.seed}", ("", "sequences", "largest"),
+        [
+            ["the lane latched", count("latched"), most("latched")],
+            ["speed after the first standstill, m/s", count("fastest_ms"), most("fastest_ms")],
+            ["distance past the first stop's end, m, above 0.5", count("past_m", 0.5), most("past_m")],
+            ["a path asks for more speed than the vehicle had, m/s", count("faster_by_ms", FASTER_MS),
+             most("faster_by_ms")],
+            ["paths that do not end at a standstill", count("moving_ends"), most("moving_ends")],
+            ["clears granted while a reason lasted", count("cleared_too_early"), most("cleared_too_early")],
+            ["paths that the vehicle could not follow", count("refused"), most("refused")],
+        ],
+    )  # fmt: skip
+    for held in sorted(wrong, key=lambda held: -held.fastest_ms)[:_SHOWN]:
+        report.text(f"seed {held.seed}: {held.fastest_ms:.2f} m/s, {held.past_m:.1f} m past; {', '.join(held.kinds)}")
+    figures = {
+        "sequences": len(rows), "seed": arguments.seed, "latched": count("latched"), "hold": len(rows) - len(wrong),
+        "fastest_ms": most("fastest_ms"), "past_m": most("past_m"),
+        "past_m_p99": float(np.percentile(past_m, 99)) if len(past_m) else math.nan,
+        "wrong": [asdict(held) for held in wrong],
+    }  # fmt: skip
+    return figures, [
+        Target("lane: largest speed after the first standstill", most("fastest_ms"), "==", 0.0, "m/s"),
+        Target("lane: sequences in which an invariant does not hold", len(wrong), "==", 0),
+    ]
+
+
+_PARTS: dict[str, Part] = {"drives": _drives, "restarts": _restarts, "ordinary": _ordinary, "lane": _lane}
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def project(tmp_path_factory):
             shutil.copy("main.parquet", f"{name}.parquet")
         shutil.copytree("monday", "tuesday")
         make_incident(folder / "incident", Path("drive.mcap"))
-        shutil.copytree("incident", "home/.local/state/torchperf_ros/records")
+        shutil.copytree("incident", "home/.local/state/torchperf_ros/records/perf")
         for name in set(STATE.findall("".join(TEXTS.values()))):
             shutil.copytree("incident", Path("home", name))
     return folder

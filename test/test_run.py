@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.rig.arguments import arguments_of
 from torchperf_ros import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,8 +236,13 @@ def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new
     ("arguments", "ways"),
     [([], ["-n", "2"]), (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]), (["--ros", "jazzy"], ["-m", "ros"])],
 )
-def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(run, calls, monkeypatch, arguments, ways):
+def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(
+    run, calls, monkeypatch, tmp_path, arguments, ways
+):
     became = []
+    monkeypatch.chdir(tmp_path)  # the checkout, where paths are as they are given
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_run.py").write_text("")
     monkeypatch.setattr(run.sys, "argv", ["run", "test", *arguments])
     monkeypatch.setattr(run.os, "chdir", lambda folder: None)
     monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
@@ -244,6 +250,61 @@ def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(run, cal
     monkeypatch.setattr(run.Environment, "become", lambda environment, *command: became.extend(command))
     run.main()
     assert became == ["python", "-m", "pytest", *ways]
+
+
+def test_given_another_folder_when_tests_are_run_then_paths_are_from_there_and_words_stay(
+    run, calls, monkeypatch, tmp_path
+):
+    here = tmp_path / "test" / "frame"
+    here.mkdir(parents=True)
+    for name in ("test_a.py", "slow", "outcome"):
+        (here / name).write_text("")
+    monkeypatch.chdir(here)
+    given = [
+        "-q", "test_a.py::test_one[a/b]", "-k", "outcome", "-m", "slow", "--junitxml=out.xml", "--basetemp", "tmp",
+        "-x", "nowhere.py", "--ignore=slow", str(here / "test_a.py"), "../frame/slow", "-m=slow",
+    ]  # fmt: skip
+    assert run._from_here(given) == [
+        "-q", f"{here}/test_a.py::test_one[a/b]", "-k", "outcome", "-m", "slow", f"--junitxml={here}/out.xml",
+        "--basetemp", f"{here}/tmp", "-x", "nowhere.py", f"--ignore={here}/slow", str(here / "test_a.py"),
+        f"{here}/../frame/slow", "-m=slow",
+    ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run._from_here(["test/frame/slow"]) == ["test/frame/slow"]
+
+
+def test_given_another_folder_when_a_benchmark_is_run_then_its_files_are_where_it_was_called(
+    run, calls, monkeypatch, tmp_path
+):
+    """The command becomes one that runs in the checkout, and tells the benchmark where it was called."""
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv(run.CALLED_FROM, "")
+    monkeypatch.setattr(run.sys, "argv", ["run", "bench", "anomalies", "--json", "out.json"])
+    monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
+    became = []
+    monkeypatch.setattr(run.Environment, "become", lambda environment, *command: became.extend(command))
+    run.main()
+    assert became == ["python", "-m", "benchmarks.anomalies", "--json", "out.json"]
+    assert (os.environ[run.CALLED_FROM], Path.cwd()) == (str(here), tmp_path)
+    for folder in (here, tmp_path):
+        asked = arguments_of("what").parse_args(["--json", "out.json"]).json
+        assert asked == folder / "out.json"
+        monkeypatch.delenv(run.CALLED_FROM)  # run as a module in the checkout: from there
+        assert arguments_of("what").parse_args(["--json", "out.json"]).json == Path("out.json")
+        monkeypatch.setenv(run.CALLED_FROM, str(tmp_path))
+    assert arguments_of("what").parse_args(["--json", "/a/out.json"]).json == Path("/a/out.json")
+
+
+def test_given_every_benchmark_when_searched_then_none_takes_a_path_from_where_it_does_not_run():
+    found = [
+        f"{file.name}: {line.strip()}"
+        for file in sorted((ROOT / "benchmarks").rglob("*.py"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.search(r"type=Path\b", line) and "SUPPRESS" not in line
+    ]
+    assert found == []
 
 
 def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):

@@ -1,10 +1,16 @@
 """Command-line arguments that several benchmarks take, with one meaning."""
 
 import argparse
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from torchperf_ros.cli.shell import words
+
+
+def callers_path(text: str) -> Path:
+    """A path from where `./run bench` was called, which changes into the checkout; the type of every such argument."""
+    return Path(os.environ.get("TORCHPERF_CALLED_FROM", "")) / text
 
 
 def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -12,7 +18,7 @@ def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures, parameters and machine to this file")
+    parser.add_argument("--json", type=callers_path, metavar="FILE", help="write figures, parameters and machine to it")
     return parser
 
 

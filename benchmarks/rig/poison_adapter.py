@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from benchmarks.rig.bench_adapter import BenchAdapter
-from benchmarks.rig.poison_faults import FAULTS, OBSERVE, OUTPUTS, POSTPROCESS, PREPROCESS
+from benchmarks.rig.poison_faults import FAULTS, OBSERVE, OUTPUTS, POSTPROCESS, PREPROCESS, obey_limit
 from torchperf_ros.model.adapter import Received
+
+obey_limit()
 
 
 class PoisonAdapter(BenchAdapter):

@@ -1,6 +1,7 @@
 """Faults that follow a frame, by the step in which they happen. Without torch: the benchmark reads their names."""
 
 import ctypes
+import mmap
 import os
 import resource
 import signal
@@ -74,6 +75,85 @@ def _eight_busy_threads() -> None:
         threading.Thread(target=_spin_until, args=(end_s,), daemon=True).start()
 
 
+# -- what the next worker, or the whole node, lacks when this one has died ---------------------------------------------
+
+_LACKS_S: Final = 2.0
+_UNENDED_S: Final = 9.0  # longer than the node waits for the end of what it has killed
+_NOBODY: Final = 65_534
+_LOW_DESCRIPTORS: Final = 16  # which a node has in use from its start to its end
+_PTRACE_SEIZE, _PTRACE_O_TRACEEXIT = 0x4206, 0x40
+_no_fork_until_ns = memoryview(mmap.mmap(-1, 8)).cast("Q")  # shared with the processes that are forked from this one
+_fork_at_once = os.fork
+
+
+def obey_limit() -> None:
+    """Have this process, from which workers are forked, be at its RLIMIT_NPROC while a fault wants it."""
+    os.fork = _fork_within_limit
+
+
+def _fork_within_limit() -> int:
+    if time.monotonic_ns() >= _no_fork_until_ns[0]:
+        return _fork_at_once()
+    users, (least, most) = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, most))
+    try:
+        if users[0] == 0:  # whom the limit does not bind
+            os.setresuid(_NOBODY, _NOBODY, 0)
+        return _fork_at_once()  # which the kernel refuses
+    finally:
+        os.setresuid(*users)
+        resource.setrlimit(resource.RLIMIT_NPROC, (least, most))
+
+
+def _die_without_successor() -> NoReturn:
+    _no_fork_until_ns[0] = time.monotonic_ns() + round(_LACKS_S * 1e9)
+    os._exit(_EXIT_STATUS)
+
+
+def _beside(act: Callable[[], object], then_s: float, last: Callable[[], object]) -> None:
+    """Do this in a process that lives on when this one dies, and so much later something else; wait for the first."""
+    ready, begun = os.pipe()
+    if _fork_at_once() == 0:
+        os.setsid()
+        act()
+        os.closerange(0, begun)
+        os.closerange(begun + 1, 1024)
+        os.close(begun)
+        time.sleep(then_s)
+        last()
+        os._exit(0)
+    os.close(begun)
+    os.read(ready, 1)
+
+
+def _hang_and_never_end() -> None:
+    """As in a driver that does not return: who traces this process stops it on its way out, and SIGKILL is no help."""
+    libc, pid = ctypes.CDLL(None, use_errno=True), os.getpid()
+
+    def trace() -> None:
+        libc.ptrace(_PTRACE_SEIZE, pid, None, _PTRACE_O_TRACEEXIT)
+
+    _beside(trace, _UNENDED_S, bool)
+    time.sleep(_FOR_EVER_S)
+
+
+def _use_up_descriptors() -> NoReturn:
+    """Of the node, of which this is a fork's fork's fork."""
+    pid = os.getpid()
+    for _ in range(3):
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    least = min(set(range(_LOW_DESCRIPTORS + 1)) - used, default=_LOW_DESCRIPTORS)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+
+    def give_back() -> None:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+    _beside(lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (least, before[1])), _LACKS_S, give_back)
+    os._exit(_EXIT_STATUS)
+
+
 PREPROCESS: Final[dict[str, Callable[[], object]]] = {
     "sleep in preprocess": lambda: time.sleep(_SLEEP_S),
     "hang": lambda: time.sleep(_FOR_EVER_S),
@@ -91,6 +171,10 @@ PREPROCESS: Final[dict[str, Callable[[], object]]] = {
     "unprintable error": _raise(Unprintable()),
     "eight busy threads": _eight_busy_threads,
     "1.5 GB allocated": lambda: np.ones(_ALLOCATED_BYTES // 8).sum(),
+    "real-time signal": lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1),
+    "exit at RLIMIT_NPROC": _die_without_successor,
+    "hang that SIGKILL does not end": _hang_and_never_end,
+    "exit while the node has no descriptor left": _use_up_descriptors,
 }
 OBSERVE: Final[dict[str, Callable[[], object]]] = {
     "hang in observe": lambda: time.sleep(_FOR_EVER_S),

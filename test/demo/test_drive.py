@@ -47,7 +47,7 @@ def test_given_an_engine_or_none_when_driven_then_packages_are_used_and_only_wha
 
 def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> None:
     evidence = Path("/evidence")
-    assert any("report /evidence/records/records.jsonl -o" in line for line in what_next(evidence, []))
+    assert any("report /evidence/records/perf/records.jsonl -o" in line for line in what_next(evidence, []))
     lines = what_next(evidence, [evidence / "a", evidence / "b"])
     assert any("report /evidence/b -o" in line for line in lines)
     assert lines[1:3] == ["  a", "  b"]

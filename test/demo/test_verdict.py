@@ -28,7 +28,7 @@ def drive(unanswered: int = 0) -> DriveState:
         counts = {"frames": 100, "superseded": 2, "stale": 0, "answered": 98 - unanswered, "on_time": 98}
         stage.values = {key: str(count) for key, count in counts.items()}
         for number in range(98):
-            stage.add(SeenFrame(STAMP_NS + number * 33_000_000, Outcome.ON_TIME, None, 20.0, 50.0))
+            stage.add(SeenFrame(STAMP_NS + number * 33_000_000, Outcome.ON_TIME, None, 20.0, 50.0, -30.0))
     return state
 
 
@@ -40,7 +40,7 @@ def printed(state: DriveState, width: int = 100) -> str:
 
 
 def late(ms):
-    frame = SeenFrame(0, Outcome.LATE, Fallback.STOP, 50.0 + ms, 50.0)
+    frame = SeenFrame(0, Outcome.LATE, Fallback.STOP, 50.0 + ms, 50.0, ms)
     return lambda state: state.stages["planning"].add(frame)
 
 
@@ -100,7 +100,7 @@ def test_given_a_terminal_when_summed_up_then_no_word_is_cut_off(width: int):
 
 def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered():
     state = drive()
-    state.stages["perception"].add(SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 41.0, 50.0))
+    state.stages["perception"].add(SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 41.0, 50.0, -9.0))
     for kind, stamp_ns in (("sigkill", STAMP_NS - 10**9), ("hang", STAMP_NS), ("hang", STAMP_NS - 5 * 10**9)):
         state.on_journal("perception", json.dumps({"kind": kind, "stamp_ns": stamp_ns, "pid": 1}))
     state.match()
@@ -138,7 +138,7 @@ def test_given_an_injection_when_the_frame_of_its_stamp_is_answered_then_they_ar
         state.on_journal(name, json.dumps({"kind": "sigkill", "stamp_ns": at_ns, "pid": 7}))
     state.match()
     assert [injection.answer for injection in state.injections] == ["not seen", "not seen"]
-    stage.add(SeenFrame(stamp_ns + 3_000_000, Outcome.CRASHED, Fallback.HOLD_LAST, 30.0, 50.0))
+    stage.add(SeenFrame(stamp_ns + 3_000_000, Outcome.CRASHED, Fallback.HOLD_LAST, 30.0, 50.0, -20.0))
     for _ in range(2):
         state.match()
     assert [injection.answer for injection in state.injections] == ["crashed → hold last", "not seen"]

@@ -3,6 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchperf_ros.engines.built_tier import drawing_task, judged
 from torchperf_ros.engines.parity import (
@@ -315,3 +317,36 @@ def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_o
         check_with(None, "int8_static", lambda x: -x, known=found)
     with pytest.raises(ParityError, match=r"the answers' score is 0\.980, at least 0\.995 is needed"):
         check_with(scored(0.98), "int8_static", clipped)
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["int8_static", "int8_dynamic", "int8_weight"]))
+def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_are_near_do_not_help(seed, precision):
+    generator = torch.Generator().manual_seed(seed)
+    frames = [(5.0 + torch.rand(1, 4, 20, 20, generator=generator),) for _ in range(4)]
+
+    def rounded(x, share):
+        """Nearly the same numbers; at this share of the places the two largest change places."""
+        values, order = x.sort(1, descending=True)
+        swapped = torch.rand(x.shape[2:], generator=torch.Generator().manual_seed(1)) < share
+        middle = values[:, :2].mean(1, keepdim=True)
+        near = torch.cat([torch.where(swapped, middle - 1e-4, values[:, :1]),
+                          torch.where(swapped, middle + 1e-4, values[:, 1:2]), values[:, 2:]], 1)  # fmt: skip
+        return torch.zeros_like(x).scatter(1, order, near)
+
+    def check_rounded(share):
+        held_out = Scoring(lambda *_: None, list, held_out=frames)
+        return check_engine(eager, lambda x: rounded(x, share), frames[0], {}, precision, scoring=held_out)
+
+    assert check_rounded(0.0).relative_l2 < 1e-6
+    with pytest.raises(ParityError, match=r"answers differ from eager's: of output 0, 9\d\.\d% of the largest along"):
+        check_rounded(0.04)
+
+
+def test_given_one_class_everywhere_when_the_engine_finds_another_then_it_is_refused_though_numbers_are_near():
+    frames = [(2.0 + torch.rand(1, 1, 8, 8).expand(1, 2, 8, 8) - torch.tensor([0.0, 0.01]).view(1, 2, 1, 1),)] * 2
+    held_out = Scoring(lambda *_: None, list, held_out=frames)
+    with pytest.raises(ParityError, match=r"of output 0, 0\.0% of the largest along dimension 1 are the same"):
+        check_engine(
+            eager, lambda x: x + torch.tensor([0.0, 0.02]).view(1, 2, 1, 1), frames[0], {}, "int8_static",
+            scoring=held_out,
+        )  # fmt: skip

@@ -1,6 +1,7 @@
 """What runs in int8 when it is asked for, by the graph that is really compiled; and what is refused, and why."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
+from torchperf_ros.engines.built_tier import BuiltTier, read_frames, scoring_of, write_frames
 from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, export
@@ -115,11 +116,36 @@ def test_given_frames_unlike_the_example_when_quantised_then_ranges_are_theirs_a
         with torch.inference_mode():
             return measure(own.model(*frame), graph(*frame)).relative_l2, layers_of(graph.graph)
 
-    (frame, _) = own.calibration()
+    (frame,), (other,) = own.calibration(), own.held_out()
+    assert not frame[0].equal(other[0])
     near, left = error(own.calibration())
     assert left == {"convolutions": 1}  # the transposed one
     assert near < 0.05
     assert error([random_inputs(own.example, seed) for seed in (1, 2)])[0] > 0.5
+
+
+class Zeros(Sees):
+    """Its example and its other inputs are blank, as those of many adapters are."""
+
+    def example_inputs(self, tier):
+        return (torch.zeros(1, 3, 16, 16),)
+
+    def score_inputs(self, tier):
+        return [*([(torch.zeros(1, 3, 16, 16),)] * 3), *super().score_inputs(tier)[:1]]
+
+
+def test_given_blank_inputs_when_quantised_statically_then_it_is_refused_until_a_log_has_frames(tmp_path):
+    adapter = Zeros({}, CPU)
+    blank = BuiltTier(adapter.build("full").eval(), adapter.example_inputs("full"), {}, CPU,
+                      scoring=scoring_of(adapter, "full", CPU))  # fmt: skip
+    with pytest.raises(EngineUnavailable, match="there are 1 that are not constant, 2 are needed: --log LOG, or"):
+        ENGINES["aoti"].build(blank, STATIC, tmp_path / "model.pt2")
+    frames = [(40.0 * torch.randn(1, 3, 16, 16),) for _ in range(5)]
+    write_frames([*frames, (torch.ones(1, 3, 8, 8),)], tmp_path / "frames.safetensors")
+    kept = read_frames(str(tmp_path / "frames.safetensors"), blank.example, CPU)
+    seen = replace(blank, frames=kept)
+    assert [len(kept), len(seen.calibration()), len(seen.held_out()), seen.why_uncalibrated()] == [5, 3, 2, ""]
+    assert all(a.equal(b) for (a,), (b,) in zip(kept, frames, strict=True))
 
 
 def test_given_other_frames_or_another_precision_then_the_package_is_another():

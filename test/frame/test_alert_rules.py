@@ -9,7 +9,7 @@ SUSTAINED = 10
 @pytest.fixture
 def tell(make_answer):
     def answered(outcome=Outcome.LATE, misses=1, fallback=Fallback.HOLD_LAST, **values):
-        return answer_alert("perception", make_answer(outcome, fallback, **values), misses, SUSTAINED)
+        return answer_alert("perception", make_answer(outcome, fallback, **values), misses, SUSTAINED, None)
 
     return answered
 

@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rosbags.typesys import Stores, get_typestore
 
+from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.frame import (
     Frame,
     Mailbox,
     Origin,
     StepTimes,
+    admit,
     header_stamp_ns,
     restamped,
     stamp_age_ms,
@@ -97,7 +99,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.mailbox = Mailbox()
         self.put = 0
         self.taken = []
-        self.now_ns = self.superseded = self.stale = 0
+        self.now_ns = self.superseded = 0
         self.waiting = None
 
     @rule(left_ns=st.integers(-5, 5))
@@ -111,11 +113,10 @@ class MailboxMachine(RuleBasedStateMachine):
     def take_one(self, step_ns):
         self.now_ns += step_ns
         frame = self.mailbox.take(self.now_ns)
-        expected = self.waiting if self.waiting is not None and self.waiting.deadline_ns > self.now_ns else None
-        assert frame is expected
-        self.stale += self.waiting is not None and frame is None
+        assert frame is self.waiting
         self.waiting = None
         if frame is not None:
+            assert frame.stale == (frame.deadline_ns <= self.now_ns)
             self.taken.append(frame.seq)
 
     @rule()
@@ -127,10 +128,85 @@ class MailboxMachine(RuleBasedStateMachine):
     @invariant()
     def every_frame_is_accounted_for_once(self):
         assert self.mailbox.waiting is self.waiting
-        assert (self.mailbox.superseded, self.mailbox.stale) == (self.superseded, self.stale)
-        assert self.put == len(self.taken) + self.superseded + self.stale + (self.waiting is not None)
+        assert self.mailbox.superseded == self.superseded
+        assert self.put == len(self.taken) + self.superseded + (self.waiting is not None)
         assert self.taken == sorted(set(self.taken))
 
 
 TestMailboxMachine = MailboxMachine.TestCase
 TestMailboxMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+RECEIVED_NS, ROS_NS = 500 * MS, 1_700_000_000_000 * MS
+
+
+def admitted(age_ms, upstream=None, **parameters):
+    """A frame of a stage with a budget of 50 ms, received at 500 ms."""
+    config = stage_config("perception", {"budget_ms": 50.0, **parameters})
+    stamp_ns = ROS_NS - round(age_ms * MS) if math.isfinite(age_ms) else 0
+    return admit(config, b"", stamp_ns, received_ns=RECEIVED_NS, ros_now_ns=ROS_NS, upstream=upstream)
+
+
+@pytest.mark.parametrize(
+    ("budget_from", "age_ms", "left_ms"),
+    [
+        ("receipt", 0.0, 50.0), ("receipt", 100.0, 50.0), ("receipt", -100.0, 50.0), ("receipt", math.nan, 50.0),
+        ("stamp", 0.0, 50.0), ("stamp", 10.0, 40.0), ("stamp", 49.75, 0.25), ("stamp", 50.0, 0.0),
+        ("stamp", 100.0, -50.0), ("stamp", 10_000.0, -9_950.0), ("stamp", 10_001.0, 50.0), ("stamp", -3.0, 50.0),
+        ("stamp", math.nan, 50.0),
+    ],
+)  # fmt: skip
+def test_given_any_age_when_admitted_then_the_budget_counts_from_a_usable_stamp_or_from_the_receipt(
+    budget_from, age_ms, left_ms
+):
+    frame = admitted(age_ms, budget_from=budget_from)
+    assert (frame.deadline_ns - frame.received_ns) / MS == left_ms
+    assert frame.gone_ms == 50.0 - left_ms
+    assert frame.budget_ms == 50.0
+
+
+def before(due_ms, age_ms, *, stale=False):
+    """A frame of the stage before, received 20 ms ago, due at this time after the receipt here."""
+    received_ns = RECEIVED_NS - 20 * MS
+    origin = Origin(received_ns, age_ms)
+    return Frame(0, b"", 5, age_ms, received_ns, RECEIVED_NS + round(due_ms * MS), origin, stale=stale)
+
+
+@pytest.mark.parametrize("budget_from", ["receipt", "stamp"])
+@pytest.mark.parametrize("due_ms", [-200.0, -50.0, -0.5, 0.0])
+@pytest.mark.parametrize("age_ms", [-3.0, 0.0, 100.0, math.nan, 20_000.0])
+def test_given_a_frame_that_was_stale_in_the_stage_before_when_admitted_then_this_stage_has_its_whole_budget(
+    budget_from, due_ms, age_ms
+):
+    frame = admitted(1.0, before(due_ms, age_ms, stale=True), budget_from=budget_from)
+    assert frame.deadline_ns == RECEIVED_NS + 50 * MS
+    assert frame.origin.age_ms is age_ms  # the end-to-end latency still counts from the camera's stamp
+
+
+@pytest.mark.parametrize(
+    ("budget_from", "due_ms", "age_ms", "left_ms"),
+    [
+        ("receipt", 10.0, 5.0, 50.0), ("receipt", -10.0, 5.0, 40.0),
+        ("stamp", 10.0, 5.0, 25.0), ("stamp", -10.0, 5.0, 25.0),  # 25 ms after its stamp, however late it was there
+        ("stamp", -10.0, math.nan, 40.0), ("stamp", -10.0, -30.0, 40.0), ("stamp", -10.0, 10_000.0, 40.0),
+    ],
+)  # fmt: skip
+def test_given_a_frame_of_the_stage_before_when_admitted_then_no_more_than_both_budgets_is_taken(
+    budget_from, due_ms, age_ms, left_ms
+):
+    frame = admitted(1.0, before(due_ms, age_ms), budget_from=budget_from)
+    assert (frame.deadline_ns - RECEIVED_NS) / MS == left_ms
+
+
+def test_given_what_is_gone_of_a_budget_when_put_into_words_then_they_say_where_it_went():
+    assert admitted(100.0, budget_from="stamp").gone_words(0.0) == (
+        "100.0 ms of its budget of 50 ms had passed at its turn: 100.0 ms by its stamp when it was received (the"
+        " camera's latency, or its host's clock is behind this one's)"
+    )
+    assert admitted(100.0).gone_words(60.0) == (
+        "60.0 ms of its budget of 50 ms had passed at its turn: 60.0 ms waiting for its turn"
+    )
+    assert admitted(1.0, before(-70.0, 5.0)).gone_words(1.0) == (
+        "71.0 ms of its budget of 50 ms had passed at its turn: 70.0 ms in the stages before, 1.0 ms waiting for its"
+        " turn"
+    )

@@ -184,7 +184,8 @@ def test_given_the_gil_held_when_another_thread_wants_to_run_then_it_cannot():
     thread.start()
     try:
         assert turns_of_the_other_during(lambda: hold_gil(50_000)) == 0
-        assert turns_of_the_other_during(lambda: time.sleep(0.05)) > 0
+        looks = (turns_of_the_other_during(lambda: time.sleep(0.05)) for _ in range(200))
+        assert any(looks)  # within 10 s, if others take the processors
     finally:
         done.set()
         thread.join()

@@ -93,6 +93,17 @@ class ObedientPlanner(Obedient):
         return message_class(self.output)(header=image.message.header, poses=poses)
 
 
+class Follower(ObedientPlanner):
+    """Point in, path out: behind the stage that gives points."""
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        super().__init__(options, device)
+        self.inputs = {"point": POINT}
+
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        return (torch.tensor([float(messages["point"].message.point.x)]),)
+
+
 class Slow(Obedient):
     """A model that takes the time, in ms, that the option `ms` says."""
 

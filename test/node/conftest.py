@@ -80,13 +80,13 @@ def start_node(graph, warm_process, tmp_path_factory):
     numbers = itertools.count()
     unused_before = unused_shared_memory()
 
-    def start(parameters, *, namespace=None, arguments=(), cold=False):
+    def start(parameters, *, namespace=None, arguments=(), cold=False, prints=None):
         # Names of their own: a killed node stays in the graph for a while.
         number = next(numbers)
         folder = tmp_path_factory.mktemp("node", numbered=True)
         own = f"/run{os.getpid()}_{folder.name}_{number}" if namespace is None else namespace
         warm = None if cold else warm_process
-        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments, warm=warm)
+        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments, warm=warm, prints=prints)
         started.append(node)
         return node
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from torchperf_ros.node.terminal import PROCESS_NAME
+
 from .warm_process import BASE
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 60.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
+WITHIN_S = 150.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
 DOMAIN_ID = 1 + os.getpid() % 100
 
 _FORK_MAIN = "torchperf_ros.model.fork_main"
@@ -106,8 +108,11 @@ class PerfProcess:
         statuses: the last status of each name on `/diagnostics`, as (level, message, values).
     """
 
-    def __init__(self, graph, folder, parameters, *, namespace="", arguments=(), warm=None):
-        """Start it; without parameters (None) the file has to be among the arguments; `warm`: as a fork of that."""
+    def __init__(self, graph, folder, parameters, *, namespace="", arguments=(), warm=None, prints=None):
+        """Start it; without parameters (None) the file has to be among the arguments; `warm`: as a fork of that.
+
+        `prints` is a descriptor that it prints to, None: a file, see `errors`.
+        """
         from diagnostic_msgs.msg import DiagnosticArray
         from std_msgs.msg import Float64MultiArray
 
@@ -133,11 +138,11 @@ class PerfProcess:
         words = ["--ros-args", *(["-r", f"__ns:={namespace}"] if namespace else []), *arguments]
         with self._err.open("wb") as err:
             if warm:
-                self.process = warm.start("node", words, environment, err.fileno())
+                self.process = warm.start("node", words, environment, err.fileno() if prints is None else prints)
             else:
                 self.process = psutil.Popen(
                     [sys.executable, "-m", "torchperf_ros.node.main", *words], env=environment,
-                    stdin=subprocess.DEVNULL, stdout=err, stderr=err, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=prints or err, stderr=prints or err, start_new_session=True,
                 )  # fmt: skip
 
     # -- what it says -------------------------------------------------------------------------------------------------
@@ -227,7 +232,8 @@ class PerfProcess:
         """Its living workers."""
         base = [child for child in self.process.children() if is_alive(child) and is_base(child)]
         servers = [*base, *(child for each in base for child in each.children())]
-        return [child for child in self.children() if child not in [*servers, *self.lanes()]]
+        others = [*servers, *self.lanes()]
+        return [child for child in self.children() if child not in others and child.name() != PROCESS_NAME]
 
     def lanes(self):
         """The living process of its emergency lane, if it has one."""

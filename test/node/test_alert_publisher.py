@@ -1,5 +1,8 @@
 """When what is found is recorded and logged, without a graph: time is passed in."""
 
+import os
+import resource
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,7 @@ from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
 from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
+from torchperf_ros.node.reporter import Reporter
 
 
 class RecordingByHand:
@@ -76,7 +80,7 @@ def announced(monkeypatch):
         made.step(now_ns, now_ns, [])
         return {anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR}
 
-    return SimpleNamespace(at=at, recording=made.recording)
+    return SimpleNamespace(at=at, recording=made.recording, publisher=made, found=found)
 
 
 def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(announced):
@@ -134,3 +138,57 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
         log.now_s = number / 100
         log("info", "x")
     assert abs(log.lines.count("x") - (30 + 10 * 100)) <= 1
+
+
+def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(stranger, monkeypatch):
+    reporter = Reporter(stranger, lambda: "active")
+    begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def report():
+        begun.set()
+        may_end.wait(60.0)
+        assert reporter.facts == {"stage": "there"}
+
+    monkeypatch.setattr(reporter, "report", report)
+    monkeypatch.setattr("torchperf_ros.node.reporter._EVERY_S", 0.01)
+    reporter.facts = {"stage": "there"}
+    reporter.start()
+    assert begun.wait(60.0)
+    threading.Thread(target=lambda: (reporter.forget(), is_over.set()), daemon=True).start()
+    assert not is_over.wait(0.2)
+    monkeypatch.setattr(reporter, "report", lambda: None)
+    may_end.set()
+    assert is_over.wait(60.0)
+    assert (reporter.facts, reporter.stages, reporter.lane) == ({}, [], None)
+    reporter.stop()
+
+
+def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(stranger):
+    reporter = Reporter(stranger, lambda: "active")
+    heard = []
+    reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
+    reporter.report()
+    spare = os.open("/dev/null", os.O_RDONLY)  # the lowest that is free
+    os.close(spare)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+    try:
+        reporter.report()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reporter.report()
+    warned = [b"memory in use cannot be read: [Errno 24] Too many open files" in data for data in heard]
+    assert warned == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["machine: memory", "machine: gpu memory"])
+def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(announced, name):
+    left = {"level": "WARN", "name": name, "message": "4.9% of the memory is left", "values": {"value": "4.9"}}
+    announced.recording.step = lambda: [left, {**left, "name": "machine: load"}]
+    announced.publisher.takes_memory = "the most is perception's", {"stage": "perception", "pid": "8"}
+    announced.at(0)
+    said = {alert.name: alert for alert in announced.found}
+    assert said[name].message == "4.9% of the memory is left; the most is perception's"
+    assert [said[name].values[key] for key in ("value", "stage", "pid")] == ["4.9", "perception", "8"]
+    assert "stage" not in said["machine: load"].values
+    assert any("the most is perception's" in text for _, text in LINES)

@@ -168,7 +168,7 @@ def test_given_the_node_then_after_all_that_nothing_was_lost_or_restarted(car):
     for stage in ("perception", "planning"):
         values = car.node.values(stage)
         assert (values["internal_errors"], values["restarts"]) == ("0", "0")
-        counted = sum(int(values[key]) for key in ("answered", "unanswered", "superseded", "stale"))
+        counted = sum(int(values[key]) for key in ("answered", "unanswered", "superseded"))
         assert counted == int(values["frames"])
     assert "Traceback" not in car.node.errors
 

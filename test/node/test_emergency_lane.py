@@ -2,14 +2,17 @@
 
 import math
 import os
+import signal
 import time
 
+import psutil
 import pytest
 
 pytest.importorskip("rclpy")
 
 from builtin_interfaces.msg import Time
 from nav_msgs.msg import Odometry, Path
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, LaserScan
 from std_msgs.msg import Bool
@@ -19,13 +22,14 @@ from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.emergency_process import StopArea
+from torchperf_ros.safety.kept_latch import latch_file
 
 pytestmark = pytest.mark.ros
 
 SPEED, DECELERATION = 10.0, 6.0
 LANE = {
-    "sensors": ["scan", "button", "beat"], "types": ["LaserScan", "Bool", "Bool"], "timeouts_ms": [0.0, 0.0, 200.0],
-    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8, "start_s": 600.0, "odometry_timeout_ms": 60_000.0, "scans": 2,
+    "sensors": ["scan", "button"], "types": ["LaserScan", "Bool"], "timeouts_ms": [0.0, 0.0],
+    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 4, "start_s": 600.0, "odometry_timeout_ms": 60_000.0, "scans": 2,
     "deceleration": DECELERATION,
 }  # fmt: skip
 
@@ -49,16 +53,26 @@ def odometry(speed=SPEED):
     return message
 
 
+def braked_m(path):
+    """How far a path leads."""
+    xs = [pose.pose.position.x for pose in path.poses]
+    assert xs == sorted(xs)
+    return xs[-1] - xs[0]
+
+
+BRAKED_M = pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01)
+
+
 class Vehicle:
     """A node with a planner and the lane, its sensors, and what it says."""
 
-    def __init__(self, graph, start_node, obedient, orders):
+    def __init__(self, graph, start_node, obedient, orders, *, namespace=None, **parameters):
         stage = obedient(orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0)
         given = {f"emergency.{name}": value for name, value in LANE.items()}
-        self.node = start_node({"stages": ["camera"], "camera": stage, **given})
+        self.node = start_node({"stages": ["camera"], "camera": stage, **given, **parameters}, namespace=namespace)
         self.plans = graph.listen(f"{self.node.namespace}/plan", Path)
         self.node.wait_until_ready("camera")
-        kinds = {"scan": LaserScan, "button": Bool, "beat": Bool, "odom": Odometry, "image": Image}
+        kinds = {"scan": LaserScan, "button": Bool, "odom": Odometry, "image": Image}
         self.topics = {name: self.node.publisher(name, kind) for name, kind in kinds.items()}
         self.clear()
 
@@ -72,6 +86,39 @@ class Vehicle:
     def clear(self):
         answer = self.node.call(Trigger, "clear_emergency", Trigger.Request())
         return answer.success, answer.message
+
+    def all_is_well(self):
+        """Have every sensor say so."""
+        self.send("odom", odometry())
+        self.see(math.inf, times=1)
+        self.send("button", Bool(data=False))
+
+    def unlatch(self):
+        """Clear the latch, as soon as the lane has heard that all is well."""
+
+        def cleared():
+            self.all_is_well()
+            return self.clear() == (True, "cleared: the last stage's outputs are published again")
+
+        self.node.wait_for(cleared, "the latch to be cleared")
+
+    def drive(self):
+        """Have it watch, at speed."""
+        sent_s, reports = 0.0, self.node.reports  # of before: they say what was
+
+        def watches():
+            nonlocal sent_s
+            if time.monotonic() - sent_s > 1.0:  # again: the lane's process may not have been there yet
+                sent_s = time.monotonic()
+                self.all_is_well()
+            now = self.lane()
+            said = now.get("state"), now.get("speed"), now.get("button pressed")
+            watches = said == ("watching", f"{SPEED:.3f}", "no") and now["scan age_ms"] != "nan"
+            return watches and self.node.reports > reports + 1
+
+        self.node.wait_for(watches, "the lane to watch")
+        self.plans.clear()
+        self.node.anomalies.clear()
 
     def lane(self):
         return self.node.values("emergency")
@@ -103,22 +150,10 @@ def vehicle(running):
     """The vehicle at speed, with nothing in its way and nothing latched."""
     if running.node.state() == "active":
         assert running.node.change_state("deactivate")
-    assert running.clear()[0]
+    running.all_is_well()
+    running.node.wait_for(lambda: running.clear()[0], "nothing to be latched")
     assert running.node.change_state("activate")
-    sent_s = 0.0
-
-    def watches():
-        nonlocal sent_s
-        if time.monotonic() - sent_s > 1.0:  # again: the lane's process may not have been there yet
-            sent_s = time.monotonic()
-            running.send("odom", odometry())
-            running.see(math.inf)
-        now = running.lane()
-        return (now.get("state"), now.get("speed")) == ("watching", f"{SPEED:.3f}")
-
-    running.node.wait_for(watches, "the lane to watch")
-    running.plans.clear()
-    running.node.anomalies.clear()
+    running.drive()
     return running
 
 
@@ -159,9 +194,7 @@ def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_u
     done, why = vehicle.clear()
     assert not done
     assert why == "refused: scan still shows 13 points in the vehicle's way"
-    vehicle.see(math.inf, times=1)
-    vehicle.node.wait_for(lambda: vehicle.clear() == (True, "cleared: the last stage's outputs are published again"),
-                          "the way to be clear")  # fmt: skip
+    vehicle.unlatch()
     assert vehicle.clear() == (True, "nothing was latched")
     vehicle.node.next_report()
     assert vehicle.lane()["state"] == "watching"
@@ -177,17 +210,7 @@ def test_given_a_trigger_that_is_true_then_the_vehicle_stops_and_clearing_waits_
     vehicle.send("button", Bool(data=True))
     assert vehicle.next_plan().header.frame_id == "odom"
     assert vehicle.clear() == (False, "refused: button is true")
-    vehicle.send("button", Bool(data=False))
-    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
-
-
-def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_until_it_is_back(vehicle):
-    vehicle.send("beat", Bool(data=False))
-    assert vehicle.next_plan().header.frame_id == "odom"
-    said = vehicle.lane_says(state="latched", triggers_silent="1")
-    assert said["reason"].startswith("beat has sent nothing usable for 20")
-    done, why = vehicle.clear()
-    assert (done, why.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
+    vehicle.unlatch()
 
 
 def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_and_nothing_else_is_disturbed(
@@ -198,13 +221,11 @@ def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_a
     broken = b"\0\1\0\0" + b"\xff" * 92
     for message in (scan(0.0), scan(0.0), scan(math.nan), scan(-1.0), b"\0\1\0\0" + bytes(8), *lengths, broken):
         vehicle.send("scan", message)
-        assert vehicle.clear()[0]  # the lane takes what has arrived before it answers
+        assert vehicle.clear() == (True, "nothing was latched")  # the lane takes what has arrived before it answers
     vehicle.send("odom", broken)
-    said = vehicle.node.wait_for(
-        lambda: (now := vehicle.lane()) and int(now["scan refused"]) == before + 6 and now, "six refused messages"
-    )
+    said = vehicle.lane_says(**{"scan refused": str(before + 6), "odom refused": "1"})
     assert said["scan problem"].startswith("96 bytes are no sensor_msgs/LaserScan")
-    assert (said["state"], said["errors"], said["odom refused"]) == ("watching", "0", "1")
+    assert (said["state"], said["errors"]) == ("watching", "0")
     assert vehicle.node.answer(vehicle.topics["image"], image())["outcome"] == Outcome.ON_TIME
     vehicle.node.wait_for(lambda: vehicle.plans, "the plan")
     assert all(plan.header.frame_id == "camera" for plan in vehicle.plans)
@@ -229,12 +250,12 @@ def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_lat
     said = vehicle.lane_says(state="latched", restarts="1")
     assert said["reason"].startswith("scan shows 13 points")
     assert int(said["pid"]) != lane.pid
-    assert any("exit status -9" in text for text in vehicle.node.errors.splitlines())
+    assert any("signal SIGKILL" in text for text in vehicle.node.errors.splitlines())
     vehicle.node.wait_for(lambda: len(vehicle.plans) > 3, "stop paths")
-    assert all(plan == braking for plan in vehicle.plans)
-    vehicle.see(math.inf, times=1)  # its own speed is not known yet: that it stands in for an answer is refused
-    vehicle.send("odom", odometry())
-    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
+    assert all(plan == braking or braked_m(plan) == 0.0 for plan in vehicle.plans)
+    vehicle.node.wait_for(lambda: braked_m(vehicle.plans[-1]) == 0.0, "the vehicle to stand")
+    assert not vehicle.clear()[0]  # no sensor has been heard
+    vehicle.unlatch()
     assert vehicle.lane_says(state="watching")
 
 
@@ -249,8 +270,11 @@ def test_given_a_lane_that_is_killed_when_the_node_is_inactive_then_the_latch_is
     assert said["reason"].startswith("scan shows 13 points")
     vehicle.plans.clear()
     assert vehicle.node.change_state("activate")
-    assert vehicle.next_plan().poses
-    assert vehicle.clear() == (True, "cleared: the last stage's outputs are published again")
+    assert braked_m(vehicle.next_plan()) == 0.0
+    done, why = vehicle.clear()
+    assert not done
+    assert why.startswith("refused: scan has not been heard yet since the node became active; ")
+    vehicle.unlatch()
     vehicle.lane_says(state="watching")
 
 
@@ -277,33 +301,194 @@ class Alerts(list):
 
 
 @pytest.fixture
-def simulated(graph):
-    """A node of this process whose time is simulated, and its lane."""
+def own_lane(graph):
+    """Start a lane that belongs to a node of this process, with further options, and give it with that node."""
     from rclpy.node import Node
     from rclpy.parameter import Parameter
 
-    node = Node(
-        "simulated", context=graph.context, use_global_arguments=False,
-        parameter_overrides=[Parameter("use_sim_time", value=True)],
-    )  # fmt: skip
-    lane = EmergencyLane(node_config({f"emergency.{name}": value for name, value in LANE.items()}, {}))
-    lane.connect(node, "simulated_plan", "nav_msgs/msg/Path", Alerts())
+    started = []
+
+    def start(name, *, simulated=False, overdue_ms=lambda: 0.0, **changed):
+        given = {f"emergency.{key}": value for key, value in {**LANE, **changed}.items()}
+        times = [Parameter("use_sim_time", value=True)] if simulated else []
+        node = Node(name, context=graph.context, use_global_arguments=False, parameter_overrides=times)
+        lane = EmergencyLane(node_config(given, {}))
+        lane.connect(node, f"{name}_plan", "nav_msgs/msg/Path", Alerts(), overdue_ms)
+        graph.executor.add_node(node)
+        started.append((node, lane))
+        return node, lane
+
+    yield start
+    for node, lane in started:
+        lane.close()
+        graph.executor.remove_node(node)
+        node.destroy_node()
+
+
+def says(lane, **what):
+    """Whether the lane's status says this."""
+    values = lane.status().values
+    return all(values.get(key.replace("__", " ")) == value for key, value in what.items())
+
+
+def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begins_at_that_time(graph, own_lane):
+    _, lane = own_lane("simulated", simulated=True)
     lane.activate()
-    yield lane
-    lane.close()
-    node.destroy_node()
-
-
-def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begins_at_that_time(graph, simulated):
     plans = graph.listen("simulated_plan", Path)
     topics = {name: graph.node.create_publisher(kind, name, 10) for name, kind in (("/clock", Clock), ("button", Bool))}
     graph.wait_for(lambda: all(topic.get_subscription_count() for topic in topics.values()), "the lane")
     graph.acquaint(Trigger, "simulated/clear_emergency", Trigger.Request())
     topics["/clock"].publish(Clock(clock=Time(sec=4711, nanosec=250_000_000)))
-    assert graph.wait_for(lambda: simulated.status().values["clock_s"] == "4711.250", "the clock")
+    assert graph.wait_for(lambda: says(lane, clock_s="4711.250"), "the clock")
     topics["button"].publish(Bool(data=True))
     path = graph.wait_for(lambda: list(plans), "a stop path")[0]
     assert (path.header.stamp.sec, path.header.stamp.nanosec) == (4711, 250_000_000)
+
+
+def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_until_it_is_back(graph, own_lane):
+    _, lane = own_lane("beating", sensors=["beat"], types=["Bool"], timeouts_ms=[200.0], mounting=[0.0] * 4)
+    lane.activate()
+    plans = graph.listen("beating_plan", Path)
+    beat = graph.node.create_publisher(Bool, "beat", 10)
+    graph.wait_for(beat.get_subscription_count, "the lane")
+    graph.client(Trigger, "beating/clear_emergency")
+    graph.acquaint(Trigger, "beating/clear_emergency", Trigger.Request())
+    beat.publish(Bool(data=False))
+    assert graph.wait_for(lambda: list(plans), "a stop path")[0].header.frame_id == "base_link"
+    graph.wait_for(lambda: says(lane, state="latched", triggers_silent="1"), "its reason")
+    assert lane.values()["reason"].startswith("beat has sent nothing usable for 20")
+    answer = graph.call(Trigger, "beating/clear_emergency", Trigger.Request())
+    assert (answer.success, answer.message.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
+
+
+def test_given_a_node_whose_stage_no_longer_answers_when_its_callbacks_still_run_then_it_hangs_all_the_same(
+    graph, own_lane
+):
+    late_ms = [0.0]
+    _, lane = own_lane("stuck", overdue_ms=lambda: late_ms[0])
+    lane.activate()
+    until_s = time.monotonic() + 3.0
+    graph.wait_for(lambda: time.monotonic() > until_s, "what would have latched by then")
+    assert lane.status().values["state"] == "watching"
+    late_ms[0] = 600.0
+    graph.wait_for(lambda: says(lane, state="latched", triggers_silent="1"), "it to latch")
+    assert lane.values()["reason"].startswith("the node hangs: it has not answered for 2.")
+
+
+KEPT = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+BUTTONS = {
+    "kept": KEPT, "reliable": QoSProfile(depth=1), "unreliable": qos_profile_sensor_data,
+    "kept_unreliable": QoSProfile(
+        depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL, reliability=ReliabilityPolicy.BEST_EFFORT
+    ),
+}  # fmt: skip
+
+
+def test_given_buttons_that_are_published_in_every_way_when_pressed_then_each_is_heard_and_counts_once(graph, own_lane):
+    """One that keeps its state is pressed before there is a lane; the lane's process dies while others are pressed."""
+    buttons = {name: graph.node.create_publisher(Bool, f"button_{name}", qos) for name, qos in BUTTONS.items()}
+    names = [f"button_{name}" for name in BUTTONS]
+    buttons["kept"].publish(Bool(data=True))
+    _, lane = own_lane("pressed", sensors=names, types=["Bool"], timeouts_ms=[0.0], mounting=[0.0] * 4)
+    for name, button in buttons.items():
+        wanted = 3 if name in {"kept", "reliable"} else 1
+        graph.wait_for(lambda: button.get_subscription_count() >= min(wanted, 2), f"the lane to hear {name}")  # noqa: B023
+    graph.client(Trigger, "pressed/clear_emergency")
+    graph.acquaint(Trigger, "pressed/clear_emergency", Trigger.Request())
+    graph.wait_for(lambda: says(lane, button_kept__pressed="yes", state="inactive"), "the one that was pressed before")
+    lane.activate()
+    graph.wait_for(lambda: says(lane, state="latched", reason="button_kept is true"), "it to latch")
+    for name, button in buttons.items():
+        button.publish(Bool(data=True))
+        graph.wait_for(lambda: says(lane, **{f"button_{name}__pressed": "yes"}), f"{name} to be heard")  # noqa: B023
+    time.sleep(0.2)  # for copies
+    values = lane.status().values
+    assert [values[f"{name} messages"] for name in names] == ["2", "1", "1", "1"]
+
+    kill_lane(lane)
+    graph.wait_for(lambda: says(lane, restarts="1", state="latched"), "another process")
+    assert all(says(lane, **{f"{name}__pressed": "yes"}) for name in names)
+    graph.acquaint(Trigger, "pressed/clear_emergency", Trigger.Request())
+    refused = "; ".join(f"{name} is true" for name in names)
+    answer = graph.call(Trigger, "pressed/clear_emergency", Trigger.Request())
+    assert (answer.success, answer.message.partition("; odom")[0]) == (False, f"refused: {refused}")
+
+
+def kill_lane(lane):
+    """Kill its process."""
+    os.kill(int(lane.status().values["pid"]), signal.SIGKILL)
+
+
+def test_given_no_descriptors_when_the_lane_is_to_be_replaced_then_it_is_tried_again_until_there_are_some(vehicle):
+    """The node cannot make the socket, nor the pipe that a process needs, as long as it has used up its descriptors."""
+    node, (lane,) = vehicle.node, vehicle.node.lanes()
+    before = int(vehicle.lane()["restarts"])
+    limits = node.process.rlimit(psutil.RLIMIT_NOFILE)
+    node.process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        lane.kill()
+        node.wait_for(lambda: int(vehicle.lane()["failed_starts"] or 0) > 1, "the node to try twice")
+        level, text, _ = node.statuses["perf: emergency"]
+        assert level == 2
+        assert text.startswith("cannot be started: [Errno 24] Too many open files; tried ")
+        assert node.values("node")["health"] == "SAFE_STOP"
+        assert not node.lanes()
+    finally:
+        node.process.rlimit(psutil.RLIMIT_NOFILE, limits)
+    vehicle.lane_says(state="watching", restarts=str(before + 1))
+    assert len(node.lanes()) == 1
+    node.graph.acquaint(Trigger, f"{node.name}/clear_emergency", Trigger.Request())
+
+
+def test_given_a_node_that_hangs_when_it_drives_then_the_lane_stops_the_vehicle_and_it_stays_so_when_it_goes_on(
+    vehicle, image
+):
+    vehicle.node.process.suspend()
+    try:
+        began_s = time.monotonic()
+        path = vehicle.node.graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]
+        assert time.monotonic() - began_s > 1.5  # a moment is none
+    finally:
+        vehicle.node.process.resume()
+    assert braked_m(path) == BRAKED_M
+    assert vehicle.lane_says(state="latched")["reason"].startswith("the node hangs: it has not answered for 2.")
+    assert vehicle.node.answer(vehicle.topics["image"], image())["fallback"] == Fallback.STOP
+    vehicle.unlatch()
+    assert vehicle.lane_says(state="watching")["restarts"] == vehicle.lane()["restarts"]
+
+
+def test_given_signals_that_end_others_when_the_lane_and_the_node_get_them_then_the_lane_watches_on(vehicle):
+    (lane,) = vehicle.node.lanes()
+    assert os.getsid(lane.pid) == lane.pid
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        lane.send_signal(number)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        vehicle.node.process.send_signal(number)
+    vehicle.node.wait_for(lambda: "SIGUSR2 means nothing to this node" in vehicle.node.errors, "the node's word")
+    vehicle.node.next_report()
+    assert vehicle.lane()["state"] == "watching"
+    assert vehicle.node.lanes() == [lane]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGHUP, 0), (signal.SIGQUIT, -signal.SIGQUIT)])
+def test_given_a_terminal_that_ends_when_the_node_drives_then_its_lane_stops_the_vehicle(
+    graph, start_node, obedient, orders, tmp_path, number, status
+):
+    """The whole group gets the signal, as from a terminal that closes, or by Ctrl-\\ in it."""
+    vehicle = Vehicle(graph, start_node, obedient, orders, recorder=True, evidence_dir=str(tmp_path))
+    vehicle.drive()
+    lanes = vehicle.node.lanes()
+    os.killpg(os.getpgid(vehicle.node.process.pid), number)
+    assert braked_m(graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]) == BRAKED_M
+    assert vehicle.node.process.wait(60) == status
+    graph.wait_for(lambda: braked_m(vehicle.plans[-1]) == 0.0, "the vehicle to stand")
+    vehicle.send("odom", odometry(speed=0.0))
+    graph.wait_for_end(*lanes)
+    died = lambda: [path for path in tmp_path.iterdir() if "node-died" in path.name]  # noqa: E731
+    if status:
+        graph.wait_for(died, "what the recorder keeps of it")
+    else:
+        assert not died()
 
 
 def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops(vehicle):
@@ -317,8 +502,7 @@ def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops
     vehicle.see(5.0)
     assert vehicle.next_plan().header.frame_id == "odom"
     assert not vehicle.node.workers()
-    vehicle.see(math.inf, times=1)
-    vehicle.node.wait_for(lambda: vehicle.clear()[0], "the latch to be cleared")
+    vehicle.unlatch()
 
 
 def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one_takes_its_place(vehicle):
@@ -337,7 +521,41 @@ def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehic
     (lane,) = vehicle.node.lanes()
     vehicle.node.process.kill()
     path = vehicle.node.graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]
-    xs = [pose.pose.position.x for pose in path.poses]
-    assert (path.header.frame_id, xs[-1] - xs[0]) == ("odom", pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01))
+    assert (path.header.frame_id, braked_m(path)) == ("odom", BRAKED_M)
     vehicle.send("odom", odometry(speed=0.0))
     vehicle.node.graph.wait_for_end(lane)
+
+
+def test_given_a_node_that_is_killed_when_its_button_is_pressed_then_its_successor_is_latched_until_that_is_released(
+    graph, start_node, obedient, orders, image
+):
+    first = Vehicle(graph, start_node, obedient, orders)
+    first.drive()
+    first.send("button", Bool(data=True))
+    first.next_plan()
+    file = latch_file(first.node.name)
+    graph.wait_for(file.exists, "the latch on disk")
+    lanes = first.node.lanes()
+    first.node.process.kill()
+    first.send("odom", odometry(speed=0.0))
+    graph.wait_for_end(*lanes)
+    first.node.clear_away()  # its clients: the next node of this name has to be acquainted with its own
+
+    vehicle = Vehicle(graph, start_node, obedient, orders, namespace=first.node.namespace)
+    said = vehicle.lane_says(state="latched")
+    assert said["reason"].startswith("button is true (since 20")
+    assert vehicle.node.answer(vehicle.topics["image"], image())["fallback"] == Fallback.STOP
+    assert all(braked_m(plan) == 0.0 for plan in vehicle.plans)
+    done, why = vehicle.clear()
+    assert not done
+    assert "button has not been heard yet: press and release it" in why
+    vehicle.send("button", Bool(data=True))
+    vehicle.unlatch()
+    graph.wait_for(lambda: not file.exists(), "the latch to be gone from the disk")
+
+    file.write_bytes(b"damaged")
+    assert vehicle.node.change_state("deactivate")
+    assert vehicle.node.change_state("cleanup")
+    assert vehicle.node.change_state("configure")
+    assert "is damaged" in vehicle.lane_says(state="latched")["reason"]
+    file.unlink()

@@ -1,6 +1,8 @@
 """Workers that die, hang, raise and emit NaN while frames come: every one is answered, and a new worker comes."""
 
+import re
 import signal
+import time
 
 import psutil
 import pytest
@@ -59,9 +61,11 @@ class Stage:
         assert result.successful, result.reason
 
     def order(self, what, width):
-        """Have the worker that first runs an image of this width do this once."""
+        """Have the worker that first runs an image of this width do this once; the file is gone once one does."""
         (self.orders / "doing").unlink(missing_ok=True)
-        (self.orders / f"{what}-{width}").touch()
+        file = self.orders / f"{what}-{width}"
+        file.touch()
+        return file
 
     def doing(self):
         """The worker that carries out the last order, as soon as it has begun."""
@@ -170,26 +174,68 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     assert stage.restarts() == restarts
 
 
-def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_superseded_or_stale(stage, image):
+def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_superseded(stage, image):
     before = stage.node.values("camera")
     stage.set_budget(SHORT_MS)
-    for number in range(100):
-        if number in (20, 40, 60):
-            stage.order("raise" if number == 40 else "hang", 64)
+    orders, taken, published = ["hang", "raise", "hang"], lambda: True, 0
+    while orders or not taken() or published < 100:  # each order in a frame of its own, however slow the workers are
+        if orders and published % 20 == 0 and published and taken():
+            file = stage.order(orders.pop(0), 64)
+            taken = lambda file=file: not file.exists()  # noqa: E731
         stage.camera.publish(image(width=64))
+        published += 1
         stage.node.graph.executor.spin_once(timeout_sec=0.01)
     stage.node.counted("camera", restarts=int(before["restarts"]) + 2)  # for two workers that hung at once
 
     def settled():
         values = stage.node.values("camera")
         ended = int(values["answered"]) + int(values["unanswered"])
-        counted = ended + int(values["superseded"]) + int(values["stale"])
+        counted = ended + int(values["superseded"])
         return counted == int(values["frames"]) and ended == len(stage.node.rows) and values
 
     values = stage.node.wait_for(settled, "every frame to be in one counter")
     assert int(values["frames"]) > int(before["frames"]) + 50
     assert values["internal_errors"] == "0"
     assert sum(int(values[kind.word]) for kind in Outcome) == int(values["answered"]) + int(values["unanswered"])
+
+
+def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_answer_and_the_terminal_says_why(
+    graph, start_node, obedient, image
+):
+    """The camera's clock is 100 ms behind the node's, and the first stage's budget of 50 ms counts from the stamp."""
+    patient = {"hold_last_ms": 60_000.0, "hang_ms": HANG_MS}
+    stages = {
+        "camera": obedient(**patient, budget_ms=50.0, budget_from="stamp"),
+        "planning": obedient(**patient, adapter="Follower", output="path", budget_ms=LONG_MS),
+    }
+    node = start_node({"stages": list(stages), **stages})
+    points = graph.listen(f"{node.namespace}/point", PointStamped)
+    node.wait_until_ready("camera", "planning")
+    camera = node.publisher("image", Image)
+
+    def behind():
+        return image(time.time_ns() - 100_000_000)
+
+    def holds():
+        return fallback(node.answer(camera, behind())) is Fallback.HOLD_LAST
+
+    node.wait_for(holds, "a result to hold: the first frame has none")
+    node.wait_for(lambda: len(node.rows_of(0)) == len(node.rows_of(1)), "the other stage's answers")
+    first, heard = [len(node.rows_of(stage)) for stage in (0, 1)], len(points)
+    for _ in range(20):
+        node.answer(camera, behind(), stage=1)
+    rows, planned = (node.rows_of(stage)[first[stage] :] for stage in (0, 1))
+    assert [(outcome(row), fallback(row)) for row in rows] == [(Outcome.LATE, Fallback.HOLD_LAST)] * 20
+    assert [(outcome(row), fallback(row)) for row in planned] == [(Outcome.ON_TIME, None)] * 20
+    node.wait_for(lambda: len(points) >= heard + 20, "an output for every frame")
+    (said,) = node.wait_for(lambda: re.findall(r"camera: stale: 1.*", node.errors)[:1], "the terminal to say why")
+    assert "of its budget of 50 ms had passed at its turn: " in said
+    assert "by its stamp when it was received (the camera's latency, or its host's clock is behind this one's)" in said
+    node.next_report()
+    values = node.values("camera")
+    assert (values["health"], values["stale"], values["late"]) == ("SAFE_STOP", values["frames"], values["frames"])
+    assert int(values["frames"]) == int(values["answered"]) + int(values["unanswered"]) + int(values["dropped"])
+    assert node.values("planning")["stale"] == "0"
 
 
 def test_given_stages_that_share_workers_when_one_dies_then_both_are_answered_and_memory_counts_processes_once(

@@ -68,6 +68,7 @@ def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
     node.wait_until_ready("camera")
     node.odom, node.image = node.publisher("odom", Odometry), node.publisher("image", Image)
     node.scan = node.publisher("scan", LaserScan)
+    graph.acquaint(Trigger, f"{node.name}/clear_emergency", Trigger.Request())  # the lane's process hears the scan
     return node
 
 

@@ -21,6 +21,7 @@ PERCEPTION, PLANNING = 0, 1
 LABELS = [
     "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
     "budget_ms", "tier", "outcome", "fallback", "check", "scene", "missing_inputs",
+    "deadline_ms", "lateness_ms", "stale",
 ]  # fmt: skip
 MEMORY_LABELS = [
     "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
@@ -32,7 +33,7 @@ STAGE_KEYS = {
     "reserve_ms", "miss_ratio", "frames", "answered", "on_time", "late", "error", "invalid", "crashed", "hung",
     "unanswered", "ladder",
     "bad_input", "starting", "fallback_backup", "fallback_hold_last", "fallback_stop", "fallback_none", "superseded",
-    "stale", "restarts", "worker_0_pid", "worker_0_state", "worker_0_rss_mib", "last_error",
+    "dropped", "stale", "restarts", "worker_0_pid", "worker_0_state", "worker_0_rss_mib", "last_error",
 }  # fmt: skip
 
 
@@ -100,6 +101,8 @@ def test_given_a_drive_then_rows_have_fixed_labels_and_add_up(drive):
         assert math.isnan(row["fallback"])
         assert math.isnan(row["check"])
         assert row["budget_ms"] == drive.stage["budget_ms"]
+        assert row["lateness_ms"] == pytest.approx(row["total_ms"] - row["deadline_ms"], abs=1e-6)
+        assert row["stale"] == 0
         assert 0 <= row["age_ms"] < 10_000
         steps = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
         assert 0 < sum(row[step] for step in steps) <= row["total_ms"] < row["budget_ms"]

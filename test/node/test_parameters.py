@@ -237,3 +237,41 @@ def test_given_a_running_node_when_its_parameters_are_dumped_and_loaded_then_all
     results = node.call(SetParameters, "set_parameters", SetParameters.Request(parameters=loaded)).results
     refused = {one.name: result.reason for one, result in zip(loaded, results, strict=True) if not result.successful}
     assert refused.keys() <= {"start_type_description_service"}, refused  # rclpy's own
+
+
+def test_given_every_parameter_set_to_its_own_value_by_service_when_configured_again_and_again_then_it_succeeds(
+    start_node, obedient
+):
+    """What comes by service has other types than what a file has: arrays of numbers are `array.array`."""
+    node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient()})
+    names = node.call(ListParameters, "list_parameters", ListParameters.Request()).result.names
+    values = node.call(GetParameters, "get_parameters", GetParameters.Request(names=names)).values
+    own = {name: value for name, value in zip(names, values, strict=True) if name != "start_type_description_service"}
+    kinds = {value.type for value in own.values()}
+    assert kinds >= {
+        ParameterType.PARAMETER_BOOL, ParameterType.PARAMETER_INTEGER, ParameterType.PARAMETER_DOUBLE,
+        ParameterType.PARAMETER_STRING, ParameterType.PARAMETER_INTEGER_ARRAY, ParameterType.PARAMETER_DOUBLE_ARRAY,
+        ParameterType.PARAMETER_STRING_ARRAY,
+    }  # fmt: skip
+    parameters = [ParameterMessage(name=name, value=value) for name, value in own.items()]
+    for _ in range(2):
+        results = node.call(SetParameters, "set_parameters", SetParameters.Request(parameters=parameters)).results
+        assert [result.reason for result in results if not result.successful] == []
+        assert node.change_state("configure"), node.errors
+        assert node.change_state("cleanup"), node.errors
+    assert "Traceback" not in node.errors
+
+
+@pytest.mark.parametrize("value", [[b"a", b"b"], [True, False], [1, 2], [1.5, 2.5], ["a"], True, 1, 1.5, "a"], ids=repr)
+@pytest.mark.parametrize("name", ["cpu_affinity", "emergency.mounting", "rollout.facts", "metrics_port", "device"])
+def test_given_a_value_of_any_type_when_set_then_it_is_taken_or_refused_with_a_reason_and_the_node_lives(
+    idle, name, value
+):
+    before = value_of(idle, name)
+    reason = change(idle, name, value)
+    if reason:
+        assert name in reason
+        assert value_of(idle, name) == before
+    request = SetParameters.Request(parameters=[ParameterMessage(name=name, value=before)])
+    assert idle.call(SetParameters, "set_parameters", request).results[0].successful
+    assert "Traceback" not in idle.errors

@@ -86,6 +86,7 @@ def test_given_a_log_when_played_then_its_bytes_arrive_in_order_with_the_log_s_t
     sent = [point(t_ns(number) - 5 * MS, f"frame {number}") for number in range(FRAMES)]
     assert frames == [data + bytes(-len(data) % 4) for data in sent]  # as DDS pads it
     assert ended(graph, process) == 0
+    graph.wait_for(lambda: words and nanoseconds(times[-1].clock) >= t_ns(FRAMES - 1), "the word and the last time")
     told = [nanoseconds(message.clock) for message in times]
     assert told == sorted(told)
     assert t_ns(0) <= told[0] < t_ns(FRAMES - 1) <= told[-1]

@@ -71,6 +71,24 @@ def inputs_of(node):
     return ["--remap", f"/camera:={node.namespace}/image", "--remap", f"/wheels:={node.namespace}/odom"]
 
 
+def rows_of_play(graph, node, play, log, frames):
+    """The rows of a log that is played, once each of its images is answered, or was superseded by another."""
+    seen, before = len(node.rows), int(node.values("camera")["frames"])
+    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
+    ended(graph, process, printed)
+
+    def all_over():
+        count = {name: int(node.values("camera")[name]) for name in
+                 ("frames", "answered", "unanswered", "superseded", "dropped")}  # fmt: skip
+        rows = count["answered"] + count["unanswered"]
+        is_over = count["frames"] == rows + count["superseded"] + count["dropped"] >= before + frames
+        return is_over and rows == len(node.rows)
+
+    node.wait_for(all_over, lambda: f"the end of each frame; the player printed {printed()}")
+    assert "is not ready" not in printed()
+    return node.rows[seen:]
+
+
 def ended(graph, process, printed):
     graph.wait_for(lambda: process.poll() is not None, lambda: f"the end of the player; it printed {printed()}")
     assert process.returncode == 0, printed()
@@ -101,11 +119,10 @@ def test_given_a_log_of_years_ago_when_played_with_its_clock_then_ages_are_those
     graph, node, play, tmp_path
 ):
     log = write_drive(tmp_path / "log", 5, 200, 16, 4)
-    seen, reported = len(node.rows), graph.listen("/diagnostics", DiagnosticArray)
-    process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
-    ended(graph, process, printed)
-    rows = node.wait_for(lambda: len(node.rows) == seen + 5 and node.rows[seen:], "an answer to each image")
-    assert "is not ready" not in printed()
+    reported, rows, tries = graph.listen("/diagnostics", DiagnosticArray), [], 5
+    while len(rows) != 5 and tries:  # the node may have had no processor for as long as two images take
+        rows, tries = rows_of_play(graph, node, play, log, 5), tries - 1
+    assert len(rows) == 5
     assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
     assert all(0 < row["age_ms"] < USABLE_AGE_MS for row in rows)
     node.next_report()  # although the clock stands still

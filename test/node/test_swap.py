@@ -1,14 +1,29 @@
 """A node with a standby that is asked for things by services: a profile, and a package swapped in by the command."""
 
+import gc
 import os
 import shutil
+import threading
+import time
+import weakref
 from pathlib import Path
 
 import pytest
+
+from test.config.test_bounded_file import NO_FILES
+
+pytest.importorskip("rclpy")
+
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.config.config import node_config, stage_config
 from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.node.services import SERVICE, SwapService
+from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.workers.worker_setup import worker_setup
 
 from .perf_process import ROOT
 
@@ -161,3 +176,73 @@ def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where
     assert {int(node.values("perception")[key]) for key in ("restarts", "missed_deadline")} == {0}
     assert {"memory_growth_mib_per_hour", "memory_exhausted_in_s"} <= node.values("perception").keys()
     assert "memory_growth_mib_per_hour" in node.values("node")
+
+
+# -- the service, without workers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offered(stranger):
+    """The service of a node with one stage whose workers were not started; asks it, and has the stage."""
+    config = stage_config("perception", {"adapter": "m:C", "output": "o", "tiers": ["fast"]})
+    ports = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: None, lambda *_: None)
+    stages = [StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)]
+    service = SwapService(stranger, lambda: stages)
+
+    def ask(package=""):
+        value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=package)
+        request = SERVICE.Request(parameters=[Parameter(name="perception.fast", value=value)] if package else [])
+        result = service._answer(request, SERVICE.Response()).result
+        return result.successful, result.reason
+
+    yield ask, stages
+    for stage in stages:
+        stage.stop()
+
+
+def until_said(ask, word):
+    give_up_at = time.monotonic() + 60.0
+    while word not in ask()[1]:
+        assert time.monotonic() < give_up_at, ask()
+        time.sleep(0.01)
+
+
+def test_given_a_look_that_takes_long_when_a_swap_is_asked_for_then_the_answer_comes_at_once(offered, monkeypatch):
+    ask, (stage,) = offered
+    looked = threading.Event()
+    monkeypatch.setattr(stage.pool, "why_no_room", lambda: looked.wait(60.0) and "none is left")
+    assert ask("/none.pt2") == (False, "swapping: the package is looked at")
+    assert ask() == (False, "swapping: the package is looked at")
+    assert ask("/other.pt2") == (False, "the package of another swap is looked at just now; try again later")
+    looked.set()
+    until_said(ask, "for which there is no memory: none is left")
+
+
+@pytest.mark.parametrize("said", NO_FILES)
+def test_given_what_is_no_file_in_place_of_package_or_manifest_when_swapped_then_it_is_said(
+    offered, tmp_path, monkeypatch, said
+):
+    ask, (stage,) = offered
+    monkeypatch.chdir(tmp_path)
+    stage.pool.rolling_update.renewal.proven.setup["package_dirs"] = [str(tmp_path)]
+    package = tmp_path / "a.pt2"
+    package.write_bytes(b"x")
+    NO_FILES[said](tmp_path / "a.json")
+    ask(str(package))
+    until_said(ask, "")
+    give_up_at = time.monotonic() + 60.0
+    while (answer := ask())[1].startswith("swapping: the package"):
+        assert time.monotonic() < give_up_at
+    readable = "bytes" in said
+    assert ("cannot be read" in answer[1]) is readable, answer  # others are no manifest; the worker finds none
+
+
+def test_given_a_swap_when_its_configuration_has_ended_then_nothing_of_the_stage_is_kept_or_told(offered):
+    ask, stages = offered
+    assert ask() == (False, "nothing was swapped since the node was configured")
+    ask("/none.pt2")
+    until_said(ask, "package /none.pt2 is not there")
+    stage = weakref.ref(stages[0])
+    stages.pop().stop()
+    gc.collect()
+    assert stage() is None

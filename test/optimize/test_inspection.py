@@ -232,3 +232,50 @@ def test_given_the_compilers_words_when_explained_then_kind_and_guard_are_right(
     assert "#" not in found.guard
     assert (found.function, found.file, found.line) == ("forward", "n.py", 2)
     assert found.advice
+
+
+@pytest.mark.parametrize("name", ["KeyedByNumber", "KeptInPlace"])
+def test_given_a_number_that_is_a_key_or_kept_when_inspected_then_no_tensor_is_proposed_in_its_place(
+    inspect_sample, name
+):
+    (item,) = [one for one in inspect_sample(name).breaks if one.kind is Kind.SCALAR]
+    assert item.line.line == breaking_line(name)
+    assert (item.before, item.after) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ("n = x.sum().item()\n    return x * (n + 1)", False),
+        ("n = int(x.max())\n    m = n // 2\n    return table[m]", True),
+        ("n = float(x[0])\n    if n in seen:\n        return x\n    return x + n", True),
+        ("n = x.sum().item()\n    self.last = n\n    return x", True),
+        ("self.last = x.sum().item()\n    return x", True),
+        ("n = x.sum().item()\n    rows.append(n * 2)\n    return x", True),
+        ("n = x.sum().item()\n    name = f'{n:.1f}'\n    return x", True),
+        ("n = x.sum().item()\n    return {n: x}", True),
+        ("n = x.sum().item()\n    return {'n': n, 'x': torch.relu(x)}", False),
+    ],
+)
+def test_given_what_becomes_of_a_number_when_rewritten_then_only_where_it_is_reckoned_with(tmp_path, body, kept):
+    file = tmp_path / "model.py"
+    file.write_text(f"def forward(self, x):\n    {body}\n")
+    assert (rewrite_scalar(read_line(str(file), 2)) == "") is kept
+
+
+def test_given_a_recurrent_network_when_inspected_then_what_captures_it_was_tried(inspect_sample):
+    (item,) = inspect_sample("Recurrent").breaks
+    assert item.kind is Kind.RNN
+    assert "allow_rnn = True was tried: it is captured, and answers are the same" in item.advice
+
+
+def test_given_sizes_that_vary_when_inspected_then_dynamic_is_proposed_by_what_came_of_it(inspect_sample):
+    (anything,) = inspect_sample("any_shape", "8x6", "4x6", "7x6").recompilations
+    assert "torch.compile(dynamic=True) was tried: 0 recompilations instead of 1." in anything.advice
+    (equal,) = inspect_sample("any_shape", "8x8", "4x8", "6x8", "3x8").recompilations
+    assert "1 recompilation instead of 1. It does not help here." in equal.advice  # equal sizes are one to the compiler
+    size, branch = inspect_sample("shape_if", "8x6", "4x6", "7x6").recompilations
+    assert (
+        "dynamic=True) was tried: 1 recompilation instead of 2. What is left is compiled for each side" in size.advice
+    )
+    assert "dynamic" not in branch.advice

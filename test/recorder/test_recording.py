@@ -15,6 +15,8 @@ from torchperf_ros.recorder.recording import RecorderProcess, Recording
 from torchperf_ros.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.workers.frame_ring import FrameRing
 
+from ..telemetry.frame_records import frame_record
+
 WITHIN_S = 60.0
 SETUP = {
     "node": "/perf", "pid": os.getpid(), "ros_offset_ns": 0, "versions": {}, "parameters": {}, "topics": [],
@@ -26,9 +28,10 @@ SETUP = {
 class Node:
     """What a node does of a recording, whose steps are called as often as a test likes."""
 
-    def __init__(self, folder, **setup):
+    def __init__(self, folder, record_dir=None, **setup):
         self.folder = folder
-        own = {"evidence_dir": str(folder / "evidence"), "record_dir": str(folder / "records"), "watch": False}
+        records = str(folder / "records") if record_dir is None else record_dir
+        own = {"evidence_dir": str(folder / "evidence"), "record_dir": records, "watch": False}
         config = node_config(
             {"stages": ["camera"], "black_box_mib": 1, "record_mib": 1, **own},
             {"camera": {"adapter": "a:A", "output": "/boxes"}},
@@ -151,3 +154,49 @@ def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_sec
     process.wait(WITHIN_S)
     (incident,) = tmp_path.glob("evidence/2*_node-died")
     assert "gone without a word" in (incident / "incident.json").read_text()
+
+
+def test_given_large_messages_and_outputs_when_nobody_passes_them_on_then_their_bytes_are_bounded_and_counted(
+    start, monkeypatch
+):
+    monkeypatch.setattr(recording, "_MOST_WAITING_BYTES", 1 << 20)
+    node = start()
+    answer = frame_record(seq=1).answer
+    answer.payload = bytes(300_000)
+    lost = node.recording._writer.lost
+    with node.recording._lock:  # as while another recorder is started
+        for _ in range(10):
+            node.recording.message("/objects", 1, bytes(200_000))
+            node.recording.frame(0, answer, 1.0)
+            node.recording.tell(1, kind="log", severity="info", text="x" * 300_000)
+        waiting = [*node.recording._messages, *node.recording._answers]
+        held = sum(len(one[2]) if isinstance(one[2], bytes) else len(one[1].payload) for one in waiting)
+        assert 500_000 < held <= 1 << 20
+        assert len(node.recording._waiting) == 3
+        assert node.recording._writer.lost - lost == 30 - len(waiting) - 3
+    node.wait_for(lambda: not node.recording._messages and not node.recording._answers)
+    node.recording.message("/objects", 1, bytes(200_000))  # there is room again
+    assert node.recording._writer.lost == 0
+
+
+def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_follows_is_recorded(start):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    node.recording.message("/nobody_heard_of", 1, b"x")  # of no topic of the setup
+    node.wait_for(lambda: "1 times something could not be passed on" in node.recording.problem)
+    assert "KeyError: '/nobody_heard_of'" in node.recording.problem
+    node.recording.frame(0, frame_record(seq=7).answer, 1.0)
+    node.recording.tell(2, kind="log", severity="info", text="after it")
+    node.wait_for(lambda: "after it" in node.texts())
+    assert [record["seq"] for record in node.records() if record["kind"] == "frame"] == [7]
+    assert "could not be passed on" in node.recording.problem  # it stands there as long as the recorder goes on
+
+
+def test_given_no_folder_of_records_when_started_then_each_node_has_its_own(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = [start(node=name, record_dir="") for name in ("/front/perf", "/rear/perf")]
+    files = [tmp_path / "torchperf_ros" / "records" / name / "perf" / "records.jsonl" for name in ("front", "rear")]
+    for node in nodes:
+        node.recording.tell(1, kind="log", severity="info", text="here")
+    for node, file in zip(nodes, files, strict=True):
+        node.wait_for(file.exists)

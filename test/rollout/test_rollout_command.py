@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
-from torchperf_ros.rollout.plan import plan_text, read_plan_file, utc_now
+from torchperf_ros.rollout.plan import Step, plan_text, read_plan_file, utc_now
 from torchperf_ros.rollout.records import RecordWriter
 from torchperf_ros.rollout.signature import read_private_key, read_public_key, read_signed, sign
 from torchperf_ros.rollout.targeting import bucket_percent
@@ -120,6 +120,63 @@ def test_given_too_little_when_advanced_then_it_holds_and_says_what_is_missing(d
     assert "not enough data: a verdict needs 10 vehicles, 0 brought some home" in shown
     run("hold", "plan.json", "--write")
     assert read(desk_folder).state == "held"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_given_a_plan_that_asks_for_nothing_when_advanced_without_a_record_then_no_data_is_no_verdict(
+    desk_folder, force
+):
+    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    (desk_folder / "plan.yaml").write_text(plan_text(plan))
+    run("sign", "plan.yaml")
+    for step in (0, 1):
+        for words in ((), ("home",)):
+            (desk_folder / "home").mkdir(exist_ok=True)
+            shown = run("advance", "plan.json", *words, "--write", status=1)
+            assert "hold: no vehicle brought anything home of version 7: no data is no verdict" in shown
+            assert "every figure is within its margin" not in shown
+        assert (read(desk_folder).step, read(desk_folder).state) == (step, "running")
+        run("advance", "plan.json", "--write", "--force")  # who owns the plan may know more
+    assert (read(desk_folder).step, read(desk_folder).state) == (1, "done")
+
+
+def test_given_too_few_vehicles_when_a_step_asks_for_nothing_then_it_is_only_passed_and_done_needs_a_verdict(
+    desk_folder,
+):
+    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    (desk_folder / "plan.yaml").write_text(plan_text(plan))
+    run("sign", "plan.yaml")
+    few = bring_home(desk_folder, vehicles=3)
+    shown = run("advance", "plan.json", few, "--write")
+    assert "step 0 asks for no time and no exposure; there is no verdict" in shown
+    assert "every figure is within its margin" not in shown
+    shown = run("advance", "plan.json", few, "--write", status=1)
+    assert "hold: not enough data: a verdict needs 10 vehicles, 3 brought some home" in shown
+    shown = run("advance", "plan.json", bring_home(desk_folder), "--write")
+    assert "every figure is within its margin" in shown
+    assert read(desk_folder).state == "done"
+
+
+def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refused_and_nothing_is_written(desk_folder):
+    draft = read_plan_file(desk_folder / "plan.yaml")
+    (desk_folder / "plan.json").unlink()
+    hour = datetime.timedelta(hours=1)
+    for expires, said in ((utc_now() - hour, "is over, and vehicles refuse it"), (utc_now() + hour, "")):
+        plan = replace(draft, issued=utc_now() - 2 * hour, step_since=utc_now() - 2 * hour, expires=expires)
+        (desk_folder / "old.yaml").write_text(plan_text(plan))
+        assert said in run("sign", "old.yaml", status=2 if said else 0)
+        assert (desk_folder / "old.json").exists() is not bool(said)
+    package = desk_folder / "detector.pt2"
+    package.write_bytes(b"abd")
+    assert "its file detector.pt2: has SHA-256" in run("sign", "plan.yaml", status=2)
+    package.unlink()
+    assert "its file detector.pt2: cannot be read (No such file or directory)" in run("sign", "plan.yaml", status=2)
+    package.mkdir()
+    assert "its file detector.pt2: cannot be read (is a folder and no file)" in run("sign", "plan.yaml", status=2)
+    assert not (desk_folder / "plan.json").exists()
+    package.rmdir()
+    package.write_bytes(b"abc")
+    run("sign", "plan.yaml")
 
 
 def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_said(desk_folder):

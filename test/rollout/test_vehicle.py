@@ -1,17 +1,22 @@
 """One vehicle: what it does about plans, what it remembers, and that a kill at any moment leaves one version to run."""
 
 import datetime
+import hashlib
+import json
 import os
 import signal
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from test.config.test_bounded_file import MIB, NO_FILES
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.rollout.plan import Step
 from torchperf_ros.rollout.records import read_records, record_files
 from torchperf_ros.rollout.targeting import bucket_percent
-from torchperf_ros.rollout.vehicle import Role, RolloutStateError
-from torchperf_ros.rollout.vehicle_state import STATE_FILE, load_state
+from torchperf_ros.rollout.vehicle import Role, VehicleRollout
+from torchperf_ros.rollout.vehicle_state import STATE_FILE, RolloutStateError, load_state
 
 from .conftest import EARLY, LATE, NOW, minute, plan_with, serving
 
@@ -40,6 +45,18 @@ def test_given_steps_when_a_vehicle_looks_then_its_bucket_decides_and_is_named(d
         later.minute(minute("shadow"))
     decision = later.look()
     assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "7", "base")
+
+
+def test_given_minutes_without_a_frame_of_both_when_they_pass_then_the_candidate_has_not_been_beside(desk):
+    desk.publish(serving(shadow_min=2.0))
+    vehicle = desk.vehicle()
+    for _ in range(9):
+        vehicle.minute(minute("shadow", frames=0))
+        assert vehicle.look().role is Role.SHADOW
+    for _ in range(2):
+        assert vehicle.look().role is Role.SHADOW
+        vehicle.minute(minute("shadow"))
+    assert vehicle.look().role is Role.SERVING
 
 
 def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_after_a_start(desk):
@@ -169,6 +186,158 @@ def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded(desk)
     assert "and ba7816bf8f01cfea... was signed" in decision.why
 
 
+def sum_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_given_a_file_that_was_changed_and_its_times_set_back_when_looked_at_then_it_is_noticed(desk):
+    file = desk.folder / "a.pt2"
+    file.write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    vehicle = desk.vehicle()
+    assert vehicle.look().role is Role.SERVING
+    before = file.stat()
+    file.write_bytes(b"abd")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+    assert "was signed" in vehicle.look().why
+
+
+@pytest.mark.parametrize("said", NO_FILES)
+@pytest.mark.parametrize("name", ["plan.json", "a.pt2", STATE_FILE, "key.pub"])
+def test_given_what_is_no_file_where_one_is_looked_for_when_it_looks_then_it_goes_on_at_once_and_says_so(
+    desk, monkeypatch, name, said
+):
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    vehicle = desk.vehicle()
+    assert vehicle.look().role is Role.SERVING
+    path = desk.folder / (EARLY if name == STATE_FILE else "") / name
+    path.unlink()
+    monkeypatch.chdir(desk.folder)
+    NO_FILES[said](path)
+    tracemalloc.start()
+    try:
+        if name == "plan.json":
+            decision = vehicle.look()
+            assert f"plan {path}: cannot be read: {said}; the last accepted plan" in decision.problem
+            assert decision.role is Role.SERVING
+        elif name == "a.pt2":
+            expected = (
+                "was signed" if "bytes" in said else f"file {path}: cannot be read ({said})"
+            )  # packages are large
+            assert expected in vehicle.look().why
+        elif name == "key.pub":
+            with pytest.raises(ConfigError) as error:
+                desk.vehicle()
+            assert f"key {path}: cannot be read ({said})" in str(error.value)
+        elif "bytes" in said:  # its own file may be larger than what others bring
+            assert "has more than 16,777,216 bytes" in desk.vehicle().look().problem
+        else:
+            assert f"cannot be read: {said}" in desk.vehicle().look().problem
+        assert tracemalloc.get_traced_memory()[1] < 40 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])
+def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(desk, name):
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    (desk.folder / name).chmod(0o666)
+    said = f"others can write {desk.folder / name} (mode 0666)"
+    if name == "key.pub":
+        with pytest.raises(ConfigError) as error:
+            desk.vehicle()
+        assert f"key {desk.public}: is not trusted: {said}" in str(error.value)
+        return
+    decision = desk.vehicle().look()
+    assert decision.role is Role.NONE
+    assert said in (decision.problem if name == "plan.json" else decision.why)
+    (desk.folder / name).chmod(0o644)
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def other_plan(desk, **changes):
+    """Another node of the same vehicle, whose plan is another file."""
+    path = desk.folder / "rear.json"
+    path.write_text(desk.plan_path.read_text())
+    return VehicleRollout(desk.folder / EARLY, {"vehicle": EARLY}, desk.public, path, "perception", **changes)
+
+
+def test_given_a_folder_that_another_node_uses_when_it_starts_then_it_is_refused_until_that_one_ends(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    with pytest.raises(RolloutStateError, match="another node uses it.*name or namespace of its own"):
+        other_plan(desk)
+    vehicle.look()
+    vehicle.begins_trial()
+    assert desk.vehicle().state.trial == "7"  # the node itself, which is configured again
+    vehicle.close()
+    other_plan(desk).close()
+
+
+def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refused(desk):
+    desk.publish(serving())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            vehicle = desk.vehicle()
+            os.write(writing, b"!")
+            signal.pause()
+        finally:
+            os._exit(bool(vehicle))
+    assert os.read(reading, 1) == b"!"
+    with pytest.raises(RolloutStateError, match="another node uses it"):
+        desk.vehicle()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert desk.vehicle().look().role is Role.SERVING
+    for end in (reading, writing):
+        os.close(end)
+
+
+def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_starts_then_it_begins_with_that(desk):
+    desk.publish(serving())
+    earlier = desk.vehicle()
+    served(desk, earlier)
+    earlier.close()
+
+    def new(node, **changes):
+        made = {"earlier": desk.folder / EARLY, **changes}
+        return VehicleRollout(desk.folder / node, {"vehicle": EARLY}, desk.public, desk.plan_path, "perception",
+                              lambda: NOW, **made)  # fmt: skip
+
+    for node in ("front", "rear"):
+        vehicle = new(node)
+        assert "begins with what" in vehicle.adopted
+        assert (vehicle.running.name, vehicle.look().serve.name) == ("7", "7")
+    vehicle.rolled_back("worker_deaths")
+    again = new("rear")
+    assert (again.adopted, again.running.name, "7" in again.state.barred) == ("", "base", True)
+    assert new("front").running.name == "7"
+    desk.publish(serving(name="detector-8", version="8", serial=2**31))
+    other = new("side")  # it follows another roll-out: versions of the first one are none of its own
+    assert "begins anew" in other.adopted
+    assert (other.running.name, other.look().plan.version) == ("base", "8")
+    assert new("none", earlier=desk.folder / "nowhere").adopted == ""
+
+
+def test_given_versions_that_were_barred_for_all_nodes_when_a_node_of_another_roll_out_starts_then_they_stay_barred(
+    desk,
+):
+    desk.publish(serving())
+    earlier = desk.vehicle()
+    earlier.look()
+    earlier.rolled_back("worker_deaths")
+    earlier.close()
+    desk.publish(serving(name="detector-8", serial=2**31))
+    other = VehicleRollout(desk.folder / "rear", {"vehicle": EARLY}, desk.public, desk.plan_path, "perception",
+                           lambda: NOW, earlier=desk.folder / EARLY)  # fmt: skip
+    assert other.look().why == "version 7 was rolled back here: worker_deaths"
+
+
 def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(desk):
     plan = desk.publish(serving())
     served(desk, desk.vehicle())
@@ -257,6 +426,44 @@ def test_given_a_candidate_that_takes_the_machine_down_when_cut_off_five_times_t
         assert vehicle.look().role is Role.SERVING
         vehicle.begins_trial()
     assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
+
+
+def test_given_one_loss_of_power_when_configure_fails_again_and_again_then_it_counts_once(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    for _ in range(9):
+        vehicle = desk.vehicle()
+        assert vehicle.look().role is Role.SERVING
+        vehicle.stops()  # as the node does where its configuration comes to nothing
+        assert (vehicle.state.cut_off, vehicle.state.trial) == (1, "7")
+
+
+def test_given_a_trial_that_ends_the_machine_as_soon_as_its_workers_start_then_each_end_counts(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    for number in range(1, 5):
+        vehicle = desk.vehicle()
+        vehicle.look()
+        assert vehicle.state.cut_off == number
+        vehicle.runs("7")
+    assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
+
+
+def test_given_a_state_of_an_earlier_release_when_it_comes_up_then_its_trial_was_cut_off(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    file = desk.folder / EARLY / STATE_FILE
+    content = json.loads(file.read_text())["state"]
+    del content["counted"]
+    text = json.dumps(content, sort_keys=True).encode()
+    file.write_text(json.dumps({"v": 1, "sha256": sum_of(text), "state": content}))
+    assert desk.vehicle().state.cut_off == 1
 
 
 def test_given_a_node_that_stops_in_order_when_started_again_and_again_then_the_trial_goes_on(desk):

@@ -9,7 +9,9 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.runs.report.report_pictures import timeline
+from torchperf_ros.runs.report.report_words import stage_figures
 from torchperf_ros.runs.run_log import UNKNOWN, RunLogError
+from torchperf_ros.telemetry.latency_record import LABELS, LabelledArray
 
 from . import report_logs as logs
 from .report_logs import read
@@ -183,3 +185,39 @@ def test_given_what_is_no_log_when_read_then_the_error_names_it_and_says_why(tmp
         read(path)
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
+
+
+def test_given_rows_of_an_older_node_when_read_then_how_late_they_were_is_unknown_and_said(tmp_path):
+    """It had no label for that. Total less budget would be wrong where the budget counts from the stamp."""
+    labels = [label for label in LABELS if label not in {"deadline_ms", "lateness_ms", "stale"}]
+    rows = LabelledArray(labels)
+    told = [
+        ("/perf/latency_stages", logs.ARRAY, logs.published_ns(seq) + stage,
+         rows.encode(logs.frame_row(stage, seq)[: len(labels)]))
+        for seq in range(logs.FRAMES) for stage in (0, 1)
+    ]  # fmt: skip
+    (run,) = read(logs.write_log(tmp_path / "drive", told))
+    assert sum(map(len, run.stages)) == len(told)
+    for stage in run.stages:
+        assert np.isnan(stage.lateness_ms).all()
+        assert set(stage.frames["stale"]) == {UNKNOWN}
+        assert np.isfinite(stage.total_ms).all()
+    assert run.troubles == (f"{len(told)} frames do not say how late they were: an older node has written them",)
+    assert np.isnan(stage_figures(run.stages[0]).worst_lateness_ms)
+
+
+def test_given_records_of_an_older_node_when_read_then_their_own_lateness_counts_and_stale_frames_were_dropped(
+    tmp_path,
+):
+    lines = logs.records()
+    for line in lines:
+        if line["kind"] == "frame":
+            del line["deadline_ms"]
+            line["lateness_ms"] = 5.0  # of a frame 35 ms after receipt, of 40, that was 10 ms old by then
+    dropped = {"v": 1, "kind": "dropped", "t_ns": logs.START_NS, "stage": "perception", "superseded": 3, "stale": 2}
+    path = tmp_path / "records.jsonl"
+    logs.write_records(path, [*lines, dropped, {**dropped, "stale": 0}])
+    (run,) = read(path)
+    assert set(run.stages[0].lateness_ms) == {5.0}
+    assert run.stages[0].dropped == 8
+    assert run.troubles == ()

@@ -57,6 +57,13 @@ class Lane:
         self.rules.look_for_silence(self.clock())
         return self.rules.latch
 
+    def all_well(self, speed=0.0):
+        """Have each sensor say so."""
+        self.see(FREE)
+        self.see(range_bytes(math.inf), sensor=SONAR)
+        self.see(bool_bytes(False), sensor=BUTTON)
+        self.move(speed)
+
     def clear(self):
         return self.rules.clear(self.clock())
 
@@ -253,19 +260,90 @@ def test_given_no_activation_then_nothing_is_judged_and_a_latch_outlasts_it(lane
     assert lane.see(BLOCKED, BLOCKED) is None
     assert lane.wait(10_000.0) is None
     lane.rules.activate(lane.clock())
-    lane.see(bool_bytes(True), sensor=BUTTON)
+    lane.move()
+    lane.see(BLOCKED, BLOCKED)
     lane.rules.deactivate()
     lane.rules.activate(lane.clock())
     assert lane.rules.state == "latched"
+    lane.all_well()
     assert lane.clear() == ""
     assert lane.rules.state == "watching"
+
+
+def test_given_a_button_that_is_pressed_while_the_node_is_inactive_then_it_latches_when_the_node_becomes_active(lane):
+    lane.rules.deactivate()
+    assert lane.see(bool_bytes(True), sensor=BUTTON) is None
+    lane.rules.activate(lane.clock())
+    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (TRIGGER, "button is true")
+    lane.rules.deactivate()
+    assert lane.clear() == "button is true"
+    lane.see(bool_bytes(False), sensor=BUTTON)
+    assert lane.clear() == ""
+    lane.rules.activate(lane.clock())
+    assert lane.rules.latch is None
+
+
+def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_counts_once_and_latches_once(lane):
+    lane.all_well()
+    before = lane.rules.sensors[BUTTON].messages
+    for value in (True, False):
+        for again in (False, True, True):
+            lane.rules.saw(BUTTON, bool_bytes(value), lane.clock(), again=again)
+    assert lane.rules.sensors[BUTTON].messages == before + 2
+    assert lane.clear() == ""
+    lane.rules.saw(BUTTON, bool_bytes(True), lane.clock(), again=True)  # a late copy
+    assert lane.rules.latch is None
+    assert lane.rules.triggers[TRIGGER] == 1
+
+
+# -- the node that it belongs to --------------------------------------------------------------------------------------
+
+
+def test_given_a_node_that_answers_when_it_no_longer_does_then_it_latches_after_two_seconds_and_stays_so(lane):
+    lane = Lane(timeouts_ms=[0.0, 0.0, 0.0], odometry_timeout_ms=60_000.0)
+    lane.move()
+    for _ in range(10):
+        lane.rules.beat(lane.clock())
+        assert lane.wait(1990.0) is None
+    assert lane.rules.next_silence_ns() == lane.clock() + 10 * NS_PER_MS
+    latch = lane.wait(10.0)
+    assert (latch.kind, latch.reason) == (SILENT, "the node hangs: it has not answered for 2.0 s")
+    lane.all_well()
+    assert lane.clear() == "the node hangs: it has not answered for 2.0 s"
+    lane.rules.beat(lane.clock())
+    assert lane.rules.latch is latch
+    assert lane.clear() == ""
+
+
+def test_given_a_node_that_is_inactive_or_waits_or_whose_beats_nobody_makes_then_its_silence_is_none(lane):
+    lane = Lane(timeouts_ms=[0.0, 0.0, 0.0], odometry_timeout_ms=60_000.0)
+    lane.move()
+    assert lane.wait(50_000.0) is None
+    lane.move()
+    lane.rules.beat(lane.clock())
+    lane.rules.hold()
+    assert lane.wait(50_000.0) is None
+    lane.rules.beat(lane.clock())
+    lane.rules.deactivate()
+    assert lane.wait(600_000.0) is None
+    lane.rules.activate(lane.clock())
+    lane.move()
+    assert lane.wait(3000.0) is None
+
+
+def test_given_a_lane_whose_node_is_gone_then_it_latches_and_nobody_clears_it(lane):
+    lane.rules.left_alone(lane.clock())
+    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (SILENT, "the node is gone")
+    lane.all_well()
+    assert lane.clear() == "the node is gone"
 
 
 # -- when it is cleared -----------------------------------------------------------------------------------------------
 
 
 def test_given_a_reason_that_lasts_when_it_is_to_be_cleared_then_that_is_refused_with_the_reason(lane):
-    lane.see(FREE, BLOCKED, BLOCKED)
+    lane.all_well(10.0)
+    lane.see(BLOCKED, BLOCKED)
     lane.see(bool_bytes(True), sensor=BUTTON)
     reasons = lane.clear().split("; ")
     assert reasons[0].startswith("scan still shows ")
@@ -280,6 +358,45 @@ def test_given_a_reason_that_lasts_when_it_is_to_be_cleared_then_that_is_refused
     assert (lane.rules.latch, lane.rules.clears) == (None, 1)
     assert lane.clear() == ""
     assert lane.rules.clears == 1
+
+
+def test_given_a_sensor_that_was_not_heard_since_activation_then_clearing_is_refused_and_says_what_would_be_right(lane):
+    lane.see(BLOCKED, BLOCKED)
+    lane.rules.activate(lane.clock())
+    hears = "press and release it, or have its node publish its state transient local, or again and again"
+    since = "has not been heard yet since the node became active"
+    refused = [f"scan {since}", f"sonar {since}", f"button has not been heard yet: {hears}", f"odom {since}"]
+    assert lane.clear().split("; ") == refused
+    well = [(FREE, SCAN), (range_bytes(math.inf), SONAR), (bool_bytes(False), BUTTON)]
+    for message, sensor in well:
+        refused.pop(0)
+        lane.see(message, sensor=sensor)
+        assert lane.clear().split("; ") == refused
+    lane.see(b"", scan_bytes(np.zeros(9)))
+    lane.move()
+    assert lane.clear().startswith("scan: its last message cannot be used: none of 9 measurements")
+    lane.see(FREE)
+    assert lane.clear() == ""
+
+
+@pytest.mark.parametrize("active", [True, False])
+@pytest.mark.parametrize("was_pressed", [True, False])
+def test_given_rules_that_are_latched_by_a_button_as_others_were_then_clearing_waits_until_it_is_false(
+    active, was_pressed
+):
+    lane = Lane()
+    lane.rules.deactivate()
+    lane.rules.pressed(["button"] if was_pressed else [])
+    lane.rules.resume(TRIGGER, "button is true", None, lane.clock())
+    if active:
+        lane.rules.activate(lane.clock())
+        lane.see(FREE)
+        lane.see(range_bytes(math.inf), sensor=SONAR)
+        lane.move(0.0)
+    why = lane.clear()
+    assert why == "button is true" if was_pressed else why.startswith("button has not been heard yet")
+    lane.see(bool_bytes(False), sensor=BUTTON)
+    assert lane.clear() == ""
 
 
 class Latching(RuleBasedStateMachine):
@@ -309,7 +426,8 @@ class Latching(RuleBasedStateMachine):
     @rule()
     def clear(self):
         lasting = self.lane.rules.lasting(self.lane.clock())
-        assert self.lane.clear() == "; ".join(lasting)
+        latched = self.lane.rules.latch is not None
+        assert self.lane.clear() == ("; ".join(lasting) if latched else "")
         if not lasting:
             assert self.lane.rules.latch is None
             self.was = None
@@ -359,33 +477,15 @@ def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_fro
     assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(yaw, abs=1e-3)
 
 
-def test_given_a_stop_when_it_is_asked_for_again_then_it_is_the_same_until_it_has_ended_and_the_vehicle_still_moves():
+def test_given_a_stop_when_it_is_asked_for_again_then_it_is_the_same_until_it_has_ended():
     lane = Lane()
     lane.move(6.0)
     first = lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S)
     lane.clock.advance_ms(900.0)
     lane.move(0.5)
-    assert lane.rules.stop_path(lane.clock(), (ROS_S + 1) * NS_PER_S) is first
+    assert lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S + 900 * NS_PER_MS) is first
     lane.clock.advance_ms(101.0)
-    again = lane.rules.stop_path(lane.clock(), (ROS_S + 1) * NS_PER_S)
-    assert again is not first
-    lane.move(0.0)
-    lane.clock.advance_ms(5000.0)
-    assert lane.rules.stop_path(lane.clock(), (ROS_S + 6) * NS_PER_S) is again
-
-
-def test_given_rules_that_are_latched_as_others_were_when_odometry_comes_then_the_path_is_their_own_from_then_on(lane):
-    lane.rules.resume(OBSTACLE, "scan shows a wall", b"theirs", lane.clock())
-    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (OBSTACLE, "scan shows a wall")
-    lane.rules.motion = None
-    assert lane.rules.stop_path(lane.clock() + 1, 1) == b"theirs"
-    lane.rules.motion = motion(10.0)
-    assert lane.rules.stop_path(lane.clock() + 2, 2) != b"theirs"
-
-
-def test_given_a_lane_whose_node_is_gone_then_it_latches(lane):
-    lane.rules.left_alone(lane.clock())
-    assert (lane.rules.latch.kind, lane.rules.latch.reason) == (SILENT, "the node is gone")
+    assert lane.rules.stop_path(lane.clock(), ROS_S * NS_PER_S + 1001 * NS_PER_MS) is not first
 
 
 def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_is_one_place(lane):

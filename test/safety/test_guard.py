@@ -1,4 +1,7 @@
+import json
 import math
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_by
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety import guard as guard_module
+from torchperf_ros.safety.guard import Guard, Known
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 PATH = "nav_msgs/msg/Path"
@@ -256,6 +260,141 @@ def test_given_two_sources_when_one_is_missing_then_the_other_still_acts():
     assert bench.guard.refused["no_velocity"] == 1
     bench.guard.saw(1, markers_bytes([Box(28.0, 0.0, velocity=None)]), 10 * S)
     assert bench.guard.refused["no_velocity"] == 2
+
+
+def test_given_two_sources_when_one_is_read_meanwhile_then_neither_array_is_lost(monkeypatch):
+    bench, read = Bench(obstacles=["a", "b"]), guard_module.read_obstacles
+    near, far = markers_bytes([Box(8.0, 0.0)]), markers_bytes([FAR])
+
+    def read_slowly(message, *rest):
+        found = read(message, *rest)
+        if message is far:  # on the thread of a; meanwhile b delivers, on its own
+            bench.guard.saw(1, near, 10 * S)
+            bench.guard.saw(1, b"junk", 10 * S)
+            bench.guard.saw(1, near, 10 * S)
+        return found
+
+    monkeypatch.setattr(guard_module, "read_obstacles", read_slowly)
+    bench.guard.saw(0, far, 10 * S)
+    found = bench.check(bench.plan())
+    assert (found.verdict, found.check) == (GuardVerdict.UNAVOIDABLE, "distance")
+    assert bench.guard.refused["obstacles 1"] == 1
+
+
+def test_given_threads_of_two_sources_when_arrays_coincide_then_each_is_there_and_every_refusal_is_counted():
+    bench, rounds = Bench(obstacles=["a", "b"]), 100
+    arrays = [markers_bytes([Box(float(x), 30.0) for x in range(20)]), b"junk"]
+    turn, lost = threading.Barrier(2), []
+
+    def deliver(source):
+        for number in range(rounds):
+            turn.wait(60)
+            for array in arrays:
+                bench.guard.saw(source, array, 10 * S + number)
+            seen = bench.guard._sources[source]
+            if seen is None or seen.received_ns != 10 * S + number:
+                lost.append((source, number))
+
+    threads = [threading.Thread(target=deliver, args=(source,)) for source in (0, 1)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert lost == []
+    assert [bench.guard.refused[f"obstacles {source}"] for source in (0, 1)] == [rounds] * 2
+
+
+def test_given_an_array_that_cannot_be_read_when_checked_then_the_one_before_counts_and_proves_nothing():
+    bench = Bench(boxes=[Box(30.0, 0.0)])
+    bench.guard.saw(0, b"junk", bench.now_ns)
+    assert bench.check(bench.plan()).verdict is GuardVerdict.BRAKE
+    bench.feel(boxes=[FAR])
+    assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    bench.guard.saw(0, b"junk", bench.now_ns)
+    found = bench.check(bench.plan())
+    assert found.verdict is GuardVerdict.UNCHECKED
+    assert found.reason.startswith("obstacles on detections cannot be read since then (refused: obstacles: 4 bytes are")
+    assert bench.feel().check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    assert bench.guard.refused["obstacles 0"] == 2
+
+
+def test_given_a_marker_that_cannot_be_read_when_checked_then_the_rest_is_judged_and_it_is_counted():
+    bench = Bench()
+    stray = Box(15.0, 30.0, length=math.nan)
+    found = bench.feel(boxes=[FAR, stray]).check(bench.plan())
+    assert found.verdict is GuardVerdict.UNCHECKED
+    assert found.reason.startswith("obstacles on detections have a part that cannot be read (marker 'car' 1: the size")
+    assert (bench.guard.refused["obstacles 0"], bench.guard.refused["obstacles 0 markers"]) == (1, 1)
+    assert bench.feel(boxes=[Box(30.0, 0.0), stray]).check(bench.plan()).verdict is GuardVerdict.BRAKE
+    assert bench.feel(boxes=[FAR, stray._replace(y=520.0)]).check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    assert bench.guard.refused["obstacles 0 markers"] == 3
+
+
+@pytest.mark.parametrize("old_s", [0.35, 9.9, 10.1, 60.0, 3000.0])
+def test_given_odometry_or_obstacles_that_are_old_when_they_arrive_then_the_plan_is_unchecked(old_s):
+    guard, then_ns = Guard(guard_options({"guard.act": ["all"]})), START_NS - round(old_s * S)
+    for arrays in (1, 2):
+        guard.moved(odometry_bytes(), 10 * S)
+        guard.saw(0, markers_bytes([FAR], stamp_ns=then_ns), 10 * S)
+        found = guard.check(straight_plan(), 10 * S, START_NS, 60.0)
+        assert (found.verdict, found.reason) == (
+            GuardVerdict.UNCHECKED, f"obstacles on detections are {1000 * old_s:.0f} ms old"
+        ), arrays  # fmt: skip
+    guard.saw(0, markers_bytes([FAR]), 10 * S)
+    assert guard.check(straight_plan(), 10 * S, START_NS, 60.0).verdict is GuardVerdict.ACCEPT
+    guard.forget(0)
+    guard.moved(odometry_bytes(stamp_ns=then_ns), 10 * S)
+    guard.saw(0, markers_bytes([FAR]), 10 * S)
+    assert f"odometry is {1000 * old_s:.0f} ms old" in guard.check(straight_plan(), 10 * S, START_NS, 60.0).reason
+
+
+def test_given_sources_in_another_clock_when_learned_then_it_is_said_once_and_their_progress_counts():
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+
+    def check(after_s, late_s=0.0):
+        now_ns, ros_ns = (start_ns + round(after_s * S) for start_ns in (10 * S, START_NS))
+        stamp_ns = 5 * S + round((after_s - late_s) * S)
+        x = 10.0 * (after_s - late_s)
+        guard.moved(odometry_bytes(x, stamp_ns=stamp_ns), now_ns)
+        guard.saw(0, markers_bytes([FAR], stamp_ns=stamp_ns), now_ns)
+        plan = plan_bytes(T, 10 * T + 10 * after_s, 0.0, 0.0, start_ns=ros_ns)
+        return guard.check(plan, now_ns, ros_ns, 60.0)
+
+    assert check(0.0).verdict is GuardVerdict.ACCEPT
+    off = "its own, 1.7e+09 s behind ROS time"
+    assert (guard.refused["odometry clock"], guard.refused["obstacles 0 clock"]) == (off, off)
+    assert list(guard.news) == [
+        f"{name}: the clock of its stamps is {off}; its receipt counts, and their progress"
+        for name in ("odometry", "obstacles on detections")
+    ]
+    guard.news.clear()
+    assert check(0.1).verdict is GuardVerdict.ACCEPT
+    assert check(0.3, late_s=0.15).verdict is GuardVerdict.ACCEPT  # it begins where 150 ms of lag have led the vehicle
+    late = check(13.0, late_s=12.0)
+    assert late.verdict is GuardVerdict.UNCHECKED
+    assert late.reason == "odometry is 11987 ms old"  # of 12 s the guard forgets 1 ms in each second
+    assert (
+        "obstacles on detections are 11987 ms old"
+        in guard.known(23 * S, START_NS + 13 * S, 60.0).situation.no_obstacles
+    )
+    assert check(14.0).verdict is GuardVerdict.ACCEPT
+    assert not guard.news
+
+
+def test_given_what_is_known_when_sent_elsewhere_then_another_plan_is_judged_by_the_same():
+    bench = Bench(boxes=[Box(30.0, 1.0, 0.2, velocity=(1.0, 0.5)), FAR])
+    known = bench.guard.known(bench.now_ns, bench.ros_ns, 60.0)
+    sent = Known.unpacked(json.loads(json.dumps(known.packed())))
+    assert sent.packed() == known.packed()
+    assert Guard.refusal(bench.plan(), sent) == Guard.refusal(bench.plan(), known) != ""
+    assert Guard.refusal(bench.plan(speed=1.0), sent).startswith("start: ")
+    nothing = Guard(guard_options({"guard.act": ["all"]})).known(0, 0, math.nan)
+    assert Guard.refusal(bench.plan(), Known.unpacked(json.loads(json.dumps(nothing.packed())))) == ""
 
 
 def test_given_no_arrows_when_arrays_follow_one_another_then_velocities_are_found_from_the_source_itself():

@@ -235,3 +235,16 @@ def test_given_a_shortest_budget_that_is_none_when_read_then_it_is_refused(least
 
 def test_given_a_shortest_budget_when_inputs_are_asked_for_then_odometry_is_one():
     assert [topic for _, topic, _ in config().situation_inputs] == ["odom"]
+
+
+def test_given_words_of_workers_when_an_older_frame_comes_late_or_the_worker_goes_then_the_newest_one_counts():
+    scenes = SceneChooser(stage_config("s", {"adapter": "m:C", "output": "o"}))
+    first, second = object(), object()
+    scenes.name(2, first, 7)
+    scenes.name(1, second, 6)
+    assert (scenes.word, scenes.word_of) == (2, first)
+    scenes.name(-1, second, 8)
+    assert (scenes.word, scenes.word_of) == (-1, second)
+    scenes.name(1, second, 9)
+    scenes.forget_word()
+    assert (scenes.word, scenes.word_of) == (-1, None)

@@ -1,7 +1,7 @@
 """Adapters for workers under test: what a frame's `header.frame_id` says (JSON) is what they do with it.
 
 Imported by worker processes, which find this folder on PYTHONPATH. A frame's orders:
-    do: what to do, see `misbehave`
+    do: what to do, see `misbehave`; wait: until the file `until` is in the adapter's folder
     where: preprocess (default) or observe
     once: only the first worker that comes to it does it (default), else every one
     only: the process that does it, default any
@@ -9,6 +9,7 @@ Imported by worker processes, which find this folder on PYTHONPATH. A frame's or
 """
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -23,6 +24,7 @@ from torchperf_ros.config.message_types import message_class
 from torchperf_ros.engines.engine import ENGINES, CaptureFailed
 from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.model.tier import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"
@@ -117,8 +119,14 @@ class Controlled(Adapter):
             return ""
         if orders.get("once", True) and not self._claim(received.stamp_ns):
             return ""
+        if orders["do"] == "wait":
+            self._wait_for(orders["until"])
         misbehave(orders)
         return orders["do"]
+
+    def _wait_for(self, name):
+        while not (self._folder / name).exists():
+            time.sleep(0.001)
 
     def _claim(self, stamp_ns):
         try:
@@ -336,7 +344,7 @@ class Refining(Offset):
 
 
 class Stepping(Controlled):
-    """An anytime model. An order's `step` is the one before which it is obeyed; `wait` is for a file in the folder."""
+    """An anytime model. An order's `step` is the one before which it is obeyed."""
 
     anytime = True
 
@@ -348,8 +356,8 @@ class Stepping(Controlled):
 
         def before(number):
             if number == orders.get("step") and (orders.get("only", os.getpid()) == os.getpid()):
-                while orders["do"] == "wait" and not (self._folder / orders["until"]).exists():
-                    time.sleep(0.001)
+                if orders["do"] == "wait":
+                    self._wait_for(orders["until"])
                 misbehave(orders)
 
         Refining.before = staticmethod(before)
@@ -367,3 +375,13 @@ class GivesPoints(Controlled):
     """Gives another type of message."""
 
     output = TRIGGER
+
+
+class Wordy(Controlled):
+    """From its first frame on there is more to say of each tier than a message holds."""
+
+    def preprocess(self, messages):
+        for found in gc.get_objects():
+            if isinstance(found, TierFacts):
+                found.guards = "guard " * 20_000
+        return super().preprocess(messages)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import threading
@@ -147,6 +148,15 @@ class StageUnderTest:
         """Offer one frame and wait for its answer."""
         return self.answer(self.offer(orders, **values)[0])
 
+    @contextlib.contextmanager
+    def running(self, *, x=0.0, **orders):
+        """A frame that runs until the block ends, however long that takes; gives its number and stamp."""
+        go = self.folder / f"go-{self.counters.frames}"
+        try:
+            yield self.offer({"do": "wait", "until": go.name, **orders}, x=x)
+        finally:
+            go.touch()
+
     def alert(self, answer):
         """The one alert about an answer, waited for: it leaves a moment after the answer."""
         seq = str(answer.frame.seq)
@@ -166,12 +176,12 @@ class StageUnderTest:
 
     def settle_accounts(self):
         """See that every frame became something: a frame that was just answered is in flight for a moment longer."""
-        wait_until(lambda: len(set(self.accounts())) == 1, self.accounts, 10.0)
+        wait_until(lambda: len(set(self.accounts())) == 1, self.accounts)
 
     def accounts(self):
         """(frames, what they became): equal, by the law of conservation."""
         statistics, mailbox = self.counters, self.actor.mailbox
-        return statistics.frames, statistics.ended + mailbox.superseded + mailbox.stale + self.in_flight()
+        return statistics.frames, statistics.ended + mailbox.superseded + self.in_flight()
 
     def notes(self, what, pid):
         """Stamps that a worker noted, in order."""

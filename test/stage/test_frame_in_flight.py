@@ -111,3 +111,11 @@ def test_given_a_hedge_after_the_turn_when_asked_for_its_next_event_then_leaving
     in_flight.started(runner, 0, 0, expected_ms=80.0, backup_ms=10.0)
     assert in_flight.hedge_ns == 80 * MS
     assert in_flight.next_event_ns(47 * MS) == LEAVE_NS
+
+
+def test_given_a_turn_that_begins_after_its_answer_had_to_leave_when_asked_then_it_leaves_at_once(in_flight, runner):
+    """Were the timer set for the hedge, a frame with 0.1 ms left would be answered when its run is overdue."""
+    now_ns = LEAVE_NS + MS
+    in_flight.started(runner, 0, now_ns, expected_ms=20.0, backup_ms=10.0)
+    in_flight.held_ns = now_ns + 5 * MS
+    assert in_flight.next_event_ns(now_ns) == LEAVE_NS

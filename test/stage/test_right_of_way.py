@@ -159,7 +159,7 @@ def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_
     assert stage.ask(x=1.0).outcome is Outcome.ON_TIME
     stage.wait_for_workers()
     for high, budget_ms, fallback in (
-        (DueLater("high", 1), 500.0, Fallback.HOLD_LAST), (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
+        (DueLater("high", 1), 1000.0, Fallback.HOLD_LAST), (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
     ):  # fmt: skip
         stage.reconfigure(budget_ms=budget_ms)
         stage.actor.give_way(RightOfWay(stage.actor, [high], has_own_cores=False))

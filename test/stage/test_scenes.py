@@ -8,7 +8,9 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.scene_options import ODOMETRY
 from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.workers.frame_ring import FrameReader
 
 from .conftest import wait_until
 
@@ -99,7 +101,7 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 0, 0)
-    wait_until(lambda: stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
+    wait_until(lambda: stage.ask() and stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
     settle(stage)
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 2, 3)
@@ -151,6 +153,8 @@ def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_befor
     answer = stage.ask()
     assert (answer.outcome, answer.fallback) == (Outcome.BAD_INPUT, Fallback.HOLD_LAST)
     assert "age -> off" in answer.reason
+    (seen,) = FrameReader(actor.pool.ring.fd).read(answer.offset, answer.length, answer.frame.seq)
+    assert header_stamp_ns(seen.data) == answer.frame.stamp_ns  # the inputs are watched while no model runs
     for second in range(5, 60):
         actor.act(now_ns + second * S)
     settle(stage)
@@ -165,10 +169,10 @@ def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_r
     settle(stage)
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     ready = stage.actor.scenes.ready
-    first, _ = stage.offer({"do": "sleep", "ms": 300, "once": False})
-    second, _ = stage.offer()
-    with stage.actor._lock:
-        stage.actor.scenes.ready = frozenset({0, 1})
+    with stage.running(once=False) as (first, _):
+        second, _ = stage.offer()
+        with stage.actor._lock:
+            stage.actor.scenes.ready = frozenset({0, 1})
     found = [stage.answer(seq) for seq in (first, second)]
     stage.actor.scenes.ready = ready
     assert [(answer.outcome, answer.frame.scene, answer.tier) for answer in found] == [
@@ -189,3 +193,28 @@ def test_given_a_shortest_budget_when_the_vehicle_is_fast_then_frames_have_less_
     stage.actor.hear(ODOMETRY, odometry(45.0))
     assert stage.ask().budget_ms == 1000.0
     assert stage.actor.budget_ms == 1000.0
+
+
+def test_given_a_worker_that_named_a_scene_when_it_dies_then_the_scene_goes_with_it(start_own_stage):
+    stage = start_own_stage(backup="none", **SCENES)
+    stage.ask({"do": "name", "scene": "parking", "once": False})
+    wait_until(lambda: stage.actor.scenes.word == 2, lambda: stage.actor.scenes.word)
+    assert stage.ask({"do": "os_exit"}).frame.scene == 2  # the tiers of that scene may be what ends its workers
+    wait_until(lambda: stage.actor.pool.restarts, lambda: stage.actor.pool.progress)
+    assert stage.actor.scenes.word == -1
+    settle(stage)
+    assert stage.ask().frame.scene == 0
+
+
+def test_given_an_old_frame_that_is_run_once_more_when_it_shows_another_scene_then_that_is_not_the_scene_now(
+    start_own_stage, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.stage.dispatcher._REHEARSE_AFTER_NS", 0)
+    stage = start_own_stage(backup="standby", **SCENES)
+    stage.wait_for_workers()
+    said = []
+    monkeypatch.setattr(stage.actor.scenes, "name", lambda *of: said.append(of))
+    answer = stage.ask({"do": "name", "scene": "parking", "once": False})
+    wait_until(lambda: stage.counters.rehearsals == 1, lambda: stage.counters)
+    stage.wait_for_workers()
+    assert [(scene, seq) for scene, _, seq in said] == [(2, answer.frame.seq)]

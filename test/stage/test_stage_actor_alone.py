@@ -50,13 +50,12 @@ def test_given_a_stage_that_is_free_when_a_trigger_is_put_into_its_slot_then_it_
 
 
 def test_given_a_stage_whose_frame_runs_when_asked_for_a_slot_then_there_is_none(stage):
-    seq, _ = stage.offer({"do": "sleep", "ms": 300})
-    assert stage.actor.slot() is None
+    with stage.running() as (seq, _):
+        assert stage.actor.slot() is None
     stage.answer(seq)
 
 
 def test_given_a_crash_when_nobody_takes_over_then_frames_are_held_until_the_worker_is_back(stage):
-    stage.reconfigure(budget_ms=500.0)
     good = stage.ask()
     crashed = stage.ask({"do": "sigkill"})
     assert (crashed.outcome, crashed.fallback) == (Outcome.CRASHED, Fallback.HOLD_LAST)
@@ -104,10 +103,10 @@ def test_given_an_error_of_ours_then_it_is_lost_and_its_result_counts_as_late(st
     stage = start_own_stage(backup="none", adapter="Plain")
     with monkeypatch.context() as patch:
         patch.setattr(stage.actor, "_decide", lambda *_: 1 / 0)
-        stage.offer({"do": "sleep", "ms": 300})
-        with stage.actor._lock:
-            stage.actor._waiter.wake()
-        stage.wait_for(lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said")
+        with stage.running():
+            with stage.actor._lock:
+                stage.actor._waiter.wake()
+            stage.wait_for(lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said")
     wait_until(lambda: stage.counters.late_results == 1, lambda: "its result is late")
     assert stage.counters.internal_errors == 1
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -185,11 +184,13 @@ def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_a
     stage = start_own_stage(adapter="Plain", backup="none")
     assert stage.ask().tier == 0
     for _ in range(3):
-        stage.actor.limit_memory(0.8, 0.7)
+        stage.actor.limit_memory(0.8, 0.7, "the most is worker 0's")
     assert stage.ask().tier == 1
     stage.wait_for(lambda: stage.anomalies, "it is told")
     (told,) = stage.anomalies
-    assert told.message.startswith("memory is short: 80% of the limit is in use, memory_share is 70%")
+    assert told.message.startswith(
+        "memory is short: 80% of the limit is in use, memory_share is 70%; the most is worker 0's; lower tiers run"
+    )
     with pytest.raises(ConfigError, match="short of memory"):
         stage.actor.pool.rolling_update.swap("full", "new.pt2")
     stage.actor.limit_memory(0.1, 0.7)

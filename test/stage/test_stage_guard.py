@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, straight_plan
+from torchperf_ros.config.safety_options import guard_options
+from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
+from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.safety.guard import Guard
-from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY
+from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 
 from .conftest import wait_until
-from .test_shadow import SHIFT, pair_of, ready_shadow, x_of
+from .test_shadow import SHIFT, ask_both, ready_shadow, x_of
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 TYPES = STORE.types
@@ -126,14 +130,53 @@ def test_given_a_plan_into_a_standing_car_when_answered_then_it_brakes_and_topic
     assert good.check is GuardVerdict.ACCEPT
 
 
+def fresh_guard(**options):
+    told = []
+    guard = Guard(guard_options({"guard.act": ["all"], **options}))
+    return StageGuard("planning", guard, StageCounters(), told.append), told
+
+
+def test_given_obstacles_without_stamps_when_the_stage_before_made_them_of_an_old_frame_then_they_are_old(make_frame):
+    guard, _ = fresh_guard()
+    frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)
+    for old_s, verdict in ((0.1, GuardVerdict.ACCEPT), (0.4, GuardVerdict.UNCHECKED), (11.0, GuardVerdict.UNCHECKED)):
+        guard.take(ODOMETRY, odometry_bytes(), START_NS, 10 * S)
+        unstamped = markers_bytes([Box(90.0, 20.0)], stamp_ns=0)
+        guard.take(DETECTIONS, unstamped, START_NS - round(old_s * S), 10 * S)
+        assert guard.check(straight_plan(), frame, 10 * S, START_NS).verdict is verdict, old_s
+
+
+@pytest.mark.parametrize("age_s", [0.06, 0.5, 9.0, 11.0, 60.0])
+def test_given_a_plan_of_an_old_frame_when_checked_then_all_of_its_age_is_in_the_response_time(make_frame, age_s):
+    guard, _ = fresh_guard()
+    guard.take(ODOMETRY, odometry_bytes(), START_NS, 10 * S)
+    guard.take(DETECTIONS, markers_bytes([Box(31.0, 0.0, velocity=(10.0, 0.0))]), START_NS, 10 * S)
+    frame = make_frame(received_ns=10 * S, stamp_ns=START_NS - round(age_s * S), age_ms=1000 * age_s)
+    found = guard.check(straight_plan(), frame, 10 * S, START_NS)
+    assert (found.verdict is GuardVerdict.ACCEPT) == (age_s < 1.0)
+
+
+def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_alert_and_on_diagnostics(make_frame):
+    guard, told = fresh_guard()
+    frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)
+    for _ in range(2):
+        guard.take(ODOMETRY, odometry_bytes(stamp_ns=7 * S), 7 * S, 10 * S)
+        guard.take(DETECTIONS, markers_bytes([]), START_NS, 10 * S)
+        assert guard.check(straight_plan(), frame, 10 * S, START_NS).verdict is GuardVerdict.ACCEPT
+    (alert,) = told
+    assert (alert.level, alert.name, alert.once) == (Level.WARN, "planning: clock", True)
+    assert alert.message.startswith("odometry: the clock of its stamps is its own, 1.7e+09 s behind ROS time; its ")
+    assert guard.refused == {"odometry clock": "its own, 1.7e+09 s behind ROS time"}
+
+
 def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(stage):
     shadow = ready_shadow(stage)
     tell(stage)
-    free = pair_of(stage, shadow, stage.ask().frame.seq)
+    _, free = ask_both(stage, shadow)
     assert [Guard.refusal(plan, free.known) for plan in (free.served, free.payload)] == ["", ""]
     tell(stage, obstacles=[9.0])
-    answer = stage.ask()
-    pair = pickle.loads(pickle.dumps(pair_of(stage, shadow, answer.frame.seq)))
+    answer, pair = ask_both(stage, shadow)
+    pair = pickle.loads(pickle.dumps(pair))
     assert answer.check is not GuardVerdict.ACCEPT
     assert answer.payload != pair.served  # what the stage has published is the guard's
     assert x_of(pair.payload) == x_of(pair.served) + SHIFT

@@ -21,8 +21,9 @@ def frame(seq=0):
     return Frame(seq, b"", 5, 1.0, time.monotonic_ns(), 0, Origin(0, math.nan))
 
 
-def answer(statistics, outcome, fallback):
+def answer(statistics, outcome, fallback, *, stale=False):
     one = frame()
+    one.stale = stale
     statistics.received(one, stamped=True)
     return statistics.answered(Answer(one, outcome, fallback, "", 0, 0.0, 1.0, 50.0, 0.0, time.monotonic_ns()))
 
@@ -42,12 +43,15 @@ def test_given_answers_when_noted_then_counters_health_and_anomalies_agree(stati
     assert (statistics.counters.frames, statistics.counters.answered) == (4, 4)
 
 
-def test_given_stale_frames_when_noted_then_they_count_as_misses_that_nobody_answered(statistics):
+def test_given_stale_frames_when_noted_then_they_are_answered_count_as_misses_and_have_an_alert(statistics):
     answer(statistics, Outcome.ON_TIME, None)
-    for _ in range(3):
-        statistics.stale()
+    alerts = [answer(statistics, Outcome.LATE, fallback, stale=True) for fallback in (Fallback.HOLD_LAST,) * 3]
     assert state(statistics) is Health.SAFE_STOP
-    assert statistics.counters.answered == 1
+    assert (statistics.counters.answered, statistics.counters.stale) == (4, 3)
+    assert {alert.name for alert in alerts} == {"perception: stale"}
+    assert [alert.level for alert in alerts] == [Level.WARN, Level.WARN, Level.ERROR]
+    answer(statistics, Outcome.LATE, Fallback.NONE, stale=True)
+    assert (statistics.counters.unanswered, statistics.counters.stale) == (1, 4)
 
 
 def test_given_a_death_when_another_worker_serves_then_health_is_not_lost(statistics):

@@ -117,3 +117,20 @@ def test_given_a_waiter_when_closed_then_its_descriptors_are_gone_and_no_child_i
     assert set(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(OSError, match="timerfd_settime"):
         waiter.set(1)
+
+
+def test_given_a_waiter_that_is_closed_when_it_is_still_set_then_the_timer_of_another_one_is_not():
+    closed = StageWaiter()
+    closed.close()
+    other = StageWaiter()  # it gets the descriptors that are free now
+    try:
+        for call in (closed.wake, lambda: closed.set(1)):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                call()
+        done = threading.Event()
+        threading.Thread(target=lambda: (other.wait(), done.set()), daemon=True).start()
+        assert not done.wait(0.2)
+        other.wake()
+        assert done.wait(PATIENCE_S)
+    finally:
+        other.close()

@@ -146,7 +146,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
 ):
     """Observations pile up in its socket; when it has to take over, it cannot even be handed the frame."""
     monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)  # a rehearsal would find out, and a kill follow
-    stage = start_own_stage(backup="standby", hang_ms=5000.0)
+    stage = start_own_stage(backup="standby", hang_ms=60_000.0)  # which it would be killed for
     runner, standby = stage.actor.pool.workers
     os.kill(standby.pid, signal.SIGSTOP)
     for _ in range(2000):
@@ -154,6 +154,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
         if stage.counters.missed_observations:
             break
     assert stage.counters.missed_observations
+    stage.reconfigure(hang_ms=5000.0)
     runner.kill("the test needs the standby")
     stage.wait_for(lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead")
     stage.ask()
@@ -180,3 +181,14 @@ def test_given_a_model_that_cannot_be_captured_when_started_then_the_next_runs_w
     assert "it cannot be captured; the next worker runs without CUDA graphs" in told
     assert stage.actor.pool.restarts == 1
     assert [setup.get("device_before") for setup in setups] == [None, "cpu"]
+
+
+def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_lives_and_says_the_end_of_it(
+    start_own_stage,
+):
+    stage = start_own_stage(adapter="Wordy", backup="none")
+    (pid,) = stage.pids
+    assert stage.ask().outcome is Outcome.ON_TIME
+    wait_until(lambda: stage.actor.pool.workers[0].tiers[0]["guards"], lambda: "a report after the first frame")
+    assert stage.actor.pool.workers[0].tiers[0]["guards"].endswith("guard guard ")
+    assert stage.pids == [pid]

@@ -30,6 +30,7 @@ class PoolAtRest:
         self.ready = any(worker is not None for worker in workers)
         self.progress = "; ".join(f"worker {n} {self.state(n)}" for n in range(len(workers)))
         self.restarts = 3
+        self.unended, self.unended_pids = 1, [4711]
         self.last_error = ""
         self.ring = SimpleNamespace(used_bytes=3 << 20)
 
@@ -46,9 +47,9 @@ class PoolAtRest:
 def make_worker():
     """A worker as telemetry sees it; `facts`: what it says of its tiers."""
 
-    def make(pid=77, state="idle", facts=(), out_of_memory=0, number=0, memory_bytes=()):
+    def make(pid=77, state="idle", facts=(), out_of_memory=0, number=0, memory_bytes=(), tier=None):
         return SimpleNamespace(pid=pid, number=number, state=state, usable=state == "idle",
-                               is_counted=True, shares_with="",
+                               is_counted=True, shares_with="", tier=tier,
                                memory_bytes=dict(memory_bytes), tiers=[asdict(TierFacts(**f)) for f in facts],
                                out_of_memory=out_of_memory)  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
         answered(stage, make_answer(seq=seq, total_ms=10.0 * (seq + 1)))
     answered(stage, make_answer(Outcome.LATE, Fallback.HOLD_LAST, seq=3, total_ms=50.0))
     stage.mailbox.superseded = 5
-    stage.mailbox.stale = 2
+    stage.statistics.counters.stale = 2
     status = stage_status(stage, Health.DEGRADED, {77: 3 << 20})
     assert (status.level, status.name, status.message) == (
         Level.WARN, "perf: perception", "DEGRADED: tier full, 0 of 30 frames on time in a row"
@@ -62,7 +62,8 @@ def test_given_a_stage_with_answers_when_reported_then_counters_and_latencies_ar
         "health": "DEGRADED", "tier": "full", "tiers": "full,medium,fast", "engine": "auto", "device": "cpu",
         "p50_ms": "25.000", "max_ms": "50.000", "budget_ms": "50.000", "miss_ratio": "0.250", "frames": "4",
         "answered": "4", "on_time": "3", "late": "1", "hung": "0", "fallback_hold_last": "1", "fallback_stop": "0",
-        "superseded": "5", "stale": "2", "restarts": "3", "worker_0_pid": "77", "worker_0_state": "idle",
+        "superseded": "5", "dropped": "5", "stale": "2", "restarts": "3", "unended": "1", "unended_pids": "4711",
+        "worker_0_pid": "77", "worker_0_state": "idle",
         "worker_0_rss_mib": "3.000", "worker_1_pid": "", "worker_1_state": "waits for its restart",
         "worker_1_rss_mib": "", "worker_0_shared_with": "", "worker_1_shared_with": "",
     }  # fmt: skip

@@ -27,7 +27,7 @@ def test_given_an_answer_on_time_when_recorded_then_every_value_is_under_its_lab
     assert found == {
         "stage": 1, "seq": 7, "age_ms": 4.0, "wait_ms": 0.5, "decode_ms": 1.0, "preprocess_ms": 2.0,
         "inference_ms": 3.0, "postprocess_ms": 4.0, "total_ms": 12.5, "budget_ms": 50.0, "tier": 2, "outcome": 0,
-        "scene": 0, "missing_inputs": 0,
+        "scene": 0, "missing_inputs": 0, "deadline_ms": 13.5, "lateness_ms": -1.0, "stale": 0,
     }  # fmt: skip
 
 

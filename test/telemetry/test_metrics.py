@@ -1,12 +1,17 @@
+import contextlib
+import http.client
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,7 +23,7 @@ from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.stage.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.telemetry.diagnostics import stage_status
-from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector
+from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector, _ScrapeHandler
 
 FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
 
@@ -33,12 +38,13 @@ def stages(make_stage, make_worker, make_answer, answered):
     for seq in range(4):
         answered(perception, make_answer(seq=seq, total_ms=20.0))
     answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
-    perception.mailbox.superseded, perception.mailbox.stale = 7, 2
+    perception.mailbox.superseded, perception.statistics.counters.stale = 7, 2
     perception.statistics.counters.ignored = 5
     perception.statistics.counters.probes = 6
     perception.shadow = SimpleNamespace(version="b", figures=PairFigures("b"))
     for seq, pair_ms in enumerate((12.0, 100.0)):
         answer = make_answer(seq=seq, total_ms=20.0)
+        answer.lateness_ms = -30.0
         perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False)
     perception.shadow.figures.compared(Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5))
     return [perception, planning]
@@ -67,11 +73,12 @@ TIER = {"tier": "full"}
         ("torchperf_fallbacks_total", {"fallback": "backup"}, 1),
         ("torchperf_fallbacks_total", {"fallback": "stop"}, 0),
         ("torchperf_dropped_total", {"why": "superseded"}, 7),
-        ("torchperf_dropped_total", {"why": "stale"}, 2),
+        ("torchperf_stale_total", {}, 2),
         ("torchperf_dropped_total", {"why": "ignored"}, 5),
         ("torchperf_side_runs_total", {"why": "probe"}, 6),
         ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),
         ("torchperf_worker_restarts_total", {}, 3),
+        ("torchperf_workers_unended_total", {}, 1),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.02"}, 4),
         ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.015"}, 0),
         ("torchperf_latency_seconds_sum", TIER, pytest.approx(0.08)),
@@ -281,3 +288,87 @@ def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_export
             MetricsExporter(config(metrics_port=taken.getsockname()[1]), stages)
     with pytest.raises(OSError, match="assign requested address"):
         MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)
+
+
+def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_refused_and_counted_until_they_go(
+    stages, monkeypatch
+):
+    monkeypatch.setattr(_ScrapeHandler, "timeout", 60.0)
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+    try:
+        with pytest.raises(OSError, match=r"503|reset"):  # the end of the connection may be there before the word
+            urllib.request.urlopen(url, timeout=20)
+        assert len([one for one in threading.enumerate() if "process_request_thread" in one.name]) <= 4
+        for one in idle:
+            one.close()
+
+        def scrape():
+            with urllib.request.urlopen(url, timeout=20) as reply:
+                return reply.read().decode()
+
+        for _ in range(200):
+            try:
+                text = scrape()
+                break
+            except OSError:
+                time.sleep(0.05)
+        assert float(re.search(r"^torchperf_refused_scrapes_total (\S+)$", text, re.M)[1]) >= 1.0
+    finally:
+        exporter.close()
+
+
+def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_free_again(stages, monkeypatch):
+    monkeypatch.setattr(_ScrapeHandler, "timeout", 0.1)
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    try:
+        for _ in range(12):
+            with socket.create_connection(("127.0.0.1", port)) as silent:
+                silent.settimeout(20)
+                assert silent.recv(100) == b""
+        assert exporter._server.refused == 0
+    finally:
+        exporter.close()
+
+
+def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(stages):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        client.recv(100)
+        client.close()
+        client = socket.socket()
+        with open(os.devnull, "rb") as lowest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), before[1]))
+        client.connect(("127.0.0.1", port))
+        asked = exporter._server.get_request
+        calls = []
+        exporter._server.get_request = lambda: (calls.append(1), asked())[1]
+        time.sleep(1.0)
+        assert 0 < len(calls) < 50
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 200")
+        client.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        exporter.close()
+
+
+def test_given_a_machine_that_gives_no_threads_when_scraped_then_no_place_is_lost(stages, monkeypatch):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(exporter._server, "handle_error", lambda *_: None)
+            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+            for _ in range(8):
+                with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=20):
+                    pass
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            assert reply.status == 200
+    finally:
+        exporter.close()

@@ -12,7 +12,7 @@ from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.telemetry.node_state import RECENT_FRAMES, SILENT_S, NodeState, SeenFrame, StageState
 
 STEPS = ["wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"]
-LABELS = ["stage", "age_ms", *STEPS, "total_ms", "budget_ms", "tier", "outcome", "fallback"]
+LABELS = ["stage", "age_ms", *STEPS, "total_ms", "budget_ms", "tier", "outcome", "fallback", "lateness_ms"]
 STAMP_NS = 1_700_000_000_000_000_000
 
 
@@ -50,6 +50,7 @@ def stages_message(**values: float) -> Any:
 def frame(node: NodeState, stamp_ns: int = STAMP_NS, **values: float) -> None:
     """An answered frame of this stamp, on time after 10 of 50 ms unless given otherwise."""
     values = {"stage": 0, "age_ms": 2.0, "total_ms": 10.0, "budget_ms": 50.0, "tier": 0, "outcome": 0} | values
+    values = {"lateness_ms": values["total_ms"] - values["budget_ms"], **values}
     node.on_frame(stages_message(**values), stamp_ns + round((values["age_ms"] + values["total_ms"]) * 1e6))
 
 
@@ -219,7 +220,7 @@ def test_given_stamps_when_asked_for_the_nearest_then_only_one_within_eight_mill
     stage = StageState("s")
     assert stage.nearest(0) is None
     for stamp_ns in (0, 33_000_000, 66_000_000):
-        stage.add(SeenFrame(stamp_ns, Outcome.ON_TIME, None, 10.0, 50.0))
+        stage.add(SeenFrame(stamp_ns, Outcome.ON_TIME, None, 10.0, 50.0, -40.0))
     near = stage.nearest(40_000_000)
     assert near is not None
     assert near.stamp_ns == 33_000_000
@@ -230,7 +231,7 @@ def test_given_answers_a_thirtieth_apart_when_asked_for_the_rate_then_it_is_thir
     stage = StageState("s")
     assert math.isnan(stage.rate_hz)
     for number in range(1, 100):
-        stage.add(SeenFrame(1, Outcome.ON_TIME, None, 10.0, 50.0, published_ns=number * 33_333_333))
+        stage.add(SeenFrame(1, Outcome.ON_TIME, None, 10.0, 50.0, -40.0, published_ns=number * 33_333_333))
     assert stage.rate_hz == pytest.approx(30.0)
     stage.values["health"] = "WAITING"
     assert math.isnan(stage.rate_hz)

@@ -50,7 +50,7 @@ def answer(stage=None, inputs=(), **changed):
     values = {
         "outcome": Outcome.ON_TIME, "fallback": None, "reason": "", "tier": 1, "wait_ms": 0.5, "total_ms": 20.0,
         "budget_ms": 50.0, "lateness_ms": -30.0, "published_ns": 3000, "steps": StepTimes(1.0, 2.0, 3.0, 4.0),
-        "profiled": True,
+        "profiled": True, "shapes": b"1x3x480x640 1x6",
     }  # fmt: skip
     return Answer(frame, **{**values, **changed}, offset=offset, length=length)
 
@@ -70,7 +70,8 @@ def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
     stream.writer.frame(0, 99, told, 21.5)
     record = stream.reader.read()
     assert (record.t_ns, record.stage, record.answer_ms) == (99, 0, 21.5)
-    told.frame.data, told.frame.deadline_ns, told.published_ns = None, 0, 1000 + 20 * 1_000_000  # not told
+    told.frame.data = None  # it is in the ring
+    told.published_ns, told.frame.deadline_ns = 1000 + 20 * 1_000_000, 1000 + 50 * 1_000_000
     assert record.answer == told
     assert [(item.index, item.stamp_ns, item.age_ms, item.data) for item in record.inputs] == [
         (0, 12, 1.5, b"image"), (1, 11, 2.5, b"odometry"),

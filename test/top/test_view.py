@@ -32,7 +32,7 @@ def watched(stages: int = 2) -> NodeState:
     for number in range(stages):
         node.stages[f"stage{number}"] = StageState(f"stage{number}", dict(VALUES))
         for _ in range(300):
-            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0, 0, STEPS_MS))
+            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0, -25.0, 0, STEPS_MS))
     for second in range(90):
         node.memory.append((float(second), 800.0 + second))
         node.event("warn", "stage0", "deadline missed: " + "again " * 40)
@@ -72,7 +72,7 @@ def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fi
 def nonsense(node):
     node.stages["new"] = StageState("new")
     node.stages["stage0"].values |= {"p50_ms": "soon", "budget_ms": "0", "answered": "0"}
-    node.stages["stage0"].add(SeenFrame(0, Outcome.ON_TIME, None, math.nan, 50.0))
+    node.stages["stage0"].add(SeenFrame(0, Outcome.ON_TIME, None, math.nan, 50.0, math.nan))
 
 
 def on_a_lower_tier(node):
@@ -134,9 +134,9 @@ def test_given_a_node_when_drawn_in_eighty_columns_and_in_a_line_then_what_matte
 def test_given_frames_when_drawn_then_each_is_a_column_with_its_share_of_the_budget_its_letter_and_colour():
     node = watched(2)
     stage = node.stages["stage0"]
-    stage.add(SeenFrame(0, Outcome.ON_TIME, None, 25.0, 50.0))
-    stage.add(SeenFrame(0, Outcome.LATE, Fallback.HOLD_LAST, 50.0, 50.0))
-    stage.add(SeenFrame(0, Outcome.INVALID, Fallback.STOP, 12.5, 50.0))
+    stage.add(SeenFrame(0, Outcome.ON_TIME, None, 25.0, 50.0, -25.0))
+    stage.add(SeenFrame(0, Outcome.LATE, Fallback.HOLD_LAST, 50.0, 50.0, 0.0))
+    stage.add(SeenFrame(0, Outcome.INVALID, Fallback.STOP, 12.5, 50.0, -37.5))
     upper, lower, letters = (row.rstrip("│ ") for row in drawn(node, height=30)[4:7])
     assert upper.endswith("█")
     assert lower.endswith("██▄")

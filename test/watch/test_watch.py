@@ -128,12 +128,12 @@ def test_given_diagnostics_and_drops_when_taken_then_they_are_counted(watch):
     watch.take(diagnostics(restarts=1))
     drive(watch, 0, 2)
     watch.take(diagnostics(restarts=4, tier_full_recompiles=0))
-    watch.take(EventRecord(START_NS, {"kind": "dropped", "stage": "camera", "superseded": 3, "stale": 2}))
+    watch.take(EventRecord(START_NS, {"kind": "dropped", "stage": "camera", "superseded": 3}))
     watch.take(EventRecord(START_NS, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"}))
     watch.take(MessageRecord(START_NS, 0, b"no diagnostics"))
     tick(watch, 2)
     assert set(drive(watch, 2, 3)) == {"camera: restarts"}
-    assert (watch.signals["stages"]["camera"]["superseded"], watch.signals["stages"]["camera"]["stale"]) == (3, 2)
+    assert watch.signals["stages"]["camera"]["superseded"] == 3
 
 
 def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(tmp_path):

@@ -13,6 +13,8 @@ from torchperf_ros.workers.protocol import (
     Request,
     Response,
     pack_control,
+    pack_report,
+    shapes_text,
     unpack_control,
     unpack_request,
     unpack_response,
@@ -23,7 +25,10 @@ kinds = st.sampled_from([OBSERVE, RUN, RUN | OBSERVE])
 u32 = st.integers(0, 2**32 - 1)
 requests = st.builds(Request, kinds, st.integers(0, 2**16 - 1), u64, u64, u64, u64, u32, u32)
 i64 = st.integers(-(2**63), 2**63 - 1)
-responses = st.builds(Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32)
+shapes = st.lists(st.lists(st.integers(0, 4000), max_size=4), max_size=12).map(shapes_text)
+responses = st.builds(
+    Response, st.integers(0, 2**16 - 1), u32, u64, u64, i64, i64, i64, i64, u32, st.integers(-1, 9), shapes
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=10,
@@ -38,6 +43,12 @@ def test_given_any_request_when_packed_then_it_is_unpacked_as_it_was(request):
 @given(responses)
 def test_given_any_response_when_packed_then_it_is_unpacked_as_it_was(response):
     assert unpack_response(response.pack()) == response
+
+
+def test_given_shapes_when_put_into_words_then_what_does_not_fit_is_cut_and_says_so():
+    assert shapes_text([(1, 3, 480, 640), (1, 6), ()]) == b"1x3x480x640 1x6 scalar"
+    assert shapes_text([]) == b""
+    assert shapes_text([(1000, 1000, 1000)] * 9) == (b"1000x1000x1000 " * 3)[:45] + b"..."
 
 
 @given(st.binary(max_size=100))
@@ -82,6 +93,30 @@ def test_given_a_long_text_of_the_widest_characters_when_packed_then_it_still_fi
 def test_given_fields_beyond_the_bound_when_packed_then_it_is_refused():
     with pytest.raises(ProtocolError, match=f"'setup' of .* at most {MAX_CONTROL_BYTES}"):
         pack_control("setup", options={"x": "y" * MAX_CONTROL_BYTES})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tiers=st.lists(st.dictionaries(st.sampled_from(["why", "choice", "guards"]), st.integers(0, 40_000)), max_size=12),
+    letter=st.sampled_from(["x", "\N{GRINNING FACE}", '"']),
+)
+def test_given_long_texts_deep_in_a_report_when_packed_then_it_fits_and_keeps_their_ends(tiers, letter):
+    said = [{key: letter * length + "!" for key, length in tier.items()} for tier in tiers]
+    found = unpack_control(pack_report("tiers", tiers=said, out_of_memory=7))
+    assert [set(tier) for tier in found["tiers"]] == [set(tier) for tier in said]
+    assert found["out_of_memory"] == 7
+    for tier, was in zip(found["tiers"], said, strict=True):
+        assert all(was[key].endswith(text.removeprefix("...")) and text[-1] == "!" for key, text in tier.items())
+
+
+def test_given_a_report_that_fits_when_packed_then_nothing_is_cut():
+    tiers = [{"guards": "x" * 30_000}]
+    assert unpack_control(pack_report("tiers", tiers=tiers))["tiers"] == tiers
+
+
+def test_given_a_report_of_too_many_numbers_when_packed_then_it_is_refused():
+    with pytest.raises(ProtocolError, match=f"'tiers' of .* at most {MAX_CONTROL_BYTES}"):
+        pack_report("tiers", tiers=[1.5] * MAX_CONTROL_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import pytest
 
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.frame_ring import FrameRing
-from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, Response, pack_control, unpack_control, unpack_request
+from torchperf_ros.workers.protocol import (
+    MAX_CONTROL_BYTES,
+    STACK_SIGNAL,
+    Response,
+    pack_control,
+    unpack_control,
+    unpack_request,
+)
 from torchperf_ros.workers.result_area import ResultArea
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -27,7 +34,7 @@ def spawn():
     class Server:
         """Starts a process that only sleeps."""
 
-        def fork(self, descriptors, folder):
+        def fork(self, descriptors, folder, meanwhile):
             frames, control, _, result, _ = (os.dup(descriptor) for descriptor in descriptors)
             started.append(SimpleNamespace(frames=socket.socket(fileno=frames), control=socket.socket(fileno=control),
                                            result=result))  # fmt: skip
@@ -45,8 +52,10 @@ def spawn():
 
     yield make
     for worker in workers:
-        worker.kill("the test is done")
-        worker.close()
+        if worker.pidfd >= 0:
+            worker.kill("the test is done")
+            worker.close()
+            assert worker.reap(5.0)
     for far in started:
         far.frames.close()
         far.control.close()
@@ -171,3 +180,27 @@ def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cau
     assert not near.usable
     near.error = "what it said itself"
     assert near.death_reason().endswith("it was in the way: what it said itself")
+
+
+def test_given_a_worker_that_is_reaped_when_asked_for_its_stacks_then_what_has_its_descriptor_now_lives(spawn):
+    near, _ = spawn()
+    number = near.pidfd
+    near.kill("the test wants it")
+    near.close()
+    assert near.reap(5.0)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        descriptors = []
+        while number not in descriptors:  # the lowest that is free
+            descriptors.append(os.pidfd_open(other.pid))
+        with pytest.raises(ProcessLookupError):
+            near.ask_for_stacks()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_given_a_worker_when_asked_for_its_stacks_then_it_gets_the_signal_for_that(spawn):
+    near, _ = spawn()
+    near.ask_for_stacks()
+    assert near.death_reason() == f"worker 0 (pid {near.pid}) ended by signal {STACK_SIGNAL.name}"

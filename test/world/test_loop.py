@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from torchperf_ros.models.driving_rules import plan_along
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.world.drive_command import run_drive, write_drive
-from torchperf_ros.world.latencies import Luck
+from torchperf_ros.world.latencies import RESTART_MS, Luck
 from torchperf_ros.world.loop import PERIOD_NS, Drive, drive, end_workers
 from torchperf_ros.world.scenarios import draw_scenario
+from torchperf_ros.world.vehicles import Body
 from torchperf_ros.world.world import World, score_of, start_ns
 
 
@@ -84,7 +86,7 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
 
 
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
-    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "full")]
+    drives = [Drive(short("ccrb", 7, 7.1), arm, 1, "blind") for arm in ("no_guard", "no_lane")]
     without, found = (drive(one, workers=workers) for one in drives)
     assert without.score.collision
     assert not found.score.collision
@@ -94,12 +96,73 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
 
 def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
     without, found = (
-        drive(Drive(short("ccrb", 7, 7.1), arm, 1, "unseen"), workers=workers) for arm in ("full", "radar")
+        drive(Drive(short("ccrb", 7, 7.1), arm, 1, "unseen"), workers=workers) for arm in ("no_lane", "radar")
     )
     assert without.score.collision
     assert not found.score.collision
     assert found.counts["guard brake"] > 0
     assert {kind for _, kind in found.injected} == {"unseen"}
+
+
+def test_given_a_wall_that_only_the_scan_shows_then_the_lane_stops_the_vehicle_before_it():
+    """By the scan's own bytes, and for good: from then on the vehicle follows the lane's path, and no plan."""
+    wall = Body("wall", 90.0, 0.0, length=0.5, width=3.0)  # nobody's object: planner and guard do not know of it
+    one = Drive(replace(short("ccrb", 7, 9.0), bodies=[wall]), "watched")
+    found = drive(one)
+    assert not found.score.collision
+    assert "scan shows" in found.latch
+    assert found.score.end_speed == 0.0
+    assert found.counts["withheld"] > 20
+    assert drive(replace(one, arm="zero")).score.collision
+
+
+def test_given_a_route_that_leads_out_before_those_who_come_then_guard_and_lane_keep_the_vehicle_from_them(workers):
+    rash, checked, patient = (
+        drive(Drive(draw_scenario("overtake", 3), arm, 1, faults), workers=workers)
+        for arm, faults in (("no_guard", "hasty"), ("full", "hasty"), ("watched", "hasty"))
+    )
+    assert rash.score.collision
+    assert rash.score.impact_ms > 10.0
+    assert not checked.score.collision
+    assert {"guard brake", "guard stop", "guard rebased"} & set(checked.counts)
+    assert not patient.score.collision, "arms without faults look before they overtake"
+
+
+def test_given_times_of_ones_own_then_runs_take_as_long_and_a_death_lasts_as_long_as_they_say(tmp_path):
+    table = tmp_path / "times.yaml"
+    tiers = "{full: {inference_ms: 40}, medium: {inference_ms: 20}, fast: {inference_ms: 7}}"
+    table.write_text(f"perception: {tiers}\nplanning: {{full: {{inference_ms: 2}}}}\nrestart_ms: 700\n")
+    own = Drive(short(), "full", times=table).luck()
+    perception, planning = (own.times(stage) for stage in ("perception", "planning"))
+    assert [perception.run(0, 0, tier, 0).steps.total_ms for tier in range(3)] == [40.0, 20.0, 7.0]
+    assert [planning.run(0, 0, tier, 0).steps.total_ms for tier in range(3)] == [2.0, 2.0, 2.0]
+    assert perception.restart_ms == 700.0
+    assert Drive(short(), "full", times=table, restart_ms=90.0).luck().times("planning").restart_ms == 90.0
+    assert Drive(short(), "full").luck().times("planning").restart_ms == RESTART_MS
+    with pytest.raises(ConfigError, match="load 4: times .* say what runs take"):
+        Drive(short(), "full", 4, times=table).luck()
+    table.write_text("perception: 3\n")
+    with pytest.raises(ConfigError, match="perception is not there; it has to be like"):
+        drive(Drive(short(), "naive", times=table))
+
+
+def test_given_a_drive_with_times_when_written_then_its_test_has_a_copy_of_them(tmp_path, capsys):
+    table = tmp_path / "mine.yaml"
+    table.write_text("perception: {full: {inference_ms: 5}}\nplanning: {full: {inference_ms: 2}}\n")
+    one = Drive(short(seconds=1.0), "watched", times=table, restart_ms=100.0)
+    assert run_drive(Console(), one, tmp_path / "out", tui=False) == 0
+    text = (tmp_path / "out" / "test_ccrb_1_watched.py").read_text()
+    assert ', times=Path(__file__).with_name("times.yaml"), restart_ms=100.0))' in text
+    assert (tmp_path / "out" / "times.yaml").read_bytes() == table.read_bytes()
+    compile(text, "test", "exec")
+
+
+def test_given_a_naive_node_that_is_back_sooner_then_it_may_not_hit_what_it_hit():
+    collided = [
+        drive(Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench", naive_restart_s=restart_s)).score.collision
+        for restart_s in (4.0, 0.1)
+    ]
+    assert collided == [True, False]
 
 
 def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(workers):
@@ -113,11 +176,11 @@ def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_train
 def test_given_a_folder_that_cannot_be_made_when_driven_then_the_error_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--output .*file/out: cannot be made: Not a directory"):
-        run_drive(Console(), "ccrs", 2, ("full", 1, "none"), tmp_path / "file" / "out", tui=False)
+        run_drive(Console(), Drive(draw_scenario("ccrs", 2), "full"), tmp_path / "file" / "out", tui=False)
 
 
 def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plans(tmp_path, capsys):
-    status = run_drive(Console(), "ccrs", 2, ("no_guard", 1, "none"), tmp_path / "out", tui=False)
+    status = run_drive(Console(), Drive(draw_scenario("ccrs", 2), "no_guard"), tmp_path / "out", tui=False)
     assert status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
     test = tmp_path / "out" / "test_ccrs_2_no_guard.py"
@@ -134,9 +197,13 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
 @pytest.mark.parametrize(
     ("arm", "load", "faults", "match"),
     [
-        ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, naive"),
+        ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, watched, naive"),
         ("zero", 3, "none", "load 3 is not there; it has to be one of: 1, 4"),
         ("zero", 1, "gremlins", "faults 'gremlins' are not there; it has to be one of: none, bench"),
+        ("zero", 1, "stall=1,gremlins=2", "faults 'gremlins=2' cannot be read; .* KIND is one of: stall, gil"),
+        ("zero", 1, "stall=often", "faults 'stall=often' cannot be read; it has to be KIND=NUMBER"),
+        ("zero", 1, "stall=1e9", "so many a minute, 0 to 60"),
+        ("zero", 1, "stall=nan", "faults 'stall=nan' cannot be read"),
     ],
 )
 def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(arm, load, faults, match):
@@ -187,6 +254,17 @@ def test_given_faults_of_the_bench_when_drawn_then_their_shares_are_those_that_a
     assert found.count("nan") / 12_000 == pytest.approx(0.01, abs=0.003)
     assert found.count("hang") == found.count("sigkill") == pytest.approx(30, abs=2)  # one in 10 s of 300 s
     assert kinds("none", 100) == []
+
+
+def test_given_faults_by_rate_when_drawn_then_so_many_come_a_minute_and_only_of_these_kinds():
+    found = kinds("stall=6,hang=2, nan=0")  # 300 s
+    assert set(found) == {"stall", "hang"}
+    assert found.count("stall") == pytest.approx(30, abs=12)
+    assert found.count("hang") == pytest.approx(10, abs=8)
+    assert set(kinds("each=4")) == {"stall", "gil", "raise", "nan", "hang", "sigkill"}
+    assert kinds("each=0") == []
+    assert Luck(1, 1, "blind=6").blind == pytest.approx(0.1)
+    assert Luck(1, 1, "each=6").blind == 0.0
 
 
 def test_given_faults_of_frames_when_drawn_then_they_hit_whoever_runs_the_frame():

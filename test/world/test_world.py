@@ -1,6 +1,7 @@
 """What moves, what is seen, and who is to blame."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
 from torchperf_ros.models.driving_rules import Lane, plan_along
 from torchperf_ros.world.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
-from torchperf_ros.world.scenarios import SCENARIOS, Scenario, describe, draw_scenario
+from torchperf_ros.world.scenarios import LANE_M, SCENARIOS, TRAFFIC, Scenario, describe, draw_scenario
 from torchperf_ros.world.sensors import BEAMS, Sensors, scan
 from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap
 from torchperf_ros.world.world import World
@@ -77,6 +78,22 @@ def test_given_a_plan_that_brakes_when_followed_then_its_effect_begins_after_the
     assert np.diff(speeds).min() >= -MOST_BRAKING * 0.01 - 1e-9
 
 
+def test_given_a_path_that_has_ended_when_the_clock_steps_back_then_it_is_not_driven_again_unless_it_is_taken_again():
+    vehicle, times = Vehicle(speed=5.0), np.linspace(0.0, 1.0, 11)
+    points = np.column_stack((5.0 * times - 2.5 * times**2, np.zeros(11)))
+    vehicle.follow(points, times)
+    for step in range(300):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed == 0.0
+    for step in range(100):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed == 0.0
+    vehicle.follow(points + (3.0, 0.0), times)
+    for step in range(60):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed > 0.5
+
+
 def test_given_a_plan_of_nan_when_taken_then_it_is_refused_and_the_last_one_stays():
     world = World(scenario())
     world.take(path(np.full((31, 4), math.nan), world.start_ns))
@@ -117,6 +134,38 @@ def test_given_a_contact_when_the_vehicle_moves_into_it_then_it_is_to_blame(body
     assert world.seen.hit == hit
     assert (world.seen.impact_ms > 15.0) == bool(hit)
     assert world.over == bool(hit)
+
+
+@pytest.mark.parametrize(("aside", "hit"), [(0.5, ""), (1.2, "car")])
+def test_given_a_contact_beside_when_the_vehicle_is_between_lanes_then_it_is_to_blame(aside, hit):
+    world = World(scenario(Body("car", -1.6, aside + 1.8, speed=20.0), speed=20.0))
+    world.vehicle.y = aside
+    world.advance(world.start_ns + S // 50)
+    assert world.seen.hit == hit
+    assert world.seen.touched == (set() if hit else {0})
+
+
+def test_given_a_slower_car_then_the_route_leads_past_it_once_nobody_comes_or_at_once_where_it_is_hasty():
+    slower, coming = Body("car", 40.0, 0.0, speed=10.0), Body("car", 150.0, LANE_M, speed=-20.0, turned=math.pi)
+    world = World(replace(scenario(slower, coming, speed=20.0), overtakes=0))
+    assert world.route() == 0.0
+    hasty = World(replace(scenario(slower, coming, speed=20.0), overtakes=0))
+    assert hasty.route(hasty=True) == LANE_M
+    coming.s = -20.0
+    assert world.route() == LANE_M
+    world.vehicle.x = slower.s + 5.0
+    assert world.route() == LANE_M
+    world.vehicle.x = slower.s + 20.0
+    assert world.route() == 0.0
+    assert world.route(hasty=True) == 0.0, "it has been passed"
+    assert World(scenario(slower)).route(hasty=True) == 0.0
+
+
+def test_given_a_lane_with_a_bend_then_the_one_beside_it_is_as_far_away_all_along():
+    lane = Lane.of(400.0, 50.0, 100.0, 120.0)
+    beside = lane.beside(LANE_M)
+    assert np.abs(lane.place(beside.points)[:, 1] - LANE_M).max() < 0.1
+    assert lane.beside(0.0) is lane
 
 
 def test_given_a_standing_vehicle_when_it_is_driven_into_then_it_is_not_to_blame():
@@ -161,6 +210,12 @@ def test_given_boxes_when_scanned_then_ranges_are_to_their_sides_and_what_is_hid
     assert np.isinf(ranges).any()
 
 
+def test_given_a_scanner_within_a_box_then_it_sees_nothing_of_it():
+    ranges, hit = scan(np.array([[0.0, 0, 0, 0, 0, 4, 2]]), 0.0, 0.0, 0.0)
+    assert np.isinf(ranges).all()
+    assert set(hit.tolist()) == {-1}
+
+
 def test_given_a_turned_vehicle_when_it_scans_then_ranges_turn_with_it():
     boxes = np.array([[0.0, 20.0, 0, 0, 0, 4, 4]])
     assert scan(boxes, 0.0, 0.0, math.pi / 2)[0][BEAMS // 2] == pytest.approx(18.0)
@@ -171,7 +226,9 @@ def test_given_a_wall_when_sensors_send_then_it_is_in_the_scan_and_no_object():
     sent = {topic: (kind, data) for topic, kind, data in Sensors(world).messages(world.start_ns)}
     array = decode(sent["objects_in_sight"][1], MARKER_ARRAY)
     assert {marker.id for marker in array.markers} == {1}
-    assert decode(sent["scan"][1], SCAN).ranges.min() == pytest.approx(20.0 - 2.25, abs=0.01)
+    ranges = decode(sent["scan"][1], SCAN).ranges
+    assert ranges[BEAMS // 2 - 5 : BEAMS // 2 + 6] == pytest.approx(20.0 - 2.25, abs=0.1)
+    assert ranges[BEAMS // 2 - 5 : BEAMS // 2 + 6].std() == pytest.approx(0.02, abs=0.015)
     assert list(sent) == ["odom", "objects_in_sight", "scan"]  # the trigger last
 
 
@@ -198,7 +255,7 @@ def test_given_a_camera_when_sensors_send_then_what_is_ahead_is_drawn_where_it_i
     assert 0.02 < changed.mean() < 0.2
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [*SCENARIOS, *TRAFFIC])
 def test_given_a_scenario_when_drawn_twice_then_it_is_the_same_and_another_seed_is_another(name):
     one, again, other = (draw_scenario(name, seed) for seed in (1, 1, 2))
     assert one.drawn == again.drawn != other.drawn
@@ -207,7 +264,7 @@ def test_given_a_scenario_when_drawn_twice_then_it_is_the_same_and_another_seed_
     assert 8.0 < one.duration_s < 25.0
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [*SCENARIOS, "overtake"])
 def test_given_a_scenario_when_nobody_brakes_then_there_is_a_collision(name):
     for seed in (1, 2, 3):
         world = World(draw_scenario(name, seed))

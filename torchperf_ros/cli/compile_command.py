@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from torchperf_ros.config.config import NodeConfig
 
+_READS_FRAMES = "torchperf_ros.optimize.log_frames"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
 _COLUMNS = (
@@ -38,6 +40,9 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
     parts: Annotated[str, Option(help="What is compiled by aoti: blocks, auto, or PATH,PATH. Default: all.")] = "",
+    log: Annotated[
+        Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
+    ] = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")] = None,
     force: shell.Force = False,
     dry_run: shell.DryRun = False,
@@ -57,6 +62,9 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     not; or modules by their paths. Where `blocks` or `auto` find nothing, the
     whole is compiled, and the last lines say why. `torchperf tune` tries the
     whole and its blocks, and takes the better one.
+
+    int8_static takes the ranges of its numbers from frames: those of --log, else
+    `Adapter.score_inputs`. The node has no log, so such packages are built here.
 
     Examples: torchperf compile --params config/perception.yaml
               torchperf compile my_robot.segmenter:Segmenter --tiers full,fast
@@ -88,7 +96,10 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     shown = shell.console(_TABLE_WIDTH)
     jobs = _jobs(config, stage, only, {"out": output and str(output), "force": force, "dry_run": dry_run,
                                        "guessed": params is None and not only})  # fmt: skip
-    built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        for name, job in jobs.items() if log is not None else ():
+            job["frames"] = _frames(job, str(log), str(Path(folder) / f"{name}.safetensors"), shown)
+        built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
     if json_file is not None:
         json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
     _print(built, shown)
@@ -117,6 +128,28 @@ def _jobs(
         msg = f"--stage {stage!r} is not there; it has to be one of: {', '.join(s.name for s in config.stages)}"
         raise ConfigError(msg)
     return jobs
+
+
+def _frames(job: Mapping[str, Any], log: str, path: str, console: "Console") -> str:
+    """The file of a log's frames as this job's adapter makes inputs of them; a process of its own writes it.
+
+    Raises:
+        ConfigError: the log cannot be read, or the adapter takes none of its frames.
+    """
+    from torchperf_ros.packages.compile_process import CompileProcess
+
+    process = CompileProcess({**job, "log": log, "frames": path, "does": _READS_FRAMES}, background=False)
+    try:
+        with console.status(f"reading frames of {log}"):
+            for message in process.messages():
+                if message["kind"] == "frames":
+                    shell.say(console, f"calibrates with {message['text']}")
+                    return path
+                if message["kind"] == "failed":
+                    raise ConfigError(message["text"])
+        raise ConfigError(f"--log {log}: {process.death_reason() or 'its process printed nothing'}")
+    finally:
+        process.close()
 
 
 def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[str, Any]]:

@@ -231,7 +231,23 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     seed: Annotated[int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")] = 1,
     arm: Annotated[str, Option(help="Who drives; --list shows them.")] = "full",
     load: Annotated[int, Option(help="Work on the machine: 1, or 4 times as much.")] = 1,
-    faults: Annotated[str, Option(help="What goes wrong; --list shows them.")] = "none",
+    faults: Annotated[
+        str, Option(help="What goes wrong; --list shows them. Or so many a minute: hang=0.5,sigkill=2")
+    ] = "none",
+    times: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="What the models take: records or a log of yours, or a table, as replay --times has it.",
+        ),
+    ] = None,
+    restart_ms: Annotated[
+        float | None,
+        Option(min=0.0, help="From a worker's death until another is ready. Default: 300, or what --times says."),
+    ] = None,
+    naive_restart_s: Annotated[
+        float | None, Option(min=0.0, help="The same of the arms naive and blocking, in seconds. Default: as measured.")
+    ] = None,
     output: Annotated[
         Path | None,
         Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page, figures and a test."),
@@ -246,6 +262,10 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     Time is virtual, and models take what is drawn for them: the same seed gives
     the same drive on any machine. Nothing of ROS has to be installed.
 
+    Latencies, faults and restarts can be yours. A table of latencies, in ms, is
+    YAML with a tier of each stage at least: `perception: {full: {inference_ms:
+    {median: 40, p99: 70}}}` and `planning: {full: {inference_ms: 5}}`.
+
     With -o the folder gets drive.mcap and drive.yaml (`torchperf replay
     drive.mcap --params drive.yaml`), drive.png, drive.html, drive.json, and a
     test that drives it again and replays it (`pytest FOLDER`).
@@ -254,6 +274,8 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         torchperf drive --scenario cut_in --seed 7
         torchperf drive --scenario pedestrian --arm naive --faults bench --load 4
         torchperf drive --scenario ccrb --seed 3 --no-tui -o drives/ccrb-3
+        torchperf drive --scenario overtake --faults hasty
+        torchperf drive --times records.jsonl --faults sigkill=2 --restart-ms 900
 
     Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot be used.
     """
@@ -265,9 +287,15 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         fail(f"{'--camera' if camera else '--lidar'}: what it sees goes into the log; name a folder with -o")
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
+        from torchperf_ros.world.loop import NAIVE_RESTART_S, Drive
+        from torchperf_ros.world.scenarios import draw_scenario
     shown = console()
     if show_list:
         list_choices(shown)
         return
     tui = shown.is_terminal and not no_tui
-    raise typer.Exit(run_drive(shown, scenario, seed, (arm, load, faults), output, tui=tui, camera=camera, lidar=lidar))
+    one = Drive(
+        draw_scenario(scenario, seed), arm, load, faults, camera=camera, lidar=lidar, times=times,
+        restart_ms=restart_ms, naive_restart_s=NAIVE_RESTART_S if naive_restart_s is None else naive_restart_s,
+    )  # fmt: skip
+    raise typer.Exit(run_drive(shown, one, output, tui=tui))

@@ -117,6 +117,9 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     judged: Annotated[int, Option(min=0, max=_MOST_JUDGED, help="Held-out examples for accuracy; 0: none.")] = 100,
     tiers: Annotated[shell.Texts, Option("--tiers", "--tier", help=_TIERS)] = None,
     options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
+    log: Annotated[
+        shell.File, Option(help="A drive: int8_static is calibrated on its frames, all is compared.")
+    ] = None,
     output_topic: Annotated[shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
     device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
     engines: Annotated[shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")] = None,
@@ -143,6 +146,12 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     The first tier is tuned, with three quarters of the time. What is best there
     is then checked on the others, which may only differ in precision.
 
+    With --log, frames of a drive go through the adapter's `preprocess`: ranges of
+    int8_static come from every other of them, and every engine is compared with
+    eager on the rest. Without, they come from `Adapter.score_inputs`; where that
+    has none, int8_static is left out. What is quantised has to answer as eager
+    does: by the adapter's score, else by the largest along dimension 1.
+
     An adapter with a training task is also judged by held-out examples of it:
     what is less accurate than eager fp32 is refused, and in the end tiers are
     proposed: which are worth keeping here, and which comes first.
@@ -151,7 +160,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     what it gains and costs (start, compiling, memory), and why it is left out.
 
     Examples: torchperf tune my_robot.segmenter:Segmenter --budget-ms 40 -o tuned.yaml
-              torchperf tune --params robot.yaml --stage segmentation -o tuned.yaml
+              torchperf tune --params robot.yaml --stage segmentation --log drive.mcap -o tuned.yaml
 
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
@@ -188,6 +197,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), only,
         list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
-        json_file, judged, page,
+        json_file, judged, page, log,
     )  # fmt: skip
     raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

@@ -175,7 +175,7 @@ def _stage_table(result: "ReplayResult") -> "Table":
         table.add_row(
             stage.name, f"{len(stage.frames):,}", on_time,
             *(f"{value:.1f}" for value in (stage.p50_ms, stage.p99_ms, stage.max_ms)),
-            *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded + stage.stale:,}",
+            *([f"{stage.budget_ms:g}"] if timed else []), f"{stage.superseded:,}",
             tiers or "-", "; ".join(filter(None, [missed, instead, guard and f"guard: {guard}"])) or "-",
         )  # fmt: skip
     return table

@@ -165,6 +165,7 @@ def sign(
     target = output or plan.with_suffix(".json")
     check_outputs({"--output": target}, (plan, key))
     found, private = read_plan_file(plan), read_private_key(key)
+    _check_usable(found, plan)
     with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
         there = read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
@@ -175,6 +176,27 @@ def sign(
     typer.echo(
         f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until {found.expires:%Y-%m-%d}"
     )
+
+
+def _check_usable(plan: "RolloutPlan", path: Path) -> None:
+    """End with status 2 where no vehicle could follow the plan: its time is over, or a file is not what it says."""
+    from torchperf_ros.config.bounded_file import open_regular, sha256_of
+    from torchperf_ros.rollout.plan import utc_now
+
+    if plan.expires <= utc_now():
+        fail(f"plan {path}: its `expires`, {plan.expires:%Y-%m-%d %H:%M} UTC, is over, and vehicles refuse it; write "
+             "a later one")  # fmt: skip
+    for name, wanted in plan.files.items():
+        file = path.parent / name
+        try:
+            with open_regular(file) as opened:
+                digest = sha256_of(opened)
+        except OSError as error:
+            fail(f"plan {path}: its file {file}: cannot be read ({error.strerror or error}); vehicles look for it from "
+                 "the plan's folder on")  # fmt: skip
+        if digest != wanted:
+            fail(f"plan {path}: its file {file}: has SHA-256 {digest[:16]}..., and the plan says {wanted[:16]}...; "
+                 "write the new one into the plan, or bring back the file")  # fmt: skip
 
 
 def _check_gate(file: Path) -> None:
@@ -230,7 +252,8 @@ def check(
             path.write_text(signed(found, read_private_key(folder / "key")), encoding="utf-8")
         try:
             stage = _read(path, key).stage if path == plan else found.stage
-            decision = VehicleRollout(folder, facts, key, path, stage).look()
+            # Who can write here says nothing of who can on the vehicle.
+            decision = VehicleRollout(folder, facts, key, path, stage, exposure=lambda _path: "").look()
         finally:
             if path != plan:
                 path.unlink()

@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.config.bounded_file import read_bounded
 from torchperf_ros.config.config import StageConfig, stage_config
-from torchperf_ros.config.params_file import params_of_file, read_yaml
+from torchperf_ros.config.params_file import params_of, yaml_of
+from torchperf_ros.config.user_folder import exposed_at
 from torchperf_ros.frame.errors import ConfigError
 
 CHANGES: Final = (
@@ -19,6 +21,9 @@ tiers) is the stage's."""
 BASE: Final = "base"
 """The version that a stage's own parameters make; no candidate is called so."""
 _VERSION: Final = "version"
+_MOST_BYTES: Final = 1 << 16
+"""A candidate has a few lines, the parameter file with all comments 22 kB. A node reads it on the thread that receives
+frames, where someone sets the parameter: 1 to 2 ms for a few lines, 25 ms for all parameters (by hand)."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,24 @@ def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candida
     version.
 
     Raises:
-        ConfigError: it cannot be read, changes nothing, or what it may not change, or a value is not allowed.
+        ConfigError: it cannot be read, or others can change it: it names the code that runs. Or it changes nothing, or
+            what it may not change, or a value is not allowed.
     """
-    found = read_yaml(path, "candidate")
+    where = f"candidate {path}"
+    try:
+        data = read_bounded(path, _MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read ({error.strerror}); it has to be a YAML file") from error
+    if why := exposed_at(path):
+        raise ConfigError(f"{where}: is not taken, as it says which code runs: {why}")
+    found = yaml_of(data, where)
     if not isinstance(found, dict) or not found:
-        raise ConfigError(f"candidate {path}: is no mapping of parameters, such as `adapter: module:Class`")
+        raise ConfigError(f"{where}: is no mapping of parameters, such as `adapter: module:Class`")
     given = {str(name): value for name, value in found.items()}
     if any(isinstance(value, Mapping) and "ros__parameters" in str(value) for value in given.values()):
-        own = {name.partition(".")[2]: v for name, v in params_of_file(path).items() if name.startswith(f"{stage}.")}
+        own = {name.partition(".")[2]: v for name, v in params_of(found, path).items() if name.startswith(f"{stage}.")}
         given = {name: value for name, value in own.items() if name in CHANGES or value != values.get(name)}
-    return candidate_of(str(given.pop(_VERSION, path.stem)), given, stage, values, f"candidate {path}")
+    return candidate_of(str(given.pop(_VERSION, path.stem)), given, stage, values, where)
 
 
 def candidate_of(

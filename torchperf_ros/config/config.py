@@ -186,7 +186,9 @@ class NodeConfig:
     evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
-    record_dir: str = param("", "Folder of the JSON records; empty: records in torchperf_ros in XDG_STATE_HOME.")
+    record_dir: str = param(
+        "", "Folder of the JSON records; empty: one for each node, below records in XDG_STATE_HOME/torchperf_ros."
+    )
     record_mib: int = param(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
     black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
     black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)

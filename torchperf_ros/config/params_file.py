@@ -29,7 +29,12 @@ def params_of_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is no parameter file.
     """
-    entries = list(_of_node(read_yaml(path, "parameter file"), ""))
+    return params_of(read_yaml(path, "parameter file"), path)
+
+
+def params_of(content: object, path: Path) -> dict[str, Any]:
+    """The same of what the file was found to hold."""
+    entries = list(_of_node(content, ""))
     if not entries:
         raise ConfigError(f"parameter file {path}: has no entry for the node {_NODE!r}; it has to be like {EXAMPLE}")
     return {name: value for own in entries for name, value in _flat(own, "")}
@@ -42,10 +47,23 @@ def read_yaml(path: Path, what: str) -> object:
         ConfigError: it cannot be read, or is not YAML.
     """
     try:
-        return _yaml(path.read_text(encoding="utf-8"), f"{what} {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{what} {path}: cannot be read ({why}); it has to be a YAML file") from error
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: cannot be read ({error.strerror}); it has to be a YAML file") from error
+    return yaml_of(data, f"{what} {path}")
+
+
+def yaml_of(data: bytes, what: str) -> object:
+    """What the bytes of a YAML file hold; messages begin with `what`.
+
+    Raises:
+        ConfigError: they are not YAML.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what}: cannot be read (not UTF-8); it has to be a YAML file") from error
+    return _yaml(text, what)
 
 
 def parse_value(name: str, text: str) -> object:
@@ -66,7 +84,7 @@ def _yaml(text: str, what: str) -> object:
     reader.version = (1, 1)  # what ROS reads: `yes` and `on` are true
     try:
         return reader.load(text)
-    except (YAMLError, ValueError, AttributeError) as error:  # a tag or a date that its text does not fit
+    except (YAMLError, ValueError, AttributeError, RecursionError) as error:  # as a tag or a date that does not fit
         raise ConfigError(f"{what}: is not YAML: {' '.join(str(error).split())}") from error
 
 

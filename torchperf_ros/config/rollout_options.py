@@ -13,7 +13,7 @@ class RolloutOptions:
 
     vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
     key: str = param("", "File of the public key of who signs plans.")
-    folder: str = param("", "Folder of what the vehicle remembers; empty: rollout in torchperf_ros in XDG_STATE_HOME.")
+    folder: str = param("", "Each node remembers below this folder; empty: rollout in XDG_STATE_HOME/torchperf_ros.")
     facts: tuple[str, ...] = param(
         [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
     )

@@ -1,5 +1,6 @@
-"""Where a user's own files lie (XDG base directory specification), and that nobody else can change them."""
+"""Where a user's own files lie (XDG base directory), that nobody else can change them, and that they stay whole."""
 
+import contextlib
 import os
 import pwd
 import stat
@@ -24,6 +25,11 @@ def user_folder(variable: str, below_home: str) -> Path:
     return Path(home) / below_home / "torchperf_ros"
 
 
+def node_folder(root: Path, node: str) -> Path:
+    """The folder of a node's own below one that several may share; `node` is its fully qualified name: /front/perf."""
+    return root.joinpath(*filter(None, node.split("/")))
+
+
 def make_private(folder: Path) -> None:
     """Make a folder, and what is missing on the way to it, that only the user may enter, whatever the umask.
 
@@ -40,6 +46,49 @@ def make_private(folder: Path) -> None:
     except FileExistsError:
         if not folder.is_dir():
             raise
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file, in a folder of the user's own: on return the new one is on the disk, and until then the old one.
+
+    Raises:
+        OSError: it cannot be written; the old one stays.
+    """
+    make_private(path.parent)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)  # before the name: else a file system may write the name first, and nothing under it
+        finally:
+            os.close(handle)
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):  # what it takes of a full disk is needed elsewhere
+            part.unlink()
+        raise
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there: on return it is gone from the disk.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def exposed(path: Path) -> str:
@@ -67,6 +116,11 @@ def exposed(path: Path) -> str:
             change = "700" if part == path and stat.S_ISDIR(status.st_mode) else "go-w"
             return f"others can write {part} (mode {mode:04o}); if its content is yours: `chmod {change} {part}`"
     return ""
+
+
+def exposed_at(path: Path) -> str:
+    """The same of what a path leads to, with symbolic links followed."""
+    return exposed(Path(os.path.realpath(path)))
 
 
 def _user_name(uid: int) -> str:

@@ -21,7 +21,7 @@ from torchperf_ros.demo.child_process import ChildProcess, GrowingFile
 from torchperf_ros.demo.make_log import IMAGE_TOPICS, ODOMETRY_TOPIC
 from torchperf_ros.demo.player import drive_topics
 from torchperf_ros.demo.verdict import DriveState, judge, report, summary
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.errors import TorchperfError, how_it_ended
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.node.middleware import carry_images
 from torchperf_ros.recorder.incident_folder import open_incidents
@@ -153,7 +153,8 @@ class Drive:
 
     def _check(self, name: str, process: ChildProcess) -> None:
         if process.exit_status is not None:
-            raise DriveError(f"the {name} ended with status {process.exit_status}:\n{process.errors.tail(_LOG_LINES)}")
+            how = how_it_ended(process.exit_status)
+            raise DriveError(f"the {name} ended by {how}:\n{process.errors.tail(_LOG_LINES)}")
 
     def _ready(self) -> bool:
         self._check("player", self._player)
@@ -215,7 +216,7 @@ def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
     """The end of a drive: its incidents, and what a person can do now, as commands that work here."""
     command = "./run torchperf" if (Path(torchperf_ros.__file__).parents[1] / "run").exists() else "torchperf"
     found = [f"Incidents of this drive, in {evidence}:", *(f"  {path.name}" for path in incidents)]
-    seen = incidents[-1] if incidents else evidence / "records" / "records.jsonl"
+    seen = incidents[-1] if incidents else evidence / "records" / "perf" / "records.jsonl"
     return [
         *(found if incidents else []),
         "What next:",

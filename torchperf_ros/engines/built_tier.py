@@ -3,17 +3,40 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, described, random_inputs, usual_inputs
+from torchperf_ros.engines.parity import (
+    Call,
+    DynamicDims,
+    Inputs,
+    Scoring,
+    described,
+    random_inputs,
+    says_something,
+    signature_of,
+)
 from torchperf_ros.frame.errors import AdapterError, one_line
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.train.task import HELD_OUT
 
-__all__ = ["BuiltTier", "Call", "Inputs", "build_model", "drawing_task", "judged", "scoring_of", "varying_dims"]
+_FEWEST_FRAMES = 2  # one to calibrate with, one to compare on
+__all__ = [
+    "BuiltTier",
+    "Call",
+    "Inputs",
+    "build_model",
+    "drawing_task",
+    "judged",
+    "read_frames",
+    "scoring_of",
+    "varying_dims",
+    "write_frames",
+]
 
 
 @dataclass(frozen=True)
@@ -25,6 +48,7 @@ class BuiltTier:
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
         scoring: the adapter's own judgement of what the model answers.
+        frames: inputs that the adapter made of a log's frames, see `read_frames`.
     """
 
     model: torch.nn.Module
@@ -32,10 +56,33 @@ class BuiltTier:
     dims: DynamicDims
     device: torch.device
     scoring: Scoring | None = field(default=None, kw_only=True)
+    frames: Sequence[Inputs] = field(default=(), kw_only=True)
+
+    def usual_inputs(self) -> Sequence[Inputs]:
+        """Inputs as frames have them: of a log, else those that the adapter scores by; constant ones do not count."""
+        return [inputs for inputs in self.frames or self.scored_inputs() if says_something(inputs)]
+
+    def scored_inputs(self) -> Sequence[Inputs]:
+        """Those that the adapter scores by; its example where it has none."""
+        return (self.scoring.inputs() if self.scoring else ()) or [self.example]
 
     def calibration(self) -> Sequence[Inputs]:
-        """What ranges of activations are taken from, see `usual_inputs`."""
-        return usual_inputs(self.example, self.scoring)
+        """What ranges of activations are taken from: every other of the usual inputs."""
+        return self.usual_inputs()[::2]
+
+    def held_out(self) -> Sequence[Inputs]:
+        """The usual inputs from which nothing is calibrated, and which show whether that was done well."""
+        return self.usual_inputs()[1::2]
+
+    def why_uncalibrated(self) -> str:
+        """Why no range of activations can be taken; empty: it can."""
+        count = len(self.usual_inputs())
+        if count >= _FEWEST_FRAMES:
+            return ""
+        return (
+            f"ranges of activations come from inputs as frames have them, and answers are compared on others; there are"
+            f" {count} that are not constant, {_FEWEST_FRAMES} are needed: --log LOG, or Adapter.score_inputs"
+        )
 
     def inputs_by_size(self) -> list[Inputs]:
         """The example, and where sizes vary, before it inputs of the middle, smallest and largest other sizes."""
@@ -84,6 +131,30 @@ def judged(task: Any, call: Call, count: int, device: torch.device) -> tuple[str
     if not figures:
         raise AdapterError("accuracy: the training task's judge gives no figure")
     return next(iter(figures.items()))
+
+
+def read_frames(path: str, example: Inputs, device: torch.device) -> list[Inputs]:
+    """The inputs in a file of `write_frames`, on the device; none where the path is empty.
+
+    Those whose types or shapes are not the example's are left out: what is calibrated takes the example's.
+    """
+    if not path:
+        return []
+    tensors = load_file(path)
+    count = 1 + max((int(name.partition(".")[0]) for name in tensors), default=-1)
+    frames = [tuple(tensors[f"{frame}.{index}"] for index in range(len(example))) for frame in range(count)]
+    usual = [signature_of(tensor) for tensor in example]
+    return [tuple(t.to(device) for t in each) for each in frames if [signature_of(t) for t in each] == usual]
+
+
+def write_frames(frames: Sequence[Inputs], path: Path) -> None:
+    """Keep inputs in one safetensors file, from which nothing is run when it is read."""
+    named = {
+        f"{frame}.{index}": t.contiguous().cpu()
+        for frame, inputs in enumerate(frames)
+        for index, t in enumerate(inputs)
+    }
+    save_file(named, path)
 
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:

@@ -60,7 +60,7 @@ def _quantised(tier: BuiltTier, precision: str) -> str:
     if precision not in INT8_PRECISIONS:
         return ""
     digest = hashlib.sha256()
-    for tensor in (each for inputs in tier.calibration() for each in inputs) if precision == INT8_STATIC else ():
+    for tensor in (each for inputs in tier.scored_inputs() for each in inputs) if precision == INT8_STATIC else ():
         digest.update(signature_of(tensor).encode())
         digest.update(_bytes_of(tensor))
     return f"{installed(['torchao'])} {digest.hexdigest()[:16]}"

@@ -17,7 +17,15 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, export, nested, written_to
+from torchperf_ros.engines.package_engine import (
+    Built,
+    EngineUnavailable,
+    FlatCall,
+    PackageEngine,
+    export,
+    nested,
+    written_to,
+)
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
@@ -41,6 +49,8 @@ class Aoti(PackageEngine):
         """Export, quantise where that is asked for, and compile."""
         if options.precision != INT8_STATIC:
             return build_package(tier.model, tier.example, tier.dims, path)
+        if why := tier.why_uncalibrated():
+            raise EngineUnavailable(f"{INT8_STATIC}: {why}")
         graph = export(tier.model, tier.example, tier.dims).module(check_guards=False)
         quantised = quantise_static(graph, tier.calibration())
         return build_package(quantised, tier.example, tier.dims, path, frozen_only=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, scoring_of, varying_dims
+from torchperf_ros.config.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, read_frames, scoring_of, varying_dims
 from torchperf_ros.engines.engine import (
     ENGINES,
     choice_of,
@@ -66,7 +66,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
             build, package = job["build"][number], job["packages"][number] if job.get("packages") else ""
             engine = build["engine"] if build["engine"] in {AUTO, *PACKAGE_SUFFIXES} else "aoti"
             options = BuildOptions(**{**build, "engine": engine})
-            tier = _tier_of(adapter, name, package, options, device)
+            tier = _tier_of(adapter, name, package, options, device, job.get("frames", ""))
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
                 continue
@@ -86,7 +86,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
 
 def _tier_of(
-    adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device
+    adapter: Adapter, name: str, package: str, options: BuildOptions, device: torch.device, frames: str
 ) -> BuiltTier | None:
     """What the adapter builds; None where the user has a package, which is only checked."""
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
@@ -98,7 +98,10 @@ def _tier_of(
     # a package of weights that nobody builds again would fit no worker
     if why := changing_weights(name, model, adapter.build(name)):
         raise AdapterError(why)
-    return BuiltTier(model.to(device), example, dims, device, scoring=scoring_of(adapter, name, device))
+    scoring = scoring_of(adapter, name, device)
+    return BuiltTier(
+        model.to(device), example, dims, device, scoring=scoring, frames=read_frames(frames, example, device)
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,10 @@ class _PackageBuild:
         if work.job.get("out") and not identity:
             self._path = Path(work.job["out"]) / f"{work.name}{PACKAGE_SUFFIXES[work.options.engine]}"
         self._prefix = f"{self._engine.name}: " if identity else ""
+        of_log = work.options.precision == INT8_STATIC and work.job.get("frames")
+        self._calibrated_by = (
+            file_sha256(Path(work.job["frames"])) if of_log else ""
+        )  # else by the adapter's own inputs
 
     def plan(self) -> str:
         if not self._path.exists():
@@ -146,7 +153,9 @@ class _PackageBuild:
         with self._work.cache.building(self._identity):
             if not self._work.job.get("force"):
                 with contextlib.suppress(PackageError):  # not there, or not as it should be: it is built
-                    return _Stored(str(path), check_package(path, self._identity), new=False)
+                    manifest = check_package(path, self._identity)
+                    if self._calibrated_by in {manifest.calibration, ""}:
+                        return _Stored(str(path), manifest, new=False)
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f"{path.stem}.{os.getpid()}.part{path.suffix}")
             try:
@@ -175,7 +184,8 @@ class _PackageBuild:
         self._work.step(f"{self._prefix}checking")
         with torch.inference_mode():
             call = self.load(part, built, graphs=False)  # it runs in the precision that it is checked in
-            precision, scoring = self._work.options.precision, tier.scoring and replace(tier.scoring, judges=True)
+            precision = self._work.options.precision
+            scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out())
             parity = check_engine(tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring)
             briefly = self._work.job.get("background") and tier.device.type == "cuda"
             self._work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
@@ -190,6 +200,7 @@ class _PackageBuild:
             parity=asdict(parity), timings=timings, peak_memory_bytes=peak_memory_bytes(tier.device),
             compile_s=compile_s, built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             variants_ms=built.variants_ms, outputs=built.outputs, parts=built.parts, int8=built.int8,
+            calibration=self._calibrated_by,
         )  # fmt: skip
 
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:

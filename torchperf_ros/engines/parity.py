@@ -1,6 +1,7 @@
 """Whether two ways to run a model give the same answer: by relative L2, cosine and largest error, or by the task."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,10 @@ from torchperf_ros.frame.errors import TorchperfError
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
+
+
+_FRAMES_COMPARED = 2  # held-out inputs by which other precisions than int8_static are compared beside drawn ones
+_LEAST_SAME_CHOICES = 0.99
 
 
 class ParityError(TorchperfError):
@@ -75,12 +80,14 @@ class Scoring:
         accuracy: name and value of a call's accuracy on held-out examples, by the adapter's training task; None where
             there is none, or one whose smaller figures are better.
         judges: whether that is asked for; it takes seconds.
+        held_out: inputs as frames have them, from which nothing was calibrated.
     """
 
     score: Callable[[Any, Any], float | None]
     inputs: Callable[[], Sequence[Inputs]]
     accuracy: Callable[[Call], tuple[str, float] | None] = lambda _: None
     judges: bool = False
+    held_out: Sequence[Inputs] = ()
     _best: list[Any] = field(default_factory=list)  # the reference's, which is asked once for all engines
 
     def loss(self, reference: Call, candidate: Call) -> float | None:
@@ -102,13 +109,15 @@ class Scoring:
         return loss
 
     def of(self, reference: Call, candidate: Call, other: Any) -> float | None:  # noqa: ANN401
-        """The candidate's mean score, 0 where it gives NaN or Inf that the reference does not.
+        """The candidate's mean score, on held-out inputs or, without any, on those of the adapter.
+
+        It is 0 where the candidate gives NaN or Inf that the reference does not.
 
         None where the adapter has no score, or one by which the reference's answers to different inputs are the same:
         it could not fail. `other` is such an answer to some input that is not among these.
         """
         scores, differs = [], False
-        for inputs in self.inputs():
+        for inputs in self.held_out or self.inputs():
             expected = reference(*(t.clone() for t in inputs))
             found = candidate(*inputs)
             if not math.isfinite(measure(expected, found).relative_l2):
@@ -181,19 +190,24 @@ def check_engine(
 ) -> Parity:  # fmt: skip
     """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
+    The scoring's held-out inputs are compared, too.
+
     There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does. Figures
     beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random inputs, which hold
     nothing of what the task is about, numbers may differ much where answers do not. int8_static was made for inputs as
     frames have them: by the numbers of those it is as good as others are by all. Where the scoring `judges`, answers
-    count in every precision but fp32 by `Scoring.loss`; where the task judges nothing, int8's by their score. Of a
-    package that is `known`, figures have to be as they were.
+    count in every precision but fp32 by `Scoring.loss`. Answers in int8 always count: by their score, and where there
+    is none by which of the values along dimension 1 is the largest. Of a package that is `known`, figures have to be
+    as they were.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
     """
     found, worst = [], Parity(0.0, 1.0, 0.0)
-    for seed in range(1, max(seeds, 2) + 1):
-        inputs = random_inputs(example, seed, dynamic_dims)
+    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
+    held_out = scoring.held_out if scoring else ()
+    seen = held_out if precision == INT8_STATIC and known is None else held_out[:_FRAMES_COMPARED]
+    for inputs in drawn:
         pair = reference(*(t.clone() for t in inputs)), candidate(*inputs)  # a model may write to its inputs
         if not any(True for _ in tensors_in(pair[0])):
             msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
@@ -201,29 +215,59 @@ def check_engine(
         worst = worst.worse(measure(*pair))
         found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
     limit, nearest = _limit(precision, known), worst
-    if precision == INT8_STATIC and known is None:
+    if precision == INT8_STATIC and known is None and held_out:
         nearest = Parity(0.0, 1.0, 0.0)
-        for inputs in usual_inputs(example, scoring):
-            nearest = nearest.worse(measure(reference(*(t.clone() for t in inputs)), candidate(*inputs)))
+    for inputs in seen:
+        nearest = nearest.worse(measure(reference(*(t.clone() for t in inputs)), candidate(*inputs)))
     near, text = nearest.within(limit), _differ(nearest, precision, limit)
     if scoring is not None and math.isfinite(worst.relative_l2) and known is None:
         if scoring.judges and (precision != "fp32" or not near):
             worst = replace(worst, loss=scoring.loss(reference, candidate))
-        if worst.loss is None and (not near or (scoring.judges and precision in INT8_PRECISIONS)):
+        if worst.loss is None and (not near or precision in INT8_PRECISIONS):
             worst = replace(worst, score=scoring.of(reference, candidate, pair[0]))
     if worst.score is not None and not worst.score >= 1.0 - MOST_LOSS:
         raise ParityError(f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
-    if not near and worst.score is None and worst.loss is None:
+    by_answers = worst.score is not None or worst.loss is not None
+    if not near and not by_answers:
         raise ParityError(text)
+    if precision in INT8_PRECISIONS and known is None and not by_answers:
+        _check_choices(reference, candidate, seen or drawn)
     (first, first_found), (second, second_found) = found[:2]
     if same(first_found, second_found) and not same(first, second):
         raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst if known is None else replace(worst, score=known.score, loss=known.loss)
 
 
-def usual_inputs(example: Inputs, scoring: Scoring | None) -> Sequence[Inputs]:
-    """Inputs as frames have them: those that the adapter scores by, else its example; none is drawn at random."""
-    return (scoring.inputs() if scoring else ()) or [example]
+def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
+    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
+
+    Raises:
+        ParityError: more than 1 % of an output's choices are others.
+    """
+    places, same_there = Counter[int](), Counter[int]()
+    for inputs in compared:
+        expected = _choices(reference(*(t.clone() for t in inputs)))
+        for output, (eager, own) in enumerate(zip(expected, _choices(candidate(*inputs)), strict=True)):
+            places[output] += eager.numel()
+            same_there[output] += int((eager == own).sum())
+    for output, count in places.items():
+        share = same_there[output] / count
+        if share < _LEAST_SAME_CHOICES:
+            raise ParityError(
+                f"answers differ from eager's: of output {output}, {share:.1%} of the largest along dimension 1 are the"
+                f" same; at least {_LEAST_SAME_CHOICES:.0%} are needed"
+            )
+
+
+def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
+    """Of each output that may be one of classes, where the largest stands along dimension 1, as one row."""
+    tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    return [t.argmax(1).flatten().cpu() for t in tensors if t.dim() > 1 and t.shape[1] > 1 and t.numel()]
+
+
+def says_something(inputs: Inputs) -> bool:
+    """Whether a tensor of numbers among them has more than one value: constant ones show nothing of a model."""
+    return any(tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any()) for tensor in inputs)
 
 
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:

@@ -4,7 +4,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from torchperf_ros.frame.frame import Answer
+from torchperf_ros.config.stage_rules import STALE
+from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 
 
@@ -39,21 +40,38 @@ _IN_TIME_KINDS = {Outcome.LATE: "result too slow", Outcome.CRASHED: "worker fail
 """Where something else was published before the deadline; otherwise it is the deadline that was missed."""
 
 
-def answer_alert(stage: str, answer: Answer, misses_in_a_row: int, sustained_misses: int) -> Alert | None:
-    """An alert about an answered frame, None if it was on time or the stage still starts."""
-    outcome = answer.outcome
+def answer_alert(
+    stage: str, answer: Answer, misses_in_a_row: int, sustained_misses: int, before: Frame | None
+) -> Alert | None:
+    """An alert about an answered frame, None if it was on time or the stage still starts.
+
+    `before`: the last frame of the stage that was not stale.
+    """
+    outcome, frame = answer.outcome, answer.frame
     if outcome in {Outcome.ON_TIME, Outcome.STARTING}:
         return None
     in_time = answer.lateness_ms <= 0 and answer.fallback is not Fallback.NONE
     kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
     took, budget = f"{answer.total_ms:.3f}", f"{answer.budget_ms:.3f}"
     values = {
-        "seq": str(answer.frame.seq), "outcome": outcome.word, "misses_in_a_row": str(misses_in_a_row),
+        "seq": str(frame.seq), "outcome": outcome.word, "misses_in_a_row": str(misses_in_a_row),
         "fallback": answer.fallback.word if answer.fallback is not None else "",
         "value": took, "baseline": budget, "total_ms": took, "budget_ms": budget,
     }  # fmt: skip
     level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
+    if outcome is Outcome.LATE and frame.stale:
+        values |= {"age_ms": f"{frame.age_ms:.3f}", "wait_ms": f"{answer.wait_ms:.3f}"}
+        return _alert(level, f"{stage}: {STALE}", _why_stale(answer.reason, frame, before), values)
     return _alert(level, f"{stage}: {kinds.get(outcome, 'deadline missed')}", answer.reason, values)
+
+
+def _why_stale(reason: str, frame: Frame, before: Frame | None) -> str:
+    """The reason with what the ages of frames say, and what to do, if a stamp is why it was stale."""
+    reason = reason.removeprefix(f"{STALE}: ")
+    if frame.gone_ms < frame.budget_ms or frame.comes_from_a_stage:
+        return reason
+    usual = "no frame was younger" if before is None else f"frame {before.seq} before it was {before.age_ms:.1f} ms old"
+    return f"{reason}; {usual}; compare the clocks of both hosts, and the camera's latency with budget_ms"
 
 
 def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, str], *, shadow: bool) -> Alert:
@@ -63,6 +81,11 @@ def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, st
     level = Level.ERROR if answer.check is GuardVerdict.UNAVOIDABLE else Level.WARN
     name = f"{stage}: {what}, in shadow" if shadow else f"{stage}: {what}"
     return _alert(level, name, reason, {"seq": str(answer.frame.seq), "verdict": word, **values})
+
+
+def clock_alert(stage: str, text: str) -> Alert:
+    """A warning that the stamps of a guard's source are not ROS time; of each source it comes once."""
+    return replace(_alert(Level.WARN, f"{stage}: clock", text, {}), once=True)
 
 
 def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bool) -> Alert:

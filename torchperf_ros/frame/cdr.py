@@ -38,6 +38,8 @@ def text_at(message: bytes, at: int, order: str) -> tuple[bytes, int]:
 def header_at(message: bytes, at: int, order: str) -> tuple[int, bytes, int]:
     """A `std_msgs/Header`: its stamp in ns, its `frame_id`, and where it ends.
 
+    The stamp is -1 if it is no time: its seconds are negative, or its nanoseconds a second or more.
+
     Raises:
         struct.error: the message ends before.
     """
@@ -45,4 +47,5 @@ def header_at(message: bytes, at: int, order: str) -> tuple[int, bytes, int]:
     seconds, nanoseconds, length = _HEADER[order].unpack_from(message, begin - 12)
     if begin + length > len(message):
         raise struct.error(f"a frame_id of {length} bytes ends beyond the message's {len(message)}")
-    return seconds * NS_PER_S + nanoseconds, message[begin : begin + length].rstrip(b"\0"), begin + length
+    stamp_ns = seconds * NS_PER_S + nanoseconds if seconds >= 0 and nanoseconds < NS_PER_S else -1
+    return stamp_ns, message[begin : begin + length].rstrip(b"\0"), begin + length

@@ -1,5 +1,8 @@
 """The errors of this package: a message says what, where, and what to do."""
 
+import contextlib
+import signal
+
 
 class TorchperfError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -34,3 +37,17 @@ def one_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else "no reason was given"
     return text if isinstance(error, TorchperfError) else f"{type(error).__name__}: {text}"
+
+
+def how_it_ended(code: int) -> str:
+    """In words how a process ended, for example `signal SIGKILL`; `code` is negative for a signal, as in `subprocess`.
+
+    Of the real-time signals, which Python's enum does not name but for the first and last, it is `SIGRTMIN+N`.
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    if signal.SIGRTMIN < -code < signal.SIGRTMAX:
+        return f"signal SIGRTMIN+{-code - signal.SIGRTMIN}"
+    with contextlib.suppress(ValueError):  # 32 and 33, which the C library keeps for itself
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"

@@ -8,6 +8,7 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 
+_LEAST_WORTH_A_WORD_MS = 0.05
 USABLE_AGE_MS = 10_000.0
 """A stamp further than this from the ROS clock says nothing about the frame's age (DESIGN: 10 s)."""
 
@@ -71,6 +72,7 @@ class Frame:
     Attributes:
         data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
         budget_ms: its budget, counted as `budget_from` says.
+        stale: its deadline had passed when its turn came, so it is answered at once.
         inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
         received_ros_ns: ROS time of the receipt, 0 if unknown.
     """
@@ -85,8 +87,32 @@ class Frame:
     refusal: str = ""  # why the frame cannot be run at all, empty if it can
     scene: int = 0  # index of the scene that it is answered for
     budget_ms: float = math.nan
+    stale: bool = False
     inputs_since_ns: int = 0
     received_ros_ns: int = 0
+
+    @property
+    def gone_ms(self) -> float:
+        """What of its budget had passed at its receipt: by its stamp, or in the stage before."""
+        return self.budget_ms - (self.deadline_ns - self.received_ns) / NS_PER_MS
+
+    @property
+    def comes_from_a_stage(self) -> bool:
+        """Whether its trigger is the output of another stage."""
+        return self.origin.received_ns != self.received_ns
+
+    def gone_words(self, waited_ms: float) -> str:
+        """For people: what of its budget had passed after this wait, and where it went, as far as the stamps say."""
+        parts, gone_ms = [], self.gone_ms
+        if gone_ms >= _LEAST_WORTH_A_WORD_MS and self.comes_from_a_stage:
+            parts.append(f"{gone_ms:.1f} ms in the stages before")
+        elif gone_ms >= _LEAST_WORTH_A_WORD_MS:
+            why = "the camera's latency, or its host's clock is behind this one's"
+            parts.append(f"{gone_ms:.1f} ms by its stamp when it was received ({why})")
+        if waited_ms >= _LEAST_WORTH_A_WORD_MS:
+            parts.append(f"{waited_ms:.1f} ms waiting for its turn")
+        total_ms = gone_ms + waited_ms
+        return f"{total_ms:.1f} ms of its budget of {self.budget_ms:g} ms had passed at its turn: {', '.join(parts)}"
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
@@ -135,6 +161,7 @@ class Answer:
     published_ns: int  # monotonic time at which the answer was out
     steps: StepTimes = field(default_factory=StepTimes)  # times inside the worker that gave the result
     payload: bytes | None = None  # the output's bytes, None if nothing was published
+    shapes: bytes = b""  # of the model's inputs, see `protocol.Response`; empty where no worker has answered
     offset: int = 0
     length: int = 0
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
@@ -150,7 +177,6 @@ class Mailbox:
         """Start empty."""
         self.waiting: Frame | None = None
         self.superseded = 0  # frames replaced by a newer one before their turn
-        self.stale = 0  # frames whose deadline had passed when their turn came
 
     def put(self, frame: Frame | None) -> None:
         """Keep `frame`, or none; a frame that was waiting is superseded."""
@@ -159,11 +185,10 @@ class Mailbox:
         self.waiting = frame
 
     def take(self, now_ns: int) -> Frame | None:
-        """The waiting frame, unless its deadline has passed: then it is dropped as stale."""
+        """The waiting frame, whose turn comes now; it is stale if its deadline has passed."""
         frame, self.waiting = self.waiting, None
-        if frame is not None and frame.deadline_ns <= now_ns:
-            self.stale += 1
-            return None
+        if frame is not None:
+            frame.stale = frame.deadline_ns <= now_ns
         return frame
 
 
@@ -182,7 +207,8 @@ def admit(
 
     The budget counts from the receipt, or from the stamp if so configured and the stamp is usable. Behind another
     stage it counts from when the frame was due: received, or the deadline there if that was earlier, so that end to end
-    no more than the sum of the budgets is taken.
+    no more than the sum of the budgets is taken. Behind a frame that was stale there, it counts from the receipt: that
+    sum was used up before anything could be done, and this stage still has its whole budget.
 
     Args:
         config: the stage's configuration.
@@ -195,14 +221,17 @@ def admit(
         budget_ms: its budget; None: the stage's.
     """
     age_ms = stamp_age_ms(stamp_ns, ros_now_ns)
-    due_ns = received_ns if upstream is None else min(received_ns, upstream.deadline_ns)
-    budget_ms = left_ms = config.budget_ms if budget_ms is None else budget_ms
-    if config.budget_from == "stamp":
-        left_ms -= usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
+    budget_ms = config.budget_ms if budget_ms is None else budget_ms
+    counts_from_ns, counted_age_ms = received_ns, 0.0
+    if upstream is None or not upstream.stale:
+        if config.budget_from == "stamp":
+            counted_age_ms = usable_age_ms(age_ms if upstream is None else upstream.age_at_ms(received_ns))
+        if upstream is not None and not counted_age_ms:
+            counts_from_ns = min(received_ns, upstream.deadline_ns)
     if data is not None and len(data) > config.max_frame_bytes:
         refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
-    deadline_ns = due_ns + round(left_ms * NS_PER_MS)
+    deadline_ns = counts_from_ns + round((budget_ms - counted_age_ms) * NS_PER_MS)
     return Frame(
         -1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms,
         received_ros_ns=ros_now_ns,

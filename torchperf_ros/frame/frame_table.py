@@ -9,20 +9,28 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.frame import Answer
 
-FRAME: Final = np.dtype(
-    [
-        ("seq", "i8"), ("t_ns", "i8"), ("stamp_ns", "i8"), ("tier", "i8"), ("outcome", "i8"), ("fallback", "i8"),
-        ("age_ms", "f8"), ("wait_ms", "f8"), ("decode_ms", "f8"), ("preprocess_ms", "f8"), ("inference_ms", "f8"),
-        ("postprocess_ms", "f8"), ("total_ms", "f8"), ("budget_ms", "f8"), ("lateness_ms", "f8"), ("answer_ms", "f8"),
-        ("check", "i8"), ("missing_inputs", "i8"), ("output_hash", "u8"),
-    ]
+_WHOLE, _REAL = "i8", "f8"
+WIRE: Final = (
+    ("seq", _WHOLE), ("age_ms", _REAL), ("wait_ms", _REAL), ("decode_ms", _REAL), ("preprocess_ms", _REAL),
+    ("inference_ms", _REAL), ("postprocess_ms", _REAL), ("total_ms", _REAL), ("budget_ms", _REAL), ("tier", _WHOLE),
+    ("outcome", _WHOLE), ("fallback", _WHOLE), ("check", _WHOLE), ("scene", _WHOLE), ("missing_inputs", _WHOLE),
+    ("deadline_ms", _REAL), ("lateness_ms", _REAL), ("stale", _WHOLE),
 )  # fmt: skip
-"""A frame's row: as in `/perf/latency_stages`; indexes -1 and times NaN where unknown or not needed.
+"""What there is to say of an answered frame, wherever it is said; as `/perf/latency_stages` has it after `stage`.
 
-`t_ns`: ROS time of the answer. `answer_ms`: end to end, of the last stage's frames. `missing_inputs`: bit n is the
-adapter's input n. `output_hash`: of the published bytes, 0 where nothing was published.
+`deadline_ms`: from receipt to the deadline, which is `budget_ms` less what of it had passed by then. `lateness_ms`: the
+answer was out that long after the deadline (positive) or before it; nobody computes it again. `missing_inputs`: bit n
+is the adapter's input n. `stale`: 1 if the deadline had passed at the frame's turn.
+"""
+KEPT: Final = (*WIRE, ("t_ns", _WHOLE), ("stamp_ns", _WHOLE), ("answer_ms", _REAL))
+"""The same with the ROS time of the answer, the trigger's stamp, and the end-to-end latency of the last stage."""
+FRAME: Final = np.dtype([*KEPT, ("output_hash", "u8")])
+"""A frame's row in a table: indexes -1 and times NaN where unknown or not needed.
+
+`output_hash`: of the published bytes, 0 where nothing was published.
 """
 _NONE: Final = -1
+_INPUTS: Final = 2**63 - 1
 _ROWS_AT_ONCE: Final = 4096
 
 
@@ -33,16 +41,22 @@ def output_hash(payload: bytes | None) -> int:
     return int.from_bytes(hashlib.blake2b(payload, digest_size=8).digest(), "little") >> 1
 
 
-def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:
-    """A frame's row, see `FRAME`, but for the hash of its output, which takes time."""
-    frame, steps = answer.frame, answer.steps
+def wire_row(answer: Answer, none: float = _NONE) -> tuple[float, ...]:
+    """A frame's values in the order of `WIRE`; `none` stands for a tier, fallback or verdict that there is not."""
+    frame, steps, fallback, check = answer.frame, answer.steps, answer.fallback, answer.check
     return (
-        frame.seq, t_ns, frame.stamp_ns, answer.tier, answer.outcome,
-        _NONE if answer.fallback is None else answer.fallback, frame.age_ms, answer.wait_ms,
+        frame.seq, frame.age_ms, answer.wait_ms,
         steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-        answer.total_ms, answer.budget_ms, answer.lateness_ms, answer_ms,
-        _NONE if answer.check is None else answer.check, answer.missing_inputs,
+        answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else none, answer.outcome,
+        none if fallback is None else fallback, none if check is None else check, frame.scene,
+        answer.missing_inputs & _INPUTS,
+        answer.total_ms - answer.lateness_ms, answer.lateness_ms, frame.stale,
     )  # fmt: skip
+
+
+def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:
+    """A frame's values in the order of `KEPT`: all but the hash of its output, which takes time."""
+    return (*wire_row(answer), t_ns, answer.frame.stamp_ns, answer_ms)
 
 
 class FrameTable:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.frame_table import WIRE
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 
 Floats = NDArray[np.float64]
@@ -25,14 +26,14 @@ _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFig
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
 """A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""
 
+_COUNTED: Final = {
+    "tier", "outcome", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
+    "lateness_ms",
+}  # fmt: skip
 ANSWER: Final = np.dtype(
-    [
-        ("published_ns", "i8"), ("tier", "i8"), ("outcome", "i8"), ("wait_ms", "f8"), ("decode_ms", "f8"),
-        ("preprocess_ms", "f8"), ("inference_ms", "f8"), ("postprocess_ms", "f8"), ("total_ms", "f8"),
-        ("lateness_ms", "f8"), ("number", "i8"),
-    ]
-)  # fmt: skip
-"""A row of `StageCounters.answers`; times as in `Answer`, NaN where unknown; `number`: frames that ended so far."""
+    [("published_ns", "i8"), *((name, kind) for name, kind in WIRE if name in _COUNTED), ("number", "i8")]
+)
+"""A row of `StageCounters.answers`: what is counted of a frame's row; `number`: frames that ended so far."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Quantiles:
 class StageCounters:
     """Counters since configure.
 
-    Every frame that came in is in exactly one of answered, unanswered, superseded, stale, in flight.
+    Every frame that came in is in exactly one of answered, unanswered, superseded (see `Mailbox`), in flight.
 
     Attributes:
         outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
@@ -82,6 +83,7 @@ class StageCounters:
     checks: list[int] = field(default_factory=lambda: [0] * len(GuardVerdict))
     shadow_refusals: int = 0  # outputs that a check of the guard in shadow would have refused
     missed_deadline: int = 0  # frames that ended after their deadline
+    stale: int = 0  # of these, frames whose deadline had passed when their turn came
     late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
     rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
@@ -129,12 +131,13 @@ class StageCounters:
         if answer.check is not None:
             self.checks[answer.check] += 1
         self.missed_deadline += answer.lateness_ms > 0
+        self.stale += answer.frame.stale
         steps = answer.steps
         self.answers.append(
             (
-                answer.published_ns, answer.tier, answer.outcome, answer.wait_ms,
+                answer.published_ns, answer.wait_ms,
                 steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-                answer.total_ms, answer.lateness_ms, self.ended,
+                answer.total_ms, answer.tier, answer.outcome, answer.lateness_ms, self.ended,
             )
         )  # fmt: skip
 

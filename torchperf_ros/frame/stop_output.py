@@ -134,8 +134,8 @@ class TimedPath:
         """Read the CDR bytes of a `nav_msgs/msg/Path`, whatever its stamps and values are.
 
         Raises:
-            BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, or the bytes are no
-                path; the message says which.
+            BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, a stamp is no time,
+                or the bytes are no path; the message says which.
         """
         try:
             return cls._parse(path)
@@ -154,11 +154,12 @@ class TimedPath:
         poses = _Poses(path, order, first_at, len(frame_id), count)
         if poses.later_ids.tobytes() != frame_id * (count - 1):
             raise BadInput("has poses that do not share one frame_id")
-        seconds, nanoseconds = poses.first_stamp[0].tolist()
-        stamps = np.empty(count, np.int64)
-        stamps[0], later = seconds * NS_PER_S + nanoseconds, stamps[1:]
-        np.multiply(poses.later_stamps[:, 0], NS_PER_S, out=later, dtype=np.int64)
-        later += poses.later_stamps[:, 1]
+        parts = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
+        seconds, nanoseconds = parts.T
+        if parts.min() < 0 or nanoseconds.max() >= NS_PER_S:  # nanosec is unsigned: a negative one is of 2^31 and more
+            at = int((parts.min(axis=1) < 0).argmax() or (nanoseconds >= NS_PER_S).argmax())
+            raise BadInput(f"has a stamp that is no time at pose {at}: sec is negative, or nanosec a second or more")
+        stamps = seconds * NS_PER_S + nanoseconds
         places = poses.places.astype(np.float64)
         return cls(path[:head_end], order, frame_id, stamps, places[:, :3], places[:, 3:])
 

@@ -6,6 +6,7 @@ process that it was forked from.
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import io
@@ -15,9 +16,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 from torchperf_ros.config.message_types import message_class
 from torchperf_ros.frame.errors import ProtocolError
@@ -32,6 +35,8 @@ from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpa
 
 _MOST_DESCRIPTORS = 8
 _FAILED = 1
+_REAP_AGAIN_MS = 1000
+_AFTER_ERROR_S = 0.05
 _OOM_SCORE = "300"  # of 1000: where memory runs out, a worker goes before the node that can replace it
 
 
@@ -50,55 +55,122 @@ def main() -> int:
     message_class("std_msgs/msg/Header")  # makes the store of message types, 0.2 s
     _settle_memory()
     gc.enable()
-    return _serve(node)
+    return _Forks(node).serve()
 
 
-def _serve(node: socket.socket) -> int:
-    """Fork what is asked for, and say how each worker ended, until the node closes its end."""
-    children: dict[int, tuple[int, bool]] = {}  # by descriptor: process id, and whether the node wants to know
-    poll = select.poll()
-    poll.register(node, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor in children:
-                poll.unregister(descriptor)
-                _bury(node, descriptor, *children.pop(descriptor))
-                continue
-            try:
-                data, passed, _, _ = socket.recv_fds(node, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
-            except ConnectionError:
-                data = b""
-            if not data:
-                return 0
-            request = unpack_control(data)
-            for each in passed:
-                os.set_inheritable(each, False)
-            with warnings.catch_warnings():  # numpy's threads are idle, and made anew in the fork when it needs them
-                warnings.simplefilter("ignore", DeprecationWarning)
-                parent, pid = os.getpid(), os.fork()
-            if pid == 0:
-                for each in (node.detach(), *children):
-                    os.close(each)
-                _become(request, passed, parent)
-            pidfd = os.pidfd_open(pid)
-            is_worker = request["kind"] == "worker"
-            children[pidfd] = pid, is_worker
-            poll.register(pidfd, select.POLLIN)
-            if is_worker:
-                socket.send_fds(node, [pack_control("forked", pid=pid)], [pidfd])
+class _Forks:
+    """Forks what the node asks for, and says how each worker ended, until the node closes its end.
+
+    What a fork cannot get (a process, memory, a descriptor) is an answer to whoever asked for it: it costs none of the
+    processes that live.
+    """
+
+    def __init__(self, node: socket.socket) -> None:
+        self._node = node
+        self._children: dict[int, tuple[int, bool]] = {}  # by descriptor: process id, whether the node wants to know
+        self._unreaped: list[tuple[int, bool]] = []  # ended, and held by whoever traces them
+        self._poll = select.poll()
+
+    def serve(self) -> int:
+        """Returns the exit status."""
+        self._poll.register(self._node, select.POLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll(_REAP_AGAIN_MS if self._unreaped else None):
+                if descriptor in self._children:
+                    self._poll.unregister(descriptor)
+                    os.close(descriptor)
+                    self._unreaped.append(self._children.pop(descriptor))
+                elif not self._hear():
+                    return 0
+            self._unreaped = [child for child in self._unreaped if not self._bury(*child)]
+
+    def _hear(self) -> bool:
+        """Do what the node asks for; False: it is gone."""
+        try:
+            data, passed, flags, _ = socket.recv_fds(self._node, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+        except ConnectionError:
+            return False
+        except OSError:  # the kernel has no memory for it: it is asked for again
+            time.sleep(_AFTER_ERROR_S)
+            return True
+        if not data:
+            return False
+        request = unpack_control(data)
+        try:
+            if request["kind"] == "kill":
+                self._kill(request["pid"])
+                return True
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self._fork(request, passed)
+        except OSError as error:
+            self._refuse(request, passed, str(error))
+        finally:
             for each in passed:
                 os.close(each)
+        return True
 
+    def _fork(self, request: dict[str, Any], passed: list[int]) -> None:
+        for each in passed:
+            os.set_inheritable(each, False)
+        with warnings.catch_warnings():  # numpy's threads are idle, and made anew in the fork when it needs them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            for each in (self._node.detach(), *self._children):
+                with contextlib.suppress(OSError):  # the adapter's module has closed what is not its own
+                    os.close(each)
+            _become(request, passed, parent)
+        is_worker, pidfd = request["kind"] == "worker", -1
+        try:
+            pidfd = os.pidfd_open(pid)
+            if is_worker:
+                socket.send_fds(self._node, [pack_control("forked", pid=pid, number=request["number"])], [pidfd])
+        except OSError:  # the node cannot have it
+            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            if pidfd >= 0:
+                os.close(pidfd)
+            raise
+        self._children[pidfd] = pid, is_worker
+        self._poll.register(pidfd, select.POLLIN)
 
-def _bury(node: socket.socket, pidfd: int, pid: int, is_worker: bool) -> None:
-    """Reap a dead child, and first kill what it forked in its turn: that holds on to its sockets and memory."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
-    _, status = os.waitpid(pid, 0)
-    os.close(pidfd)
-    if is_worker:  # the end of a stage's server shows on the node's socket to it
+    def _refuse(self, request: dict[str, Any], passed: list[int], why: str) -> None:
+        """Say that there is no such process: to the node, or where the socket of a stage's server leads to."""
+        asks = self._node
         with contextlib.suppress(OSError):  # the node is gone: the next `recv` says so
-            node.send(pack_control("exited", pid=pid, code=os.waitstatus_to_exitcode(status)))
+            if request["kind"] == "worker":
+                asks.send(pack_control("failed", number=request["number"], why=why))
+            elif passed:
+                asks = socket.socket(fileno=passed[0])
+                try:
+                    asks.send(pack_control("failed", number=0, why=why))
+                finally:
+                    asks.detach()
+
+    def _kill(self, pid: int) -> None:
+        """A worker that the node has no descriptor of; until it is reaped, no other process has its number."""
+        if any(pid == child for child, _ in self._children.values()):
+            os.kill(pid, signal.SIGKILL)
+
+    def _bury(self, pid: int, is_worker: bool) -> bool:
+        """Reap a dead child, and first kill what it forked in its turn: that holds on to its sockets and memory.
+
+        False: it cannot be reaped yet.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # the adapter's module has the kernel reap every child
+            return True
+        if not reaped:
+            return False
+        if is_worker:  # the end of a stage's server shows on the node's socket to it
+            with contextlib.suppress(OSError):  # the node is gone: the next `recv` says so
+                self._node.send(pack_control("exited", pid=pid, code=os.waitstatus_to_exitcode(status)))
+        return True
 
 
 def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
@@ -143,7 +215,7 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
             return 0
         _settle_memory()
     node.send(pack_control("ready"))
-    return _serve(node)
+    return _Forks(node).serve()
 
 
 def _be_worker(passed: list[int], folder: str) -> int:
@@ -189,14 +261,26 @@ class _Sessions:
         session.set_up_shared_process()
         self._start(sockets, self._prints[0], joins)
         while True:
-            data, passed, _, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+            data, passed, flags, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
             if not data:
                 return 0
+            if flags & socket.MSG_CTRUNC:  # no descriptor is left for it: the node finds its sockets closed
+                for each in passed:
+                    os.close(each)
+                continue
             for each in passed:
                 os.set_inheritable(each, False)
             with self._lock:
                 self.print_to(passed[4])
-            self._start(passed[:4], passed[4], joins)
+            try:
+                self._start(passed[:4], passed[4], joins)
+            except RuntimeError:  # the machine gives no more threads: the node finds the session's sockets closed
+                with self._lock:
+                    self._prints.remove(passed[4])
+                    if self._prints:
+                        self._redirect()
+                for each in passed:
+                    os.close(each)
 
     def _start(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
         threading.Thread(target=self._run, args=(sockets, prints, joins), daemon=True).start()

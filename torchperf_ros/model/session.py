@@ -27,6 +27,7 @@ from torchperf_ros.frame.errors import (
     BadInput,
     ConfigError,
     FrameOverwritten,
+    ProtocolError,
     TorchperfError,
     UnknownMessageType,
 )
@@ -60,6 +61,8 @@ from torchperf_ros.workers.protocol import (
     Request,
     Response,
     pack_control,
+    pack_report,
+    shapes_text,
     unpack_control,
     unpack_request,
 )
@@ -69,6 +72,7 @@ _PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
+_MOST_SHAPE_TEXTS = 256
 _LOADING = threading.Lock()
 
 
@@ -188,6 +192,8 @@ class Session:
         self._out_of_memory = 0
         self._unobserved = 0
         self._why_unobserved = ""
+        self._left_out = False  # a report, as it was too long
+        self._shape_texts: dict[tuple[Any, ...], bytes] = {}
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
@@ -345,11 +351,21 @@ class Session:
             with mark("preprocess"):
                 tensors = self._adapter.preprocess(messages)
             response.preprocess_ns = time.perf_counter_ns() - started - response.decode_ns
+            response.shapes = self._shapes_of(tensors)
             payload = self._infer(tensors, messages, request, response)
             if self._names_scenes:
                 response.scene = self._scene_of(self._adapter.scene(messages))
         self._capture.frame_done()
         return payload
+
+    def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
+        """As text, which is made once for all frames of these shapes."""
+        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors)  # the tier says what is wrong with others
+        if (text := self._shape_texts.get(shapes)) is None:
+            if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
+                self._shape_texts.clear()
+            text = self._shape_texts[shapes] = shapes_text(shapes)
+        return text
 
     def _receive(self, request: Request, response: Response) -> dict[str, Received]:
         """Decode the frame's messages, and let the adapter advance its histories if it is to."""
@@ -461,7 +477,12 @@ class Session:
             self._unobserved = 0
         kept = {"kept": found} if (found := kept_bytes()) is not None else {}
         self._say("memory", bytes={"history": history_bytes(), **kept, **self._device.memory_bytes()})
-        self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+        try:
+            self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
+        except ProtocolError as error:  # that is no reason to end
+            if not self._left_out:
+                self._say("warn", text=f"what there is to say of the tiers is left out from now on: {error}")
+            self._left_out = True
 
     def _seed(self, what: object) -> None:
         """In a replay, let what models draw at random follow from its seed."""
@@ -482,7 +503,7 @@ class Session:
         ]
 
     def _say(self, kind: str, **fields: object) -> None:
-        self._control.send(pack_control(kind, **fields))
+        self._control.send(pack_report(kind, **fields))
 
 
 def _readable(said: BaseException | str) -> bytes:

@@ -83,6 +83,14 @@ class Lane:
         # from the middle of a segment to that of the next one the heading goes over
         return np.stack((x, y, np.interp(s, begins + 0.5 * np.append(np.diff(begins), 0.0), headings)), axis=1)
 
+    def beside(self, left_m: float) -> "Lane":
+        """The lane so far to the left of this one."""
+        if not left_m:
+            return self
+        *_, begins, _ = self._segments
+        ends = np.append(begins, begins[-1] + np.hypot(*(self.points[-1] - self.points[-2])))
+        return Lane(self.at(ends, left_m)[:, :2])
+
     @cached_property
     def _lists(self) -> tuple[list[list[float]], list[list[float]], list[float], list[float]]:
         starts, directions, begins, headings = self._segments

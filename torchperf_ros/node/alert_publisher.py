@@ -1,12 +1,11 @@
 """Alerts on `/perf/anomaly`, everything to the recorder with its incident, and the log for people, throttled."""
 
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,11 +20,12 @@ from torchperf_ros.recorder.recording import Recording
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
-from torchperf_ros.workers.protocol import STACK_FILE, STACK_SIGNAL
+from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _EVIDENCE_EVERY_NS = 60 * NS_PER_S
 _MOST_EVENTS = 64
+_MEMORY = frozenset({"machine: memory", "machine: gpu memory"})
 _Value = TypeVar("_Value")
 
 
@@ -37,12 +37,13 @@ class AlertPublisher:
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
         self.heard: Callable[[Alert], None] = lambda anomaly: None  # called with each finding, on its thread
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
+        self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         self._publisher = node.create_publisher(diagnostics, "~/anomaly", OUTPUT_QOS)
         self._grouping = AlertGrouping()
         self._healths: dict[str, Health] = {}
-        self._dropped: dict[str, tuple[int, int]] = {}
+        self._dropped: dict[str, int] = {}
         self._wanted: deque[tuple[str, str]] = deque(maxlen=16)
         self._evidence_ns: int | None = None
         self._evidence_of: dict[str, str] = {}
@@ -87,8 +88,11 @@ class AlertPublisher:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
-            for finding in self._recorder_finds(recording, now_ns):
-                self.found(finding)
+            is_new, findings = self._recorder_finds(recording, now_ns)
+            for finding in findings:
+                self._grouping.report(finding, monotonic_ns())
+                if is_new:
+                    self.heard(finding)
         for event in self._grouping.tick(now_ns):
             self._tell(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
@@ -98,11 +102,23 @@ class AlertPublisher:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
 
-    def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Alert]:
-        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> tuple[bool, Sequence[Alert]]:
+        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look.
+
+        And whether that is new: it leads to no action twice.
+        """
         status = recording.status
         found = [Alert(Level[one["level"]], one["name"], one["message"], one["values"]) for one in recording.step()]
-        return self._last_findings.update(found, now_ns, looked=recording.status is not status)
+        found = [self._with_suspect(alert) if alert.name in _MEMORY else alert for alert in found]
+        looked = recording.status is not status
+        return bool(found) or looked, self._last_findings.update(found, now_ns, looked=looked)
+
+    def _with_suspect(self, alert: Alert) -> Alert:
+        """Where the machine's memory runs out: also which worker took it, which the recorder does not know."""
+        text, values = self.takes_memory
+        if not text:
+            return alert
+        return replace(alert, message=f"{alert.message}; {text}", values={**alert.values, **values})
 
     def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
         data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording
@@ -154,17 +170,16 @@ class AlertPublisher:
         name = stage.config.name
         before = self._healths.get(name, Health.STARTING)
         self._healths[name] = health
-        drops = (stage.mailbox.superseded, stage.mailbox.stale)
-        superseded, stale = (new - old for new, old in zip(drops, self._dropped.get(name, (0, 0)), strict=True))
-        self._dropped[name] = drops
+        superseded = stage.mailbox.superseded - self._dropped.get(name, 0)
+        self._dropped[name] = stage.mailbox.superseded
         if (recording := self.recording) is None:
             return
         if health is not before:
             recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
             if health is Health.SAFE_STOP:
                 self._record_once(f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns)
-        if superseded > 0 or stale > 0:
-            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded, stale=stale)
+        if superseded > 0:
+            recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded)
 
 
 def _remember(events: dict[str, _Value], name: str, value: _Value) -> None:
@@ -250,7 +265,7 @@ def _worker_stacks(worker: WorkerProcess) -> str:
     file = Path(worker.folder) / STACK_FILE
     try:
         size = before = file.stat().st_size
-        signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+        worker.ask_for_stacks()
         give_up_at = time.monotonic() + _WAIT_S
         while time.monotonic() < give_up_at:  # until it has begun, and then until it has come to the end
             time.sleep(_STEP_S)

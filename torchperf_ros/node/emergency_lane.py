@@ -1,6 +1,7 @@
 """The node's side of the emergency lane: starts its process, asks it how it is, and replaces one that is gone."""
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -8,36 +9,45 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from torchperf_ros.config.config import NodeConfig
 from torchperf_ros.config.safety_options import SENSOR_TYPES
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.frame.errors import ConfigError, how_it_ended
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
 from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
+from torchperf_ros.safety.emergency import SILENT
+from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.stage.stage_versions import Instead
 from torchperf_ros.workers.process_setup import step_back
 
 SERVICE = "~/clear_emergency"
 _ENTRY: Final = """\
 import sys
-from torchperf_ros.workers.process_setup import leave_priority
+from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group
+outlive_the_group()
 leave_priority()  # before the imports: they take 0.4 s, and the node's first frames come just then
 from torchperf_ros.node.emergency_process import main
 main(*map(int, sys.argv[1:]))"""
 _NAME: Final = "perf: emergency"
 _ANSWERS_WITHIN_S: Final = 0.5
-_SILENT_S: Final = 5.0  # one that has not answered for so long is replaced
+# One that has left so many questions in a row unanswered, one a second, is replaced. They are counted, and not the
+# time: this process may have been stopped itself.
+_UNANSWERED: Final = 5
 _RESTART_S: Final = 1.0  # one that ended sooner has its successor after as long, any other at once
+_BEATS_EVERY_S: Final = 0.25  # so that eight have to be missing before the node counts as one that hangs
+_OVERDUE_MS: Final = 500.0  # a stage that is so late with an answer has none: the node does not answer then
 _ENDS_WITHIN_S: Final = 5.0
 
 
@@ -57,17 +67,26 @@ class EmergencyLane:
         self._config = config
         self._area = StopArea()
         self._setup: dict[str, Any] = {}
-        self._answers_with_path = self._active = self._ready = False
+        self._answers_with_path = self._active = self._ready = self._confirmed = self._left = False
         self._status = Alert(Level.WARN, _NAME, "inactive", {"state": "inactive"})
+        self._pressed: list[str] = []
         self._news = threading.Condition()
-        self._replies, self._replied_at = 0, time.monotonic()
+        self._replies = self._unanswered = self._failures = 0
+        self._why_none = ""  # why there is no process at present
         self._ending = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._spawn()
 
-    def connect(self, node: LifecycleNode, last_output: str, last_type: str, alerts: AlertPublisher) -> None:
+    def connect(
+        self, node: LifecycleNode, last_output: str, last_type: str, alerts: AlertPublisher,
+        overdue_ms: Callable[[], float] = lambda: 0.0,
+    ) -> None:  # fmt: skip
         """Say what is to be watched, and wait until it is subscribed to.
 
-        The last stage's output has this topic, and this message type, "" if that is not known.
+        The last stage's output has this topic, and this message type, "" if that is not known. `overdue_ms` says by how
+        much the stages are late with an answer. From activation on, the thread that runs the node's callbacks has to
+        come by here again and again.
 
         Raises:
             ConfigError: the stop path's topic is the last stage's, and that publishes something else; no topic can be
@@ -91,24 +110,42 @@ class EmergencyLane:
             "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
             "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
             "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
-            "domain": node.context.get_domain_id(), "active": False, "latched": None,
+            "domain": node.context.get_domain_id(), "latch_file": str(latch_file(node.get_fully_qualified_name())),
+            "active": False, "latched": None, "pressed": [],
         }  # fmt: skip
         self._send(self._setup)
+        beat = functools.partial(self._beat, overdue_ms)
+        self._timer = node.create_timer(_BEATS_EVERY_S, beat, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        self._node = node
         self._thread = threading.Thread(target=self._listen, name="emergency", daemon=True)
         self._thread.start()
         with self._news:
             self._news.wait_for(lambda: self._ready or self.restarts, self._config.start_timeout_s)
         if not self._ready:
-            why = "ended" if self.restarts else f"is not ready after {self._config.start_timeout_s:g} s"
+            ended = "ended" if self.restarts else f"is not ready after {self._config.start_timeout_s:g} s"
+            why = self._why_none or ended
             raise ConfigError(f"the emergency lane cannot run: its process {why}; see what it printed")
 
     # -- for the node's threads ---------------------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """Watch from now on; a latch stays."""
+        """Watch from now on; a latch stays. Returns once the process does so: a latched one has its path out by then.
+
+        Raises:
+            ConfigError: it does not.
+        """
         with self._news:  # a process that is being replaced is told either way
-            self._active = True
+            self._active, self._confirmed = True, False
             self._send({"order": "activate"})
+            if self._news.wait_for(lambda: self._confirmed, self._config.start_timeout_s):
+                return
+        self.deactivate()
+        waited = f"does not watch after {self._config.start_timeout_s:g} s"
+        raise ConfigError(f"the emergency lane {self._why_none or waited}")
+
+    def hold(self) -> None:
+        """Say that the node waits for its stages now, so that it does not count as one that hangs."""
+        self._send({"order": "hold"})
 
     def deactivate(self) -> None:
         """Publish and judge nothing more; a latch stays."""
@@ -116,23 +153,38 @@ class EmergencyLane:
             self._active = False
             self._send({"order": "deactivate"})
 
+    def leave(self) -> None:
+        """Leave the process alone, for good: it stops the vehicle, if the node is active, and ends by itself."""
+        with self._news:
+            self._ending.set()
+            self._left = True
+            self._shut_down(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """End the process."""
+        """End the process, unless it was left alone."""
         with self._news:  # from now on, none is replaced
             self._ending.set()
+            if not self._left:
+                self._send({"order": "close"})
+                self._shut_down(socket.SHUT_WR)
+        process = self._process
+        if process is not None and not self._left:
+            try:
+                process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         if self._setup:
-            self._send({"order": "close"})
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-        try:
-            self._process.wait(_ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._setup:
+            self._node.destroy_timer(self._timer)
             self._thread.join()
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         self._area.close()
+
+    def _shut_down(self, how: int) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(how)
 
     def answer(self, publisher: RawPublisher, payload: bytes) -> Instead | None:
         """Publish an output of the last stage, on its thread; while latched the stop path, or nothing, in its place.
@@ -176,13 +228,17 @@ class EmergencyLane:
         with self._news:
             self._news.wait_for(lambda: self._replies > replies, _ANSWERS_WITHIN_S)
         last = self._status
-        values = {**last.values, "withheld": str(self.withheld), "restarts": str(self.restarts)}
+        counted = {"withheld": self.withheld, "restarts": self.restarts, "failed_starts": self._failures}
+        values = {**last.values, **{key: str(count) for key, count in counted.items()}}
         if self._replies > replies:
+            self._unanswered = 0
             return Alert(last.level, last.name, last.message, values)
-        silent_s = time.monotonic() - self._replied_at
-        if self._ready and silent_s > _SILENT_S:
-            self._process.kill()
-        text = "gone: a new process starts" if not self._ready else f"has not answered for {silent_s:.1f} s"
+        text = self._why_none or "gone: a new process starts"
+        if self._ready:
+            self._unanswered += 1
+            text = f"has not answered {self._unanswered} times in a row"
+            if self._unanswered >= _UNANSWERED and self._process is not None:
+                self._process.kill()
         return Alert(Level.ERROR, _NAME, text, {**values, "state": "gone"})
 
     def alert(self) -> Alert | None:
@@ -195,67 +251,122 @@ class EmergencyLane:
 
     # -- the process --------------------------------------------------------------------------------------------------
 
-    def _spawn(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _spawn(self) -> bool:
+        """Start a process; False: that is not possible now, and `_why_none` says why."""
         self._began_at = time.monotonic()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._process = None
+        try:
+            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            return self._cannot_start(error)
         with theirs:
             passed = [theirs.fileno(), self._area.fd]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL,
-                env={**os.environ, **own_segment(os.environ, lane=True), "OPENBLAS_NUM_THREADS": "1"},
-            )  # fmt: skip
+            try:
+                # A session of its own: what ends a terminal, or all that runs in it, leaves this process to stop the
+                # vehicle.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL,
+                    env={**os.environ, **own_segment(os.environ, lane=True), "OPENBLAS_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )  # fmt: skip
+            except (OSError, subprocess.SubprocessError) as error:
+                own.close()
+                return self._cannot_start(error)
+        self._socket, self._why_none = own, ""
+        return True
+
+    def _cannot_start(self, error: Exception) -> bool:
+        self._failures += 1
+        tries = f"tried {self._failures} times, again every {_RESTART_S:g} s"
+        self._why_none = f"cannot be started: {error}; {tries}; nothing is watched meanwhile"
+        return False
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it is gone: its successor is told anew
-            self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is gone: its successor is told anew
+                self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+
+    def _beat(self, overdue_ms: Callable[[], float]) -> None:
+        """Show that the node answers: its callbacks run, as this is one, and no stage is overdue."""
+        if self._active and overdue_ms() < _OVERDUE_MS:
+            self._send({"order": "beat"})
 
     def _listen(self) -> None:
         step_back()
-        while True:
+        while not self._ending.is_set():
             try:
-                data = self._socket.recv(MAX_PACKET_BYTES)
-            except OSError:
-                data = b""
-            if data:
-                self._take(json.loads(data))
-            elif self._ending.is_set():
-                return
-            else:
-                self._replace()
+                if data := self._receive():
+                    self._take(json.loads(data))
+                elif not self._ending.is_set():
+                    self._replace()
+            except Exception:  # the thread's boundary: whatever fails, the lane is looked after again
+                self._log.error(f"looking after the emergency lane failed:\n{traceback.format_exc()}")
+                self._ending.wait(_RESTART_S)
+
+    def _receive(self) -> bytes:
+        """What the process says next; empty once it is gone, or where there is none."""
+        if self._socket is None:
+            return b""
+        try:
+            return self._socket.recv(MAX_PACKET_BYTES)
+        except OSError:
+            return b""
 
     def _take(self, message: dict[str, Any]) -> None:
         if "error" in message:
             self._log.error(f"the emergency lane failed:\n{message['error']}", throttle_duration_sec=1.0)
+        self._pressed = message.get("pressed", self._pressed)
         with self._news:
-            if "ready" in message:
-                self._ready, self._replied_at = True, time.monotonic()
+            self._ready = self._ready or "ready" in message
+            self._confirmed = self._confirmed or "watches" in message
             if "status" in message:
                 level, name, text, values = message["status"]
                 self._status = Alert(Level(level), name, text, values)
-                self._replies, self._replied_at = self._replies + 1, time.monotonic()
+                self._replies += 1
             self._news.notify_all()
         if "latched" in message and (alert := self.alert()) is not None:
             self._alerts.found(alert)
 
     def _replace(self) -> None:
-        """Start another process; a latch stays, with the path if there is one, and no sensor counts as seen."""
-        status = self._process.wait()
-        text = f"the emergency lane's process is gone (exit status {status}); another one starts"
-        self._log.error(text)
-        self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts + 1)}))
-        with self._news:
-            quick, self._ready = time.monotonic() - self._began_at < _RESTART_S, False
-            self.restarts += 1
-            self._news.notify_all()
-        if quick:
+        """Start another process, as often as it takes; a latch stays, with the path if there is one.
+
+        Buttons that were pressed stay so, too; but no sensor counts as seen.
+        """
+        if self._process is not None:
+            self._bury(self._process)
+        if self._why_none or time.monotonic() - self._began_at < _RESTART_S:
             self._ending.wait(_RESTART_S)
         with self._news:
             if self._ending.is_set():
                 return
-            self._socket.close()
-            self._spawn()
-            values = self._status.values
-            # While the node is active, the area is newer than the status; else it is empty, latched or not.
-            stays = values.get("kind") and (self.latched or not self._active)
-            latched = [values["kind"], values["reason"]] if stays else None
-            self._send({**self._setup, "active": self._active, "latched": latched})
+            failed = self._why_none
+            if not self._spawn():
+                if not failed:
+                    self._log.error(f"the emergency lane {self._why_none}")
+                return
+            self._send({**self._setup, "active": self._active, "latched": self._latched(), "pressed": self._pressed})
+
+    def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        how = how_it_ended(process.wait())
+        self._process = None
+        text = f"the emergency lane's process is gone ({how}); another one starts"
+        with self._news:
+            self._ready, self._unanswered = False, 0
+            self.restarts += 1
+            self._news.notify_all()
+        self._log.error(text)
+        self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts)}))
+
+    def _latched(self) -> tuple[str, str] | None:
+        """Kind and reason of the latch that the next process begins with, None if it begins with none.
+
+        While the node is active, the area is newer than the status. While it is not, the area is empty.
+        """
+        values = self._status.values
+        if self._active and not self.latched:
+            return None
+        if values.get("kind"):
+            return values["kind"], values["reason"]
+        return (SILENT, "it latched just before its process ended, and did not say why") if self.latched else None

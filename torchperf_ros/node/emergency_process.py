@@ -8,36 +8,44 @@ the vehicle.
 
 import contextlib
 import gc
+import importlib.util
 import json
 import mmap
 import os
-import signal
 import socket
 import struct
 import threading
 import time
 import traceback
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import rclpy
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
 from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions, VehicleOptions
-from torchperf_ros.frame.alert_rules import Alert
+from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.frame.stop_output import PATH
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
 from torchperf_ros.node.middleware import end_within
-from torchperf_ros.safety.emergency import Emergency, stop_along_arc
+from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.safety.emergency_stop import warm_up
+from torchperf_ros.safety.kept_latch import LatchKeeper, read_latch
 from torchperf_ros.workers import process_setup
+from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
+_events = importlib.import_module(  # in Humble it is the latter
+    "rclpy.event_handler" if importlib.util.find_spec("rclpy.event_handler") else "rclpy.qos_event"
+)
 MAX_PACKET_BYTES = 100_000
 _WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
 
@@ -51,9 +59,9 @@ class StopArea:
 
     def __init__(self, fd: int = -1) -> None:
         """Map the area of this descriptor, or make one."""
-        self.fd = os.memfd_create("torchperf_emergency", os.MFD_CLOEXEC) if fd < 0 else fd
-        os.ftruncate(self.fd, (_SLOTS + 1) * _SLOT_BYTES)  # memory that is never used is never taken
-        self._map = mmap.mmap(self.fd, (_SLOTS + 1) * _SLOT_BYTES)
+        size = (_SLOTS + 1) * _SLOT_BYTES
+        self.fd = make_memory_file("torchperf_emergency", size) if fd < 0 else fd
+        self._map = mmap.mmap(self.fd, size)
         self._view = memoryview(self._map)
         self._newest = self._view[:_WORD].cast("Q")  # where the path begins, 0: not latched
         self._stop = self.read()  # as a process before this one may have left it
@@ -67,6 +75,7 @@ class StopArea:
             begin = (self._newest[0] // _SLOT_BYTES % _SLOTS + 1) * _SLOT_BYTES
             self._view[begin : begin + _WORD] = len(stop).to_bytes(_WORD, "little")
             self._view[begin + _WORD : begin + _WORD + len(stop)] = stop
+            keep_order()  # a reader finds the path by the word, so it has the order by itself
         self._newest[0] = begin
         self._stop = stop
 
@@ -87,13 +96,30 @@ class StopArea:
 
 
 _DEPTH: Final = 5
+_REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by several subscriptions
+# A wait that ends early for nothing would end so again at once, and a thread of this priority take the processor.
+_AFTER_NOTHING_S: Final = 0.001
 _LONGEST_WAIT_NS: Final = NS_PER_S
 _AFTER_ERROR_S: Final = 0.02  # a thread of this priority that fails without end must leave the machine to others
-_ALONE_S: Final = 10.0  # so long the lane stops the vehicle after the node has gone, less where it stands before
+# So long the lane stops the vehicle after the node has gone: longer where the stop lasts, less where it stands before.
+_ALONE_S: Final = 10.0
 _AT_LEAST_ALONE_S: Final = 1.0
 _STANDS_M_S: Final = 0.1
 _ENDS_WITHIN_S: Final = 3
 _CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
+
+
+_SENSOR_QOS: Final = QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
+_BUTTON_QOS: Final = (
+    QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL),
+    QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE),
+    _SENSOR_QOS,
+)
+"""A press has to come, and may have come before the lane: no one subscription hears every kind of publisher.
+
+The first hears what a publisher keeps for those that join later; it does not match one that keeps nothing, which the
+second hears. Neither matches a publisher that is best effort, which the third does.
+"""
 
 
 class _Lane:
@@ -101,7 +127,8 @@ class _Lane:
 
     The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
     names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`,
-    `domain`; and whether the node is `active`, and kind and reason if the process before this one was `latched`.
+    `domain`, `latch_file`; and whether the node is `active`, kind and reason if the process before this one was
+    `latched`, and the topics of the buttons that were `pressed`.
     """
 
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
@@ -126,51 +153,78 @@ class _Lane:
         self.rules = Emergency(options)
         self.published = self.errors = 0
         self.reaction_ms = float("nan")
+        self._confirms = False  # that it watches
         self._begins = True  # the next stop path is the first since it latched
         self._publish_at_ns: int | None = None
         self._received_ns = 0  # ROS time at which the middleware received the message that is judged
         self._leave_ns: int | None = None
+        self._alone_ns: int | None = None  # since when the node has been gone
 
-        def subscribe(name: str, type_name: str) -> Subscription:
-            reliable = type_name == SENSOR_TYPES["Bool"]  # it may come once, and then has to
-            reliability = ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
-            qos = QoSProfile(depth=_DEPTH, reliability=reliability)
-            return node.create_subscription(ros_message_class(type_name), name, lambda _: None, qos, raw=True)
-
-        self._subscriptions = [subscribe(name, kind) for name, kind in setup["topics"]]
-        self._topics = len(self._subscriptions)
         self._ros_now_ns: Callable[[], int] = time.time_ns
+        self._clock_ns = 0  # of simulated time
         if setup["use_sim_time"]:
-            self._subscriptions.append(subscribe("/clock", "rosgraph_msgs/msg/Clock"))
-            self._clock_ns = 0
-            self._ros_now_ns = lambda: self._clock_ns
+            self.rules.simulated, self._ros_now_ns = True, lambda: self._clock_ns
+        self._clock_at = len(setup["topics"])  # the clock's place among the topics
+        self._subscriptions = self._subscribe(setup["topics"])
+        self._heard: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._service = node.create_service(Trigger, setup["service"], lambda _, response: response)
         self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS))
         self._wake = node.create_guard_condition(lambda: None)
         self._wait_set = rclpy_implementation.WaitSet(len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle)
-        stop_along_arc(None, options, 0, 0)  # the first takes longer than those that follow
+        warm_up(options)
         self._orders: list[Callable[[int], None]] = []
+        self._pressed: list[str] = setup["pressed"]
+        self.rules.pressed(self._pressed)
         if setup["active"]:
-            self.rules.activate(monotonic_ns())
-        if setup["latched"]:
-            kind, reason = setup["latched"]
-            self.rules.resume(kind, reason, area.read(), monotonic_ns())
-            self._begins = False
+            self._activate(monotonic_ns())
+        self._keeper = self._resume(setup["latched"], Path(setup["latch_file"]))
         process_setup.stop_collecting()
         self._send(ready=True)
         threading.Thread(target=self._listen, name="node", daemon=True).start()
+
+    def _resume(self, latched: tuple[str, str] | None, file: Path) -> LatchKeeper:
+        """Be latched as the process before this one was, or the node before this one, by what it left on disk."""
+        now_ns = monotonic_ns()
+        kept = read_latch(file, now_ns)
+        if kept is not None and latched is None:
+            latched = kept.kind, kept.reason
+        if latched is not None:
+            self.rules.resume(*latched, self._area.read(), now_ns)
+            self._begins = False
+        return LatchKeeper(file, self.rules.latch if kept else None, process_setup.step_back)
+
+    def _subscribe(self, topics: list[tuple[str, str]]) -> list[tuple[int, Subscription]]:
+        """To odometry, sensors and the clock; of each subscription the place of its topic among them.
+
+        Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for ever, as
+        nobody takes them; by default rclpy asks for them.
+        """
+        no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
+        clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
+        return [
+            (place, self._node.create_subscription(
+                ros_message_class(kind), name, lambda _: None, qos, raw=True, event_callbacks=no_events
+            ))
+            for place, (name, kind) in enumerate([*topics, *clock])
+            for qos in (_BUTTON_QOS if kind == SENSOR_TYPES["Bool"] else (_SENSOR_QOS,))
+        ]  # fmt: skip
 
     # -- the thread that listens to the node -------------------------------------------------------------------------
 
     def _listen(self) -> None:
         process_setup.step_back()
+        orders = {
+            "activate": self._activate, "hold": self._hold, "deactivate": self._deactivate, "close": self._close,
+        }  # fmt: skip
         while data := self._socket.recv(MAX_PACKET_BYTES):
             order = json.loads(data)["order"]
-            if order == "status":
+            if order == "beat":  # without waking the lane's thread, which looks when the node would be silent
+                self.rules.beat(monotonic_ns())
+            elif order == "status":
                 self._send(status=_fields(self._status()))
                 gc.collect()
             else:
-                self._do({"activate": self._activate, "deactivate": self._deactivate, "close": self._close}[order])
+                self._do(orders[order])
         self._do(self._left_alone)
 
     def _do(self, what: Callable[[int], None]) -> None:
@@ -190,13 +244,20 @@ class _Lane:
             "errors": str(self.errors), "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
             "clock_s": f"{self._ros_now_ns() / NS_PER_S:.3f}",
         }  # fmt: skip
-        return replace(alert, values={**alert.values, **values})
+        alert = replace(alert, values={**alert.values, **values})
+        if problem := self._keeper.problem:
+            return replace(alert, level=max(alert.level, Level.WARN), message=f"{alert.message}; {problem}")
+        return alert
 
     # -- orders, on the lane's thread --------------------------------------------------------------------------------
 
     def _activate(self, now_ns: int) -> None:
         self.rules.activate(now_ns)
-        self._begins = True
+        self.rules.beat(now_ns)
+        self._begins = self._confirms = True
+
+    def _hold(self, _now_ns: int) -> None:
+        self.rules.hold()
 
     def _deactivate(self, _now_ns: int) -> None:
         self.rules.deactivate()
@@ -210,14 +271,18 @@ class _Lane:
             self._leave_ns = now_ns
             return
         self.rules.left_alone(now_ns)
+        self._alone_ns = now_ns
         self._leave_ns = now_ns + round(_ALONE_S * NS_PER_S)
-        self._may_leave_ns = now_ns + round(_AT_LEAST_ALONE_S * NS_PER_S)
 
     def _is_over(self, now_ns: int) -> bool:
-        if self._leave_ns is None or now_ns >= self._leave_ns:
-            return self._leave_ns is not None
-        motion = self.rules.motion
-        return now_ns >= self._may_leave_ns and motion is not None and abs(motion.speed) < _STANDS_M_S
+        if self._leave_ns is None:
+            return False
+        if self._alone_ns is None:
+            return True
+        at_least_ns, motion = round(_AT_LEAST_ALONE_S * NS_PER_S), self.rules.motion
+        if motion is not None and motion.received_ns > self._alone_ns and abs(motion.speed) < _STANDS_M_S:
+            return now_ns >= self._alone_ns + at_least_ns
+        return now_ns >= max(self._leave_ns, self.rules.stops_until_ns(now_ns) + at_least_ns)
 
     # -- the lane's thread --------------------------------------------------------------------------------------------
 
@@ -231,6 +296,7 @@ class _Lane:
                 self._send(error=traceback.format_exc())
                 time.sleep(_AFTER_ERROR_S)
         self._area.write(None)
+        self._keeper.close()
         self._node.destroy_node()
 
     def _step(self) -> None:
@@ -240,39 +306,69 @@ class _Lane:
             self._orders.pop(0)(now_ns)
         rules.look_for_silence(now_ns)
         self._publish_if_due(now_ns)
+        self._tell()
         due = [at_ns for at_ns in (rules.next_silence_ns(), self._publish_at_ns) if at_ns is not None]
         wait_ns = min([_LONGEST_WAIT_NS, *(at_ns - monotonic_ns() for at_ns in due)])
         wait_set = self._wait_set
         wait_set.clear_entities()
-        for subscription in self._subscriptions:
+        for _, subscription in self._subscriptions:
             wait_set.add_subscription(subscription.handle)
         wait_set.add_guard_condition(self._wake.handle)
         wait_set.add_service(self._service.handle)
         wait_set.wait(max(wait_ns, 0))
         self._received_ns = 0
-        for index, subscription in enumerate(self._subscriptions):
+        woken = wait_set.is_ready("guard_condition", 0)
+        for index, (place, subscription) in enumerate(self._subscriptions):
             if wait_set.is_ready("subscription", index):
-                self._take(index, subscription, monotonic_ns())
+                woken = True
+                self._take(place, subscription, monotonic_ns())
         if wait_set.is_ready("service", 0):
+            woken = True
             self._clear(monotonic_ns())
+        if not woken and monotonic_ns() < now_ns + wait_ns:
+            time.sleep(_AFTER_NOTHING_S)
 
-    def _take(self, index: int, subscription: Subscription, now_ns: int) -> None:
+    def _take(self, place: int, subscription: Subscription, now_ns: int) -> None:
         """Take a message: of the odometry (0), of a sensor, or of the clock."""
         found = subscription.handle.take_message(subscription.msg_type, True)
         if found is None:
             return
-        rules, data = self.rules, found[0]
-        if index == self._topics:
+        rules, (data, info) = self.rules, found
+        if place == self._clock_at:
             seconds, nanoseconds = _CLOCK.unpack_from(data, _CDR_HEADER)
             self._clock_ns = seconds * NS_PER_S + nanoseconds
             return
         was_latched = rules.latch is not None
-        if index == 0:
+        if place == 0:
             rules.moved(data, now_ns)
+        elif rules.sensors[place - 1].is_trigger:
+            self._hear(place - 1, data, info["source_timestamp"], now_ns)
         else:
-            rules.saw(index - 1, data, now_ns)
+            rules.saw(place - 1, data, now_ns)
         if rules.latch is not None and not was_latched:
-            self._received_ns = found[1]["received_timestamp"]
+            self._received_ns = info["received_timestamp"]
+
+    def _hear(self, index: int, data: bytes, sent_ns: int, now_ns: int) -> None:
+        """Take a message of a button, each copy: the subscription that brings the last of them has lost none."""
+        heard = self._heard[index]
+        again = sent_ns in heard and sent_ns != 0  # 0: the middleware does not say
+        self.rules.saw(index, data, now_ns, again=again)
+        if not again:
+            heard.append(sent_ns)
+
+    def _tell(self) -> None:
+        """Have others know, once the stop path is out: the disk of the latch, the node of buttons, and that it watches.
+
+        Which buttons are pressed, a process after this one is to know.
+        """
+        self._keeper.keep(self.rules.latch)
+        pressed = [sensor.topic for sensor in self.rules.sensors if sensor.pressed]
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self._send(pressed=pressed)
+        if self._confirms:
+            self._confirms = False
+            self._send(watches=True)
 
     def _publish_if_due(self, now_ns: int) -> None:
         rules = self.rules
@@ -302,6 +398,7 @@ class _Lane:
         self._publish_if_due(now_ns)
         response = Trigger.Response(success=not refusal, message=f"refused: {refusal}" if refusal else done)
         self._service.send_response(response, header)
+        self._send(status=_fields(self._status()))  # so that no process after this one is latched for it
 
 
 def _fields(alert: Alert) -> list[Any]:
@@ -310,8 +407,6 @@ def _fields(alert: Alert) -> list[Any]:
 
 def main(socket_fd: int, area_fd: int) -> None:
     """Take the setup, watch, and end with the node, or some time after it."""
-    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
-        signal.signal(ending, signal.SIG_IGN)
     node_socket, area = socket.socket(fileno=socket_fd), StopArea(area_fd)
     if setup := node_socket.recv(MAX_PACKET_BYTES):
         _Lane(node_socket, area, json.loads(setup)).run()

@@ -8,12 +8,15 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
+from collections.abc import Callable
 from types import FrameType
 
 import rclpy  # where it comes as wheels, it starts this process anew: nothing may have been started before
 from rclpy.utilities import remove_ros_args
 
 from torchperf_ros.node.middleware import carry_images, end_within, own_segment, remove_dead_segments
+from torchperf_ros.node.terminal import passed_on
 from torchperf_ros.workers.fork_server import start_base
 
 _EXIT_BAD_PARAMETER = 2
@@ -23,6 +26,7 @@ _ROS_HELP = """examples:
   torchperf_node --params-file my_robot.yaml
   torchperf_node --ros-args --params-file my_robot.yaml -r image:=/camera/image_raw -p device:=cpu
 """
+_MEAN_NOTHING = (signal.SIGUSR1, signal.SIGUSR2)  # supervisors send them, to have log files opened anew for example
 _SAYS_LITTLE = {"autostart", "device", "use_sim_time"}
 _MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the next signal
 
@@ -31,21 +35,26 @@ def main(args: list[str] | None = None) -> int:
     """Run the node until it is told to end. Returns the exit status: 2 for a parameter that is not allowed.
 
     Signals are handled here and not by rclpy, which takes the context away under the stages while they still answer.
+    SIGINT and SIGTERM end the node. So does SIGHUP, the end of a terminal or of a link: then the emergency lane stops
+    the vehicle. SIGQUIT ends the process at once, as ever; the lane takes that for a death.
     """
     words = ros_arguments(sys.argv[1:] if args is None else args)
-    ending = threading.Event()
+    ending, signals = threading.Event(), deque[int]()
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        ending.set()
+    def take(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
+        if number not in _MEAN_NOTHING:
+            ending.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_MEAN_NOTHING):
+        signal.signal(number, take)
     carry_images()
     os.environ.update(own_segment(os.environ))
-    # It imports torch, which takes seconds, while this process imports the rest. One that was started with another
-    # environment than its workers are to have would be of no use.
-    start_base()
-    return _run(words, ending)
+    # The base imports torch, which takes seconds, while this process imports the rest. One that was started with
+    # another environment than its workers are to have would be of no use.
+    with passed_on() as lines_lost:
+        start_base()
+        return _run(words, ending, signals, lines_lost)
 
 
 def ros_arguments(words: list[str]) -> list[str]:
@@ -96,7 +105,7 @@ def _without_places(text: str) -> str:
     return " ".join(re.sub(r",? at /\S+:\d+", "", text).split())
 
 
-def _run(args: list[str], ending: threading.Event) -> int:
+def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lost: Callable[[], int]) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
@@ -112,7 +121,7 @@ def _run(args: list[str], ending: threading.Event) -> int:
         print(f"torchperf_node: {_without_places(str(error))}", file=sys.stderr, flush=True)
         return _EXIT_BAD_PARAMETER
     try:
-        node = PerfNode(ending)
+        node = PerfNode(ending, lines_lost)
         try:
             stages = [stage.name for stage in node.parameters.config.stages]
             unparameterised = _unparameterised(set(node._parameter_overrides), args, stages)
@@ -134,12 +143,15 @@ def _run(args: list[str], ending: threading.Event) -> int:
     if node.parameters.config.autostart and node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
         node.trigger_activate()
     while not ending.is_set() and rclpy.ok():
+        while signals and signals[0] in _MEAN_NOTHING:
+            node.get_logger().warning(f"{signal.Signals(signals.popleft()).name} means nothing to this node")
         try:
             executor.spin_once(timeout_sec=_LOOK_FOR_SIGNALS_S)
         except Exception:  # the receiving thread's boundary: one callback that fails must not take the stages with it,
             # as a transition asked for in the wrong state does, which raises up to here in Humble and Jazzy
             node.get_logger().error(f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0)
-    node.close()
+    asked = not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals) or signal.SIGHUP not in signals
+    node.close(stop_vehicle=not asked)  # a terminal or a link that is lost is nobody's wish to end a drive
     end_within(_MIDDLEWARE_ENDS_WITHIN_S)
     executor.shutdown()
     node.destroy_node()

@@ -21,7 +21,7 @@ from torchperf_ros.frame.frame import Answer
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, ros_message_class, stage_inputs
-from torchperf_ros.node.parameters import NodeParameters
+from torchperf_ros.node.parameters import NodeParameters, plain_values
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.rollouts import Rollouts
@@ -72,8 +72,15 @@ def _transition(callback: _Transition) -> _Transition:
 class PerfNode(LifecycleNode):
     """Runs stages: `configure` starts their workers, `activate` lets frames in."""
 
-    def __init__(self, ending: threading.Event | None = None, **kwargs: Any) -> None:  # noqa: ANN401 - rclpy's
+    def __init__(
+        self,
+        ending: threading.Event | None = None,
+        lines_lost: Callable[[], int] = lambda: 0,
+        **kwargs: Any,  # noqa: ANN401 - rclpy's
+    ) -> None:
         """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
+
+        `lines_lost` says how many lines of what was printed were left out, see `terminal`.
 
         Raises:
             ConfigError: a parameter has a value that is not allowed.
@@ -94,8 +101,10 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._rollouts = Rollouts(self.parameters.of_stage, self._log, self._reporter.alert_publisher.found)
-        self._reporter.candidates = self._rollouts.values
+        self._rollouts = Rollouts(
+            self.parameters.of_stage, self._log, self._reporter.alert_publisher.found, self.get_fully_qualified_name()
+        )
+        self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
         self.parameters.check = self._rollouts.check
         self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
         self._reporter.start()
@@ -109,6 +118,7 @@ class PerfNode(LifecycleNode):
             config = self._rollouts.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
+            self._rollouts.end()
             self.get_logger().error(str(error))
             return _FAILURE
         self._build(config, setups)
@@ -125,7 +135,11 @@ class PerfNode(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Let frames in."""
         if self._lane is not None:
-            self._lane.activate()
+            try:
+                self._lane.activate()
+            except ConfigError as error:
+                self.get_logger().error(str(error))
+                return _FAILURE
         for stage in self._stages:
             stage.activate()
         self._lifecycle = "active"
@@ -231,10 +245,14 @@ class PerfNode(LifecycleNode):
             return
         last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher)
+        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms)
         self._reporter.lane = self._lane
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
+
+    def _overdue_ms(self) -> float:
+        now_ns = monotonic_ns()
+        return max(stage.overdue_ms(now_ns) for stage in self._stages)
 
     def _find_taker(self) -> Taker | None:
         """Find out whether triggers can be taken straight into the stages' rings."""
@@ -269,6 +287,8 @@ class PerfNode(LifecycleNode):
 
     def _finish(self) -> None:
         """Let no more frames in, and wait for the answers of those that run; what a stage answers the next one gets."""
+        if self._lane is not None:
+            self._lane.hold()
         for stage in self._stages:
             stage.deactivate()
             stage.finish()
@@ -278,8 +298,7 @@ class PerfNode(LifecycleNode):
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._endpoints.take_no_more()
-        self._reporter.inputs, self._reporter.stages, self._reporter.facts = [], [], {}
-        self._reporter.alert_publisher.recording = self._reporter.lane = None
+        self._reporter.forget()
         for stage in self._stages:
             stage.stop()
         if self._lane is not None:
@@ -297,8 +316,13 @@ class PerfNode(LifecycleNode):
         self._stages, self._endpoints = [], Endpoints(self, 0, None)
         self._lifecycle = "unconfigured"
 
-    def close(self) -> None:
-        """Leave nothing running: no worker, no thread, no port."""
+    def close(self, *, stop_vehicle: bool = False) -> None:
+        """Leave nothing running: no worker, no thread, no port.
+
+        With `stop_vehicle`, an emergency lane that watches stops the vehicle first, as if this node had died.
+        """
+        if stop_vehicle and self._lane is not None:
+            self._lane.leave()
         self._tear_down()
         self._reporter.stop()
 
@@ -346,7 +370,7 @@ def _recording_setup(
         "pid": os.getpid(),
         "ros_offset_ns": node.get_clock().now().nanoseconds - monotonic_ns(),
         "versions": _versions(),
-        "parameters": {one.name: one.value for one in node.get_parameters(sorted(node.list_parameters([], 0).names))},
+        "parameters": plain_values(node),
         "topics": [(node.resolve_topic_name(name), type_name) for name, type_name in _TOPICS],
         "heard": list(heard),
         "stages": [_recorded_stage(node, stage, outputs) for stage in stages],

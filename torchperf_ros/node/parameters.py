@@ -127,6 +127,11 @@ class NodeParameters:
             raise ConfigError(f"parameter {name}: is read from the parameter file at start; start the node anew")
 
 
+def plain_values(node: Node) -> dict[str, Any]:
+    """Every parameter of the node by name, as JSON has it."""
+    return {one.name: _plain(one.value) for one in node.get_parameters(sorted(node.list_parameters([], 0).names))}
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Arrays as lists: rclpy gives `array.array` for numbers."""
+    """Arrays as lists: rclpy gives `array.array` for numbers that came by service, and a tuple for texts."""
     return list(value) if not isinstance(value, (str, bytes)) and hasattr(value, "__iter__") else value

@@ -1,6 +1,7 @@
 """What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
 
 import gc
+import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -60,14 +61,17 @@ class Reporter:
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
         self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
+        self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
+        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""  # the last, and why there is no newer one
         self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._reports = 0  # that were recorded
         self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
         self._ending = threading.Event()
+        self._reporting = threading.Lock()  # held for a report, in which no stage may be taken down
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
     def start(self) -> None:
@@ -79,11 +83,21 @@ class Reporter:
         self._ending.set()
         self._thread.join()
 
+    def forget(self) -> None:
+        """Have nothing more to do with the stages, before they stop; a report that goes on comes to its end first.
+
+        It would set timers and signal processes of stages that are gone, by descriptors that are others' by then.
+        """
+        with self._reporting:
+            self.inputs, self.stages, self.facts = [], [], {}
+            self.alert_publisher.recording = self.lane = None
+
     def _run(self) -> None:
         step_back()
         while not self._ending.wait(_EVERY_S):
             try:
-                self.report()
+                with self._reporting:
+                    self.report()
             except Exception:  # the thread's boundary: a report that fails must not be the last one
                 self._node.get_logger().error(f"report failed:\n{traceback.format_exc()}")
 
@@ -111,11 +125,22 @@ class Reporter:
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
+        """What is in use; where that cannot be read, as without a descriptor for it, what was in use before."""
+        try:
+            memory = self._memory_use = self._sample_memory(now_ns)
+            self._memory_problem = ""
+        except (OSError, psutil.Error) as error:
+            memory, self._memory_problem = self._memory_use, f"memory in use cannot be read: {error}"
+        return memory
+
+    def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)
-        for stage in self.stages:
-            stage.limit_memory(memory.used_share(self.memory_limit_mib), self.memory_share)
         for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
             self.alert_publisher.found(finding)
+        self.alert_publisher.takes_memory = self._memory_watch.suspect()
+        for stage in self.stages:
+            used_share = memory.used_share(self.memory_limit_mib)
+            stage.limit_memory(used_share, self.memory_share, self.alert_publisher.takes_memory[0])
         return memory
 
     def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:
@@ -161,13 +186,15 @@ class Reporter:
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
         state = self._lifecycle_state()
-        values = {"lifecycle": state, "pid": str(psutil.Process().pid), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
+        values = {"lifecycle": state, "pid": str(os.getpid()), "rss_mib": f"{rss_bytes / (1 << 20):.3f}"}
         values |= self._memory_watch.values(NODE)
         health = next((health for health in _WORST_FIRST if health in healths), None)
         for alert in self.alert_publisher.open[:_MOST_ALERTS]:  # for who joins after they were published
             values[f"alert {alert.name}"] = f"{alert.level.name} {alert.message}"
         values["findings_lost"] = str(self.alert_publisher.findings_lost)
+        values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
+        facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:
             self._node.get_logger().warning(told[key])

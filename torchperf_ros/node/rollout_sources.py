@@ -14,7 +14,7 @@ from torchperf_ros.config.build_options import version_of
 from torchperf_ros.config.candidate import BASE, Candidate, candidate_of, read_candidate
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.config.rollout_options import RolloutOptions
-from torchperf_ros.config.user_folder import user_folder
+from torchperf_ros.config.user_folder import node_folder, user_folder
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.rollout.guards import Figures, Guards
 from torchperf_ros.rollout.targeting import TargetingError, facts_of
@@ -118,8 +118,9 @@ class PlanSource(Source):
     """A signed plan, and what the vehicle remembers of it."""
 
     def __init__(
-        self, stage: StageConfig, options: Callable[[], RolloutOptions], values: Values, device: Callable[[], str]
-    ) -> None:
+        self, stage: StageConfig, options: Callable[[], RolloutOptions], values: Values, device: Callable[[], str],
+        node: str = "/perf",
+    ) -> None:  # fmt: skip
         """Come up with what the vehicle remembers.
 
         Args:
@@ -127,9 +128,11 @@ class PlanSource(Source):
             options: gives `rollout.NAME` as they are now: its facts may change while the vehicle drives.
             values: gives the stage's own parameters.
             device: gives the name of the stage's card, "" for none.
+            node: its fully qualified name; what it remembers is its own.
 
         Raises:
-            ConfigError: the vehicle has no id, the key cannot be read, or a library is not installed.
+            ConfigError: the vehicle has no id, the key cannot be read, a library is not installed, or another node
+                uses the folder.
         """
         self._options, self._stage, self._values, self._device = options, stage.name, values, device
         now = options()
@@ -138,14 +141,17 @@ class PlanSource(Source):
         self._drive = _drive_id()
         try:
             from torchperf_ros.rollout.vehicle import VehicleRollout
-
-            self.vehicle = VehicleRollout(
-                folder / stage.name, self._facts(), Path(now.key).expanduser(), Path(stage.rollout_plan).expanduser(),
-                stage.name,
-            )  # fmt: skip
+            from torchperf_ros.rollout.vehicle_state import RolloutStateError
         except ImportError as error:
             msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
             raise ConfigError(msg) from error
+        try:
+            self.vehicle = VehicleRollout(
+                node_folder(folder, node) / stage.name, self._facts(), Path(now.key).expanduser(),
+                Path(stage.rollout_plan).expanduser(), stage.name, earlier=folder / stage.name,
+            )  # fmt: skip
+        except RolloutStateError as error:
+            raise ConfigError(f"parameter rollout.folder: {error}") from error
         except TorchperfError as error:
             raise ConfigError(f"parameter rollout.key: {error}") from error
         self._folder = Path(stage.rollout_plan).expanduser().parent
@@ -168,8 +174,9 @@ class PlanSource(Source):
         return facts_of_vehicle(self._options(), drive=self._drive, gpu=self._device())
 
     def version(self, name: str) -> Candidate:
-        """A version as the plan has it."""
+        """A version as the plan has it, whose workers are about to start."""
         assert self._decision is not None
+        self.vehicle.runs(name)
         versions = (self._decision.serve, self._decision.beside)
         return self._candidate(next(one for one in versions if one is not None and one.name == name))
 
@@ -222,6 +229,7 @@ class PlanSource(Source):
     def stops(self) -> None:
         """The trial goes on after the next start."""
         self.vehicle.stops()
+        self.vehicle.close()
 
 
 def _drive_id() -> str:

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.rollout.comparer import OutputComparer
-from torchperf_ros.rollout.guards import Figures, broken_guard
+from torchperf_ros.rollout.guards import Figures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.watch.memory_watch import MemoryTrend
 from torchperf_ros.workers.process_setup import step_back
@@ -32,6 +32,7 @@ _LOOK_S: Final = 0.1
 _MINUTE_S: Final = 60.0
 _SECOND_S: Final = 1.0
 _LATER_S: Final = 30.0
+_END_S: Final = 5.0
 _MIB: Final = 1 << 20
 _COUNTED: Final = ("frames", "deaths", "refused", "misses")
 
@@ -43,6 +44,7 @@ class Trial:
         over: why it ends; "" while it goes on.
         leave_by_s: from then on what serves leaves for whatever can answer, by the monotonic clock.
         served: whether the candidate did at the last look.
+        waits: why it does not serve yet although it is to; "" mostly.
     """
 
     def __init__(self, stage: StageActor, candidate: str) -> None:
@@ -52,6 +54,7 @@ class Trial:
             stage.shadow.figures.version = candidate
         self._begun = "" if stage.shadow is None else stage.shadow.version
         self.over, self.leave_by_s, self.served = "", math.inf, self.serves
+        self.waits = ""
         self._comparer: OutputComparer | None = None
         self._safe_stops, self._in_safe_stop = 0, False
         self._trend = MemoryTrend()
@@ -77,6 +80,15 @@ class Trial:
         if not shadow.ready:
             shadow.promote()
         return shadow.ready
+
+    def may_serve(self, limits: Guards) -> bool:
+        """Whether the candidate has shown beside the other version that it may take its place; else see `waits`."""
+        shadow = self.stage.shadow
+        if shadow is not None:
+            total = shadow.figures.total
+            base_share = total.base_late / total.pairs if total.pairs else 0.0
+            self.waits = why_not_to_serve(total.both, total.candidate_late, base_share, limits)
+        return not self.waits
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
@@ -193,7 +205,7 @@ class Trial:
             return "serves"
         if shadow is None or not shadow.pool.ready:
             return f"starts: {'' if shadow is None else shadow.pool.progress}"
-        return "shadow"
+        return f"shadow, which is to serve and waits: {self.waits}" if self.waits else "shadow"
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -204,9 +216,11 @@ class Trial:
 class Rollouts:
     """A thread of the node that looks after the versions of all its stages."""
 
-    def __init__(self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None]) -> None:
-        """`values` gives a stage's own parameters; nothing runs before `begin`."""
-        self._values, self._log, self._alert = values, log, alert
+    def __init__(
+        self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None], node: str
+    ) -> None:
+        """`values` gives a stage's own parameters, `node` is its fully qualified name; nothing runs before `begin`."""
+        self._values, self._log, self._alert, self._node = values, log, alert, node
         self._stages: Sequence[StageActor] = ()
         self._config: NodeConfig | None = None
         self._sources: dict[str, Source] = {}  # by stage
@@ -219,24 +233,31 @@ class Rollouts:
         self._thread: threading.Thread | None = None
 
     def check(self, config: NodeConfig) -> None:
-        """See that the candidates of a configuration can be read, and that facts are some that plans may ask for.
+        """See that a changed candidate can be read, and that facts are some that plans may ask for.
+
+        The thread that asks receives frames, too, so that nothing is read that has been before.
 
         Raises:
             ConfigError: one cannot; the message names the file, or the parameter.
         """
-        if any(stage.rollout_plan for stage in config.stages):
+        self._check(config, self._config)
+
+    def _check(self, config: NodeConfig, before: NodeConfig | None) -> None:
+        is_followed = any(stage.rollout_plan for stage in config.stages)
+        if is_followed and (before is None or before.rollout != config.rollout):
             facts_of_vehicle(config.rollout)
+        known = {} if before is None else {stage.name: stage.candidate for stage in before.stages}
         for stage in config.stages:
-            if stage.candidate:
+            if stage.candidate and stage.candidate != known.get(stage.name):
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
 
     def prepared(self, config: NodeConfig) -> NodeConfig:
-        """The configuration with the versions that the vehicle's plans begin with.
+        """The configuration with the versions that the vehicle's plans begin with; `end` takes back what this takes.
 
         Raises:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
-        self.check(config)
+        self._check(config, None)
         self._sources, self._begins, self._config = {}, {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
@@ -245,8 +266,10 @@ class Rollouts:
         if not stage.rollout_plan:
             self._sources[name] = ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
             return stage
-        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name))
+        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node)
         self._sources[name] = source
+        if source.vehicle.adopted:
+            self._say(name, source.vehicle.adopted)
         try:
             running = source.running()
             if running is None:
@@ -280,19 +303,25 @@ class Rollouts:
         for stage in stages:
             if stage.config.name in self._begins:
                 stage.begin_as(*self._begins[stage.config.name])
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._stopping = threading.Event()  # of its own: one that hangs on a disk is not to go on with these stages
+        self._thread = threading.Thread(
+            target=self._run, args=(self._stopping, stages, dict(self._sources)), name="rollouts", daemon=True
+        )
         self._thread.start()
 
     def end(self) -> None:
         """Look after none any more, before the stages stop."""
         self._stopping.set()
+        hangs = False
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
+            if hangs := self._thread.is_alive():
+                what = "the thread that looks after candidates has not ended"
+                self._log("error", f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder")
         self._thread = None
         for trial in self._trials.values():
             trial.close()
-        for source in self._sources.values():
+        for source in () if hangs else self._sources.values():  # of the same disk, and still that thread's
             source.stops()
         self._stages, self._trials, self._said, self._sources = (), {}, {}, {}
         self._unpromoted = set()
@@ -307,12 +336,12 @@ class Rollouts:
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event, stages: Sequence[StageActor], sources: Mapping[str, Source]) -> None:
         step_back()
-        while not self._stopping.wait(_LOOK_S):
-            for stage in self._stages:
+        while not stopping.wait(_LOOK_S):
+            for stage in stages:
                 try:
-                    self._look_after(stage, self._sources[stage.config.name])
+                    self._look_after(stage, sources[stage.config.name])
                 except Exception:  # the thread's boundary: one stage's candidate must not cost another's guard
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")
@@ -343,8 +372,10 @@ class Rollouts:
         if not trial.over:
             wish = self._judge(trial, source, wish)
         if trial.target(wish) != stage.version:
-            self._exchange(trial, source)
-        elif trial.over:
+            self._exchange(trial, source, wish)
+            return
+        trial.waits = ""
+        if trial.over:
             self._end(trial)
         elif trial.serves:
             trial.may_exchange()  # the way back is kept open
@@ -392,8 +423,13 @@ class Rollouts:
         self._trials[name] = Trial(stage, wish.candidate or leaves)
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
-    def _exchange(self, trial: Trial, source: Source) -> None:
-        """Have the other version serve: at once where that is the way back, else as soon as it has all its workers."""
+    def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
+        """Have the other version serve: at once where that is the way back, else once it has shown that it can.
+
+        It then needs all its workers as well.
+        """
+        if not trial.serves and not trial.may_serve(wish.limits):
+            return
         if trial.stage.exchanges or not trial.may_exchange():
             return
         if not trial.serves:

@@ -1,7 +1,10 @@
 """The services `~/profile`, `~/snapshot`, `~/record` and `~/swap`, and how commands ask for them."""
 
 import contextlib
+import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +20,7 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.recorder.incident_folder import CaptureRule
 from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
 
 
@@ -87,25 +91,35 @@ _DISCOVERY_S = 15.0
 
 
 class SwapService:
-    """Answers at once, as the thread that answers also receives the frames."""
+    """Answers at once, as the thread that answers also receives the frames; another one looks at the package."""
 
     def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]]) -> None:
         """Offer the service; `stages` gives those that are configured."""
         self._stages = stages
-        self._last: StageActor | None = None
+        self._last: weakref.ref[StageActor] | None = None  # no stage of a configuration that has ended is kept alive
+        self._looking: threading.Thread | None = None
+        self._refused = ""  # why the last one did not begin
         self._service = node.create_service(SERVICE, "~/swap", self._answer)
 
     def _answer(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
         try:
             if request.parameters:
                 self._start(request.parameters)
-            if self._last is None:
-                response.result.successful, response.result.reason = False, "nothing was swapped yet"
-            else:
-                response.result.successful, response.result.reason = self._last.pool.rolling_update.swap_state
+            response.result.successful, response.result.reason = self._state()
         except ConfigError as error:
             response.result.successful, response.result.reason = False, str(error)
         return response
+
+    def _state(self) -> tuple[bool, str]:
+        if self._looking is not None and self._looking.is_alive():
+            return False, f"{GOES_ON}: the package is looked at"
+        if self._refused:
+            return False, self._refused
+        stage = None if self._last is None else self._last()
+        if stage is None or stage not in self._stages():
+            return False, "nothing was swapped since the node was configured"
+        done, how = stage.pool.rolling_update.swap_state
+        return done, how
 
     def _start(self, parameters: Sequence[Any]) -> None:
         stage_name, _, tier = parameters[0].name.partition(".")
@@ -116,10 +130,23 @@ class SwapService:
         if stage_name not in stages:
             msg = f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
             raise ConfigError(msg)
-        if why := stages[stage_name].pool.why_no_room():
-            raise ConfigError(f"a swap takes one more worker, for which there is no memory: {why}")
-        self._last = stages[stage_name]
-        self._last.pool.rolling_update.swap(tier, package)
+        if self._looking is not None and self._looking.is_alive():
+            raise ConfigError("the package of another swap is looked at just now; try again later")
+        stage, self._refused = stages[stage_name], ""
+        self._looking = threading.Thread(target=self._begin, args=(stage, tier, package), name="swap", daemon=True)
+        self._looking.start()
+
+    def _begin(self, stage: StageActor, tier: str, package: str) -> None:
+        step_back()
+        self._last = weakref.ref(stage)
+        try:
+            if why := stage.pool.why_no_room():
+                raise ConfigError(f"a swap takes one more worker, for which there is no memory: {why}")
+            stage.pool.rolling_update.swap(tier, package)
+        except ConfigError as error:
+            self._refused = str(error)
+        except Exception as error:  # the thread's boundary: who asked hears of it
+            self._refused = f"an error in the node: {type(error).__name__}: {error}\n{traceback.format_exc()}"
 
 
 class ServiceFailed(TorchperfError):

@@ -22,11 +22,11 @@ from torchperf_ros.engines.fingerprint import changing_weights, tiers_of
 from torchperf_ros.engines.parity import described, signature_of, tensors_in
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
-from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.model.adapter import Adapter, Received, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.output_message import contradiction, output_message
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck
+from torchperf_ros.optimize.log_frames import log_frames
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _USUAL_SIZE: Final = 480, 640
@@ -141,21 +141,9 @@ class AdapterCheck:
         if self._log is None:
             return dict(adapter.example_messages()) or dict(_made(adapter.inputs, self._example))
         found: dict[str, Received] = {}
-        trigger = next(iter(adapter.inputs))
-        with LogReader(self._log) as log:
-            by_type = {kind: topic for topic, kind in reversed(adapter.inputs.items())}
-            for message in log.messages():
-                topic = by_type.get(message.type_name)
-                if topic is None:
-                    continue
-                stamp_ns = header_stamp_ns(message.data) if has_header(message.type_name) else 0
-                found[topic] = Received(decode(message.data, message.type_name), stamp_ns, 0.0)
-                if trigger in found and len(found) == len(by_type):
-                    return found
-            if trigger not in found:
-                kinds = ", ".join(sorted({topic.type_name for topic in log.topics.values()}))
-                kind = adapter.inputs[trigger]
-                raise TorchperfError(f"log {self._log} has no {kind}, which is the trigger; it has {kinds}")
+        for found in log_frames(adapter, self._log):
+            if len(found) == len(adapter.inputs):
+                break
         return found
 
     def _describe(self, messages: Mapping[str, Received]) -> str:

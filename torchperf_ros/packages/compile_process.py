@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.errors import ProtocolError, how_it_ended
 
 _TAIL = 4_000
 _END_S = 10.0
@@ -111,9 +111,8 @@ class CompileProcess:
         if code == 0:
             return ""
         self._take_output()  # what it printed since, and that was its last words
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         said = self._printed.decode(errors="replace").strip()
-        return f"the {self._name} process ended by {how}" + (f"\n{said}" if said else "")
+        return f"the {self._name} process ended by {how_it_ended(code)}" + (f"\n{said}" if said else "")
 
     def hold(self, held: bool) -> None:
         """Stop it with all that it spawned for a while, or let it go on."""

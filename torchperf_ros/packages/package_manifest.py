@@ -3,11 +3,13 @@
 import dataclasses
 import hashlib
 import json
+import os
 import zipfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torchperf_ros.config.bounded_file import open_regular, read_bounded, sha256_of
 from torchperf_ros.frame.errors import TorchperfError
 
 FORMAT = 3  # 2: had an option that is gone
@@ -80,6 +82,7 @@ class Manifest:
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
         parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
+        calibration: hash of the log's frames that ranges of activations were taken from; "" without a log.
     """
 
     identity: Identity
@@ -97,6 +100,7 @@ class Manifest:
     outputs: str = ""
     parts: str = ""
     int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    calibration: str = ""
 
     def to_json(self) -> str:
         """As text, for people, too."""
@@ -112,7 +116,7 @@ def read_manifest(package: Path) -> Manifest:
     """The manifest beside a package; a `PackageError` where it is missing, damaged, or of another format."""
     path = manifest_path(package)
     try:
-        fields_found = json.loads(path.read_text(encoding="utf-8"))
+        fields_found = json.loads(read_bounded(path))
         identity_found = fields_found.pop("identity")
         number = identity_found["format"]
         if number == FORMAT:
@@ -152,7 +156,8 @@ def check_package(package: Path, wanted: Identity | None) -> Manifest:
     if differences:
         raise PackageError(f"package {package} does not fit: {'; '.join(differences)}")
     try:
-        size, digest = package.stat().st_size, file_sha256(package)
+        with open_regular(package) as file:
+            size, digest = os.fstat(file.fileno()).st_size, sha256_of(file)
     except OSError as error:
         raise PackageError(f"package {package} cannot be read: {error}") from error
     if size != manifest.package_bytes:
@@ -167,7 +172,7 @@ def check_package(package: Path, wanted: Identity | None) -> Manifest:
 def is_exported_program(path: Path) -> bool:
     """Whether a `.pt2` file holds an exported program, which can be built, instead of a compiled package."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile):
         return False
@@ -176,12 +181,9 @@ def is_exported_program(path: Path) -> bool:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """SHA-256 of a regular file, in hexadecimal."""
+    with open_regular(path) as file:
+        return sha256_of(file)
 
 
 def _short(value: object, other: object) -> str:

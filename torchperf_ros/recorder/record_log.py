@@ -1,11 +1,12 @@
 """Structured records: one JSON object per line for each frame and event, in files that are rotated."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ def schema() -> str:
 
 
 class RecordLog:
-    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed."""
+    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
+
+    Another process may write to the same folder: the recorder before this one, which still writes its last words, or
+    that of a second node of this name. What is there is looked at anew before each decision, and no other one writes
+    or rotates meanwhile.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
         """Begin a new file; each begins with `start`: node, versions, stages. The limit is for all files together."""
@@ -45,8 +51,7 @@ class RecordLog:
         self._this_second: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._path = folder / f"{_NAME}.jsonl"
-        self._size = self._path.stat().st_size if self._path.exists() else 0
-        self._write_start = True
+        self._begun: tuple[int, int] | None = None  # inode and size of the file that has our start, after our last line
 
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
@@ -56,7 +61,8 @@ class RecordLog:
             "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
             "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
             "check": None if answer.check is None else answer.check.word, "reason": answer.reason,
-            "profiled": answer.profiled, "step": answer.step,
+            "profiled": answer.profiled, "step": answer.step, "stale": answer.frame.stale,
+            "input_shapes": answer.shapes.decode(errors="replace") or None, "batch": batch_size(answer.shapes),
         }  # fmt: skip
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
@@ -94,24 +100,49 @@ class RecordLog:
         except OSError as error:  # a full or read-only disk: said, counted, and tried again in a second
             self.problem = f"records cannot be written to {self._path}: {error}"
             self._dropped["disk"] += len(lines)
-            with contextlib.suppress(OSError):  # half a line, if the disk was full in the middle of it
-                os.truncate(self._path, self._size)
-            self._write_start = True
+            self._begun = None
 
     def _write(self, lines: list[str], t_ns: int) -> None:
         make_private(self._folder)
-        if self._size >= self._file_bytes:
-            self._rotate()
-        if self._write_start:
-            start = {"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start}
-            lines = [_ENCODE(start), *lines]
-        data = ("\n".join(lines) + "\n").encode(errors="replace")
-        with self._path.open("ab") as file:
-            file.write(data)
-        self._write_start = False
-        self._size += len(data)
+        with self._alone():
+            handle = self._open()
+            try:
+                status = os.fstat(handle)
+                begun_inode, begun_bytes = self._begun or (0, 0)
+                if begun_inode != status.st_ino or status.st_size < begun_bytes:  # it is new, or another one's
+                    start = {"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start}
+                    lines = [_ENCODE(start), *lines]
+                data = ("\n".join(lines) + "\n").encode(errors="replace")
+                try:
+                    _write_all(handle, data)
+                except OSError:
+                    with contextlib.suppress(OSError):  # half a line, if the disk was full in the middle of it
+                        os.ftruncate(handle, status.st_size)
+                    raise
+            finally:
+                os.close(handle)
+        self._begun = status.st_ino, status.st_size + len(data)
         self.written += len(lines)
         self.problem = ""
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # who holds it writes for a moment, to the same disk
+            yield
+        finally:
+            os.close(folder)
+
+    def _open(self) -> int:
+        """The file to append to: a new one where it is full."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a FIFO that nobody reads is an error
+        handle = os.open(self._path, flags, 0o666)
+        if os.fstat(handle).st_size < self._file_bytes:
+            return handle
+        os.close(handle)
+        self._rotate()
+        return os.open(self._path, flags, 0o666)
 
     def _rotate(self) -> None:
         """The oldest file goes, each other one becomes one older, and a new one begins."""
@@ -119,8 +150,18 @@ class RecordLog:
         for newer, older in reversed(list(zip(paths, paths[1:], strict=False))):
             if newer.exists():
                 newer.replace(older)
-        self._size = 0
-        self._write_start = True
+        self._begun = None
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def batch_size(shapes: bytes) -> int | None:
+    """The first dimension of the model's first input; None where it has none, or is unknown."""
+    first = shapes.partition(b" ")[0].partition(b"x")[0]
+    return int(first) if first.isdigit() else None
 
 
 def _known(value: Any) -> Any:  # noqa: ANN401

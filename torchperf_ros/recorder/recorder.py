@@ -182,8 +182,6 @@ def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
     keep_freed_memory(_MIB, _MIB)
     with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node says when it ends
-        signal.signal(ending, signal.SIG_IGN)
     with os.fdopen(setup_fd, "rb") as file:
         setup = json.load(file)
     node = socket.socket(fileno=node_fd)

@@ -12,15 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.config.user_folder import user_folder
+from torchperf_ros.config.user_folder import node_folder, user_folder
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.frame.frame import Answer
@@ -31,7 +32,8 @@ from torchperf_ros.workers.process_setup import step_back
 
 _ENTRY: Final = """\
 import os, sys
-from torchperf_ros.workers.process_setup import leave_priority
+from torchperf_ros.workers.process_setup import leave_priority, outlive_the_group
+outlive_the_group()
 leave_priority()  # before the imports: they take 0.3 s, and the node's first frames come just then
 os.setpriority(os.PRIO_PROCESS, 0, 10)  # at 19, a full machine leaves it too little to keep images, when they matter
 from torchperf_ros.recorder.recorder import main
@@ -54,12 +56,13 @@ class RecorderProcess:
             own.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _QUEUE_BYTES)
         own.setblocking(False)
         with theirs, os.fdopen(os.memfd_create("setup"), "wb") as file:  # of any size, unlike a packet
-            file.write(json.dumps(setup).encode())
+            file.write(json.dumps(setup, default=str).encode())
             file.seek(0)
             passed = [theirs.fileno(), file.fileno(), writer.ring.fd, *stage_fds]
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *map(str, passed)],
                 pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid  # of the process
         self._writer, self._own = writer, own
@@ -134,6 +137,9 @@ _PARAMETERS = (
 )  # fmt: skip
 _LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
 _MOST_WAITING = 1000
+_MOST_WAITING_BYTES = 32 << 20
+"""What waits to be passed on may have so many: a second of the largest images that a node hears beside its frames. It
+is counted from pass to pass, so that there may be twice as much for a moment."""
 _MIB = 1 << 20
 _SILENT_S: Final = 5.0
 _KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
@@ -161,9 +167,8 @@ class Recording:
         self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
         self.ros_offset_ns = int(setup["ros_offset_ns"])
         self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
-        records = Path(config.record_dir).expanduser() if config.record_dir else (
-            user_folder("XDG_STATE_HOME", ".local/state") / "records"
-        )  # fmt: skip
+        default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
+        records = Path(config.record_dir).expanduser() if config.record_dir else default
         self._setup = {**setup, **{name: getattr(config, name) for name in _PARAMETERS}, "record_dir": str(records)}
         self._stage_fds = [ring.fd for ring in rings]
         extra = RingExtra(config.black_box_mib * _MIB)
@@ -176,6 +181,10 @@ class Recording:
         self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
         self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        # Counted without a lock: two threads may lose some of it, but only until the next pass, which begins anew.
+        self._waiting_bytes = self._told_bytes = 0
+        self._unpassed = ""  # the last error of passing on, and how many there were
+        self._pass_errors = 0
         self._lock = threading.Lock()
         self._tried_at = self._heard_at = time.monotonic()
         self._killed: RecorderProcess | None = None
@@ -194,15 +203,23 @@ class Recording:
 
     def frame(self, stage: int, answer: Answer, answer_ms: float) -> None:
         """An answered frame; on its stage's thread."""
-        if len(self._answers) == _MOST_WAITING:
-            self._writer.lost += 1
+        if self._is_full(self._answers, 0 if answer.payload is None else len(answer.payload)):
+            return
         self._answers.append((stage, answer, answer_ms))
 
     def message(self, topic: str, t_ns: int, data: bytes) -> None:
         """A message of one of the setup's topics, at its ROS time: published, or heard; takes no lock."""
-        if len(self._messages) == _MOST_WAITING:
-            self._writer.lost += 1
+        if self._is_full(self._messages, len(data)):
+            return
         self._messages.append((topic, t_ns, data))
+
+    def _is_full(self, queue: Sized, size_bytes: int) -> bool:
+        """Whether there is no room for so many bytes more, which are lost; else they count. Takes no lock."""
+        if len(queue) >= _MOST_WAITING or self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
+            self._writer.lost += 1
+            return True
+        self._waiting_bytes += size_bytes
+        return False
 
     def _pass_on(self) -> None:
         step_back()
@@ -211,6 +228,17 @@ class Recording:
                 self._pass_waiting()
 
     def _pass_waiting(self) -> None:
+        self._waiting_bytes = 0
+        while self._messages or self._answers:
+            try:
+                self._pass_some()
+            except Exception:  # the threads' boundary: one thing that nobody thought of must not end the records
+                self._pass_errors += 1
+                self._writer.lost += 1
+                what = f"{self._pass_errors} times something could not be passed on to the recorder, the last time"
+                self._unpassed = self.problem = f"{what}:\n{traceback.format_exc()}"
+
+    def _pass_some(self) -> None:
         while self._messages:
             topic, message_ns, data = self._messages.popleft()
             self._writer.message(self._index[topic], message_ns, data)
@@ -239,8 +267,11 @@ class Recording:
 
     def tell(self, t_ns: int, **fields: Any) -> None:  # noqa: ANN401 - JSON
         """Anything else, with its `kind`, from any thread; it is passed on within a second."""
-        if len(self._waiting) == _MOST_WAITING:
+        size_bytes = sum(len(value) for value in fields.values() if isinstance(value, str))
+        if len(self._waiting) >= _MOST_WAITING or self._told_bytes + size_bytes > _MOST_WAITING_BYTES:
             self._writer.lost += 1
+            return
+        self._told_bytes += size_bytes
         self._waiting.append((t_ns, fields))
 
     def incident(self, what: str, now_ns: int) -> str:
@@ -268,6 +299,7 @@ class Recording:
 
     def _step(self) -> list[dict[str, Any]]:
         self._pass_waiting()
+        self._told_bytes = 0
         while self._waiting:
             self._writer.event(*self._waiting.popleft())
         if self._process is None:
@@ -287,7 +319,8 @@ class Recording:
                 self._give_up(self._process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
         for message in heard:
             if message["kind"] == "status":
-                self.status, self.problem = message, message["problem"]
+                self.status = message
+                self.problem = "; ".join(filter(None, (message["problem"], self._unpassed)))
         return [message for message in heard if message["kind"] != "status"]
 
     def _give_up(self, process: RecorderProcess, why: str) -> None:

@@ -198,8 +198,9 @@ class StageResult:
         return {
             "name": self.name, "tiers": list(self.tiers), "output": self.output_topic, "type": self.output_type,
             "budget_ms": self.budget_ms, "received": self.received, "answered": len(self.frames),
-            "superseded": self.superseded, "stale": self.stale, "outcomes": dict(self.outcomes),
-            "fallbacks": dict(self.fallbacks), "checks": dict(self.checks), "incomplete": self.incomplete,
+            "superseded": self.superseded, "dropped": self.superseded, "stale": self.stale,
+            "outcomes": dict(self.outcomes), "fallbacks": dict(self.fallbacks), "checks": dict(self.checks),
+            "incomplete": self.incomplete,
             **{name: value if math.isfinite(value) else None for name, value in times_ms.items()},
             "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in self.reasons.items()},
         }  # fmt: skip
@@ -289,11 +290,11 @@ def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Pa
     """What became of each stage's frames; `output` is the MCAP that holds what it published."""
     results = {}
     for index, actor in enumerate(actors):
-        config, prefix = actor.config, f"{actor.config.name}: "
+        config, prefix, counters = actor.config, f"{actor.config.name}: ", actor.statistics.counters
         results[config.name] = StageResult(
             config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
-            record.tables[index].rows(), actor.statistics.counters.frames, actor.mailbox.superseded,
-            actor.mailbox.stale, tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
+            record.tables[index].rows(), counters.frames, actor.mailbox.superseded, counters.stale,
+            tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
             record.reasons[index], output,
             {} if actor.sync is None else {number: one.rule.topic for number, one in actor.sync.inputs.items()},
         )  # fmt: skip

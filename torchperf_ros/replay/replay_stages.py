@@ -152,8 +152,8 @@ class ReplayStages:
 
     @property
     def unanswered(self) -> int:
-        """Frames that nobody will answer: superseded and stale ones, and those that are lost."""
-        return self.lost + sum(actor.mailbox.superseded + actor.mailbox.stale for actor in self.actors)
+        """Frames that get no answer: superseded ones, and those that are lost."""
+        return self.lost + sum(actor.mailbox.superseded for actor in self.actors)
 
     @property
     def input_waits(self) -> list[int]:

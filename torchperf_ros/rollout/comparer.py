@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import psutil
 
+from torchperf_ros.frame.errors import how_it_ended
 from torchperf_ros.safety.guard import Guard, Known
 from torchperf_ros.stage.pair_figures import Compared
 
@@ -134,7 +135,8 @@ class OutputComparer:
     def _lost(self, why: str = "") -> None:
         code = self.close()
         self.left_out += 1
-        self.problem = f"outputs are not compared: the process that does it {why or f'ended with status {code}'}"
+        why = why or ("is not there" if code is None else f"ended by {how_it_ended(code)}")
+        self.problem = f"outputs are not compared: the process that does it {why}"
         self._not_before_s = time.monotonic() + _AGAIN_S
 
     def close(self) -> int | None:

@@ -10,9 +10,11 @@ import datetime
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperf_ros.config.bounded_file import SMALL_BYTES, read_bounded
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.rollout.guards import PlanError
 from torchperf_ros.rollout.plan import CLOCK_TOLERANCE_S, RolloutPlan, plan_of
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 SIGNED: Final = b"torchperf_ros roll-out plan v1\n"
 VERSION: Final = 1
 _FIELDS: Final = {"v", "plan", "key", "signature"}
-_MOST_BYTES: Final = 1 << 20
-"""A plan takes a few kilobytes; a vehicle reads nothing that could fill its memory."""
 _SHOWN: Final = 16
 
 
@@ -52,9 +52,9 @@ def make_keys(private: Path) -> Path:
     return public
 
 
-def _key_text(path: Path) -> bytes:
+def _key_text(path: Path, read: Callable[[Path], bytes]) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         raise ConfigError(f"key {path}: cannot be read ({error.strerror or error})") from error
 
@@ -65,7 +65,7 @@ def read_private_key(path: Path) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(_key_text(path), None)
+        key = load_pem_private_key(_key_text(path, Path.read_bytes), None)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"key {path}: is no private key that `torchperf rollout keygen` wrote ({error})") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -79,7 +79,7 @@ def read_public_key(path: Path) -> "Ed25519PublicKey":
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:
-        key = load_pem_public_key(_key_text(path))
+        key = load_pem_public_key(_key_text(path, read_bounded))
     except ValueError as error:
         raise ConfigError(f"key {path}: is no public key that `torchperf rollout keygen` wrote (.pub)") from error
     if not isinstance(key, Ed25519PublicKey):
@@ -104,8 +104,8 @@ def read_signed(text: bytes, key: "Ed25519PublicKey", where: str) -> RolloutPlan
     """
     from cryptography.exceptions import InvalidSignature
 
-    if len(text) > _MOST_BYTES:
-        raise PlanError(f"{where}: has {len(text):,} bytes; a signed plan has at most {_MOST_BYTES:,}")
+    if len(text) > SMALL_BYTES:
+        raise PlanError(f"{where}: has {len(text):,} bytes; a signed plan has at most {SMALL_BYTES:,}")
     try:
         content: Any = json.loads(text.decode())
     except (ValueError, RecursionError) as error:

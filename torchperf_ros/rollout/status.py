@@ -235,10 +235,18 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
     if exposure_h < step.least_exposure_h:
         reasons.append(f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
                        f"{step.least_exposure_h:g} h")  # fmt: skip
-    if step.soak_h or step.least_exposure_h:  # a step that asks for nothing is only a stop on the way
-        lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
-        reasons += dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking)
-    return Move(Kind.HOLD, tuple(reasons)) if reasons else Move(Kind.ADVANCE, ("every figure is within its margin",))
+    lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
+    lacks = tuple(dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking))
+    is_last = plan.step == len(plan.steps) - 1
+    if not standing.vehicles:
+        reasons.append(f"no vehicle brought anything home of version {plan.version}: no data is no verdict")
+    if step.soak_h or step.least_exposure_h or is_last:  # another one that asks for nothing is a stop on the way
+        reasons += lacks
+    if reasons:
+        return Move(Kind.HOLD, tuple(reasons))
+    if lacks:
+        return Move(Kind.ADVANCE, (f"step {plan.step} asks for no time and no exposure; there is no verdict", *lacks))
+    return Move(Kind.ADVANCE, ("every figure is within its margin",))
 
 
 def _finite(figures: Interval | StepStanding) -> dict[str, float | None]:

@@ -4,30 +4,38 @@ The order of writing keeps it safe: a version is written down as `trial` before 
 probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of the two states.
 """
 
+import contextlib
 import datetime
 import enum
-import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.config.bounded_file import open_regular, read_bounded, sha256_of
+from torchperf_ros.config.user_folder import exposed_at
+from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.rollout.guards import WINDOW_S, Figures, Guards, PlanError, broken_guard
 from torchperf_ros.rollout.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.rollout.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.rollout.signature import check_time, read_public_key, read_signed
 from torchperf_ros.rollout.targeting import UNITS, bucket_percent, check_installed, facts_of, is_for, unit_of
-from torchperf_ros.rollout.vehicle_state import VehicleState, Version, load_state, save_state
+from torchperf_ros.rollout.vehicle_state import (
+    STATE_FILE,
+    FolderLock,
+    RolloutStateError,
+    VehicleState,
+    Version,
+    load_state,
+    lock_folder,
+    save_state,
+)
 
 MOST_CUT_OFF: Final = 5
 """So often a trial may end with a loss of power: a candidate that brings the machine down is not tried for ever."""
 _MIN_S: Final = 60.0
-
-
-class RolloutStateError(TorchperfError):
-    """The vehicle cannot remember what it is about to do, so it must not do it; the message says why and what to do."""
 
 
 class Role(enum.Enum):
@@ -88,38 +96,83 @@ class VehicleRollout:
 
     def __init__(
         self, folder: Path, facts: Mapping[str, object], public_key: Path, plan_path: Path, stage: str,
-        clock: Callable[[], datetime.datetime] = utc_now,
+        clock: Callable[[], datetime.datetime] = utc_now, earlier: Path | None = None,
+        exposure: Callable[[Path], str] = exposed_at,
     ) -> None:  # fmt: skip
         """Come up with what the folder remembers.
 
         Args:
-            folder: of this stage: `state.json` and the records lie in it; it is made when it is needed.
+            folder: of this stage of this node alone: `state.json` and the records lie in it. It is made where it is
+                missing, and locked until `close`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
             public_key: of the one who signs plans.
             plan_path: the signed plan; it may come, change and go at any time. Its files are found from its folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
+            earlier: the folder that earlier releases had for the stages of this name of all nodes together. Where
+                `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
+            exposure: who else can change a file, see `exposed`.
 
         Raises:
             TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
-            ConfigError: the public key cannot be read, or is none.
+            ConfigError: the public key cannot be read, is none, or others can change it.
+            RolloutStateError: another node uses the folder.
         """
         check_installed()
         self.facts = facts_of(facts)
         self._folder, self._plan_path, self._stage, self._clock = folder, plan_path, stage, clock
         self._key = read_public_key(public_key)
-        self._state, self._damage = load_state(folder)
+        if why := exposure(public_key):
+            raise ConfigError(f"key {public_key}: is not trusted: {why}")
+        self._exposure = exposure
+        self._lock: FolderLock | None = None
         self._unsaved = self._refused = ""
-        self._hashed: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self._take_folder()
+        self.adopted = ""
+        begins = earlier is not None and not (folder / STATE_FILE).exists()
+        self._state, self._damage = load_state(folder)
+        if earlier is not None and begins:
+            self._adopt(earlier)
+        self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
         self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
-        if self._state.trial:  # nobody ended it: the power went, or the process was killed
+        if self._state.trial and not self._state.counted:  # the power went while it ran, or the process was killed
             self._state.cut_off += 1
+            self._state.counted = True
             if self._state.cut_off >= MOST_CUT_OFF:
                 self._bar(self._state.trial, f"its trial was cut off {self._state.cut_off} times")
             else:
                 self._save()
+
+    def close(self) -> None:
+        """Let another one have the folder; nothing else may be called any more."""
+        self._lock = None
+
+    def _take_folder(self) -> bool:
+        """Lock the folder, unless the disk does not let it be made; then nothing can be remembered either."""
+        try:
+            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
+        except OSError as error:
+            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
+        return self._lock is not None
+
+    def _adopt(self, earlier: Path) -> None:
+        """Begin with what an earlier release remembers; of another node's roll-out, with its roll-backs only."""
+        state, _ = load_state(earlier)
+        if state == VehicleState():
+            return
+        self._state, own = state, None
+        last = self._last_accepted()
+        with contextlib.suppress(OSError, PlanError):  # `look` says so
+            own = read_signed(read_bounded(self._plan_path), self._key, "")
+        self.adopted = f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
+        if own is not None and last is not None and (own.name, own.stage) != (last.name, last.stage):
+            self._state = VehicleState(barred=state.barred, lost=state.lost)
+            self.adopted = (
+                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path} of {own.name}"
+            )
+        self._save()
 
     def learn(self, facts: Mapping[str, object]) -> None:
         """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
@@ -178,13 +231,20 @@ class VehicleRollout:
             RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must not serve.
         """
         plan = self._serving_plan("begins_trial")
+        self.runs(plan.version)
         if self._confirmed(plan) or self._state.trial == plan.version:
             return
-        self._state.trial, self._state.cut_off = plan.version, 0
+        self._state.trial, self._state.cut_off, self._state.counted = plan.version, 0, False
         if not self._save():
             self._state.trial = ""
             raise RolloutStateError(f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk")
         self.records.event("trial", plan.version, plan.serial)
+
+    def runs(self, version: str) -> None:
+        """To be called before workers of a version start, or it serves: if it is on trial, what ends it now counts."""
+        if version == self._state.trial and self._state.counted:
+            self._state.counted = False
+            self._save()
 
     def confirmed(self) -> None:
         """To be called when the candidate has served its probation: it is the last good version from now on.
@@ -225,9 +285,13 @@ class VehicleRollout:
         return self._decision
 
     def stops(self) -> None:
-        """To be called when the node is stopped in order: the trial goes on later, and was not cut off."""
-        self._state.trial, self._state.cut_off = "", 0
-        self._save()
+        """To be called when the node is stopped in order: the trial goes on later, and was not cut off.
+
+        What was cut off before still counts where the version has not run since.
+        """
+        if self._state.trial and not self._state.counted:
+            self._state.trial, self._state.cut_off = "", 0
+            self._save()
 
     def minute(self, block: Block) -> str:
         """Keep a minute of both versions, count its exposure, and look at the guards.
@@ -238,8 +302,9 @@ class VehicleRollout:
             The guard that is broken within the last hour, "" for none.
         """
         served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
-        served[block.version] = served.get(block.version, 0.0) + BLOCK_S
-        self._save()
+        if block.frames or block.role == SERVING:  # a minute beside it without a frame of both shows nothing
+            served[block.version] = served.get(block.version, 0.0) + BLOCK_S
+            self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
         return broken_guard(self._decision.limits, sum(self._recent, Figures()))
@@ -247,7 +312,10 @@ class VehicleRollout:
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""
         try:
-            self._accept(self._plan_path.read_bytes())
+            text = read_bounded(self._plan_path)
+            if why := self._exposure(self._plan_path):
+                raise PlanError(f"plan {self._plan_path}: is not taken: {why}")
+            self._accept(text)
         except FileNotFoundError:
             problem = f"plan {self._plan_path}: is not there" if self._state.plan else ""
         except OSError as error:
@@ -370,6 +438,12 @@ class VehicleRollout:
 
     def _save(self) -> bool:
         try:
+            if not self._take_folder():
+                return False
+        except RolloutStateError as error:
+            self._unsaved = str(error)
+            return False
+        try:
             save_state(self._folder, self._state)
         except OSError as error:
             self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
@@ -382,13 +456,16 @@ class VehicleRollout:
         for name, wanted in files.items():
             path = self._plan_path.parent / name
             try:
-                status = path.stat()
-                mark = (status.st_mtime_ns, status.st_size, status.st_ino)
-                if self._hashed.get(path, (None,))[0] != mark:
-                    with path.open("rb") as file:
-                        self._hashed[path] = mark, _sha256(file)
+                with open_regular(path) as file:
+                    status = os.fstat(file.fileno())
+                    # Times of a change can be set back by hand, but not st_ctime, which is that of the setting.
+                    mark = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
+                    if self._hashed.get(path, (None,))[0] != mark:
+                        self._hashed[path] = mark, sha256_of(file)
             except OSError as error:
                 return f"file {path}: cannot be read ({error.strerror or error}); the plan needs it"
+            if why := self._exposure(path):
+                return f"file {path}: is not loaded: {why}"
             if self._hashed[path][1] != wanted:
                 return f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was signed"
         return ""
@@ -396,10 +473,3 @@ class VehicleRollout:
 
 def _candidate(plan: RolloutPlan) -> Version:
     return Version(plan.version, dict(plan.candidate), dict(plan.files))
-
-
-def _sha256(file: Any) -> str:  # noqa: ANN401 - any binary file; hashlib.file_digest is not in Python 3.10
-    found = hashlib.sha256()
-    while part := file.read(1 << 20):
-        found.update(part)
-    return found.hexdigest()

@@ -1,21 +1,30 @@
 """What a vehicle remembers of roll-outs, in one file that is whole at any moment at which the power may go."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from torchperf_ros.config.bounded_file import read_bounded
 from torchperf_ros.config.candidate import BASE
-from torchperf_ros.config.user_folder import make_private
+from torchperf_ros.config.user_folder import make_private, replace_file
+from torchperf_ros.frame.errors import TorchperfError
 
 STATE_FILE: Final = "state.json"
-_PART: Final = ".state.json.part"
 _VERSION: Final = 1
+_MOST_BYTES: Final = 16 << 20
+"""Of the file: a plan of 1 MiB at most, and what is left of earlier ones."""
+
+
+class RolloutStateError(TorchperfError):
+    """The vehicle cannot remember what it is about to do, so it must not do it; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,8 @@ class VehicleState:
         good: versions that served their probation, the last one in service; without any, the base is.
         trial: the version that serves and is not good yet, "" for none.
         cut_off: how often that trial was ended by a loss of power or a kill.
+        counted: whether the last such end is among them, and the version has not run since. A start that comes to
+            nothing, as a camera is not there yet, is no end of a trial.
         shadow_s, serving_s: how long each version ran here beside another one, and in service.
         barred: versions that were rolled back here, with the reason.
         lost: when an earlier state was found damaged: what was barred then is not known. The first version that a plan
@@ -48,6 +59,7 @@ class VehicleState:
     good: list[Version] = field(default_factory=list)
     trial: str = ""
     cut_off: int = 0
+    counted: bool = False
     shadow_s: dict[str, float] = field(default_factory=dict)
     serving_s: dict[str, float] = field(default_factory=dict)
     barred: dict[str, str] = field(default_factory=dict)
@@ -67,7 +79,7 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
     """
     path = folder / STATE_FILE
     try:
-        whole = json.loads(path.read_bytes())
+        whole = json.loads(read_bounded(path, _MOST_BYTES))
         content = whole["state"]
         if whole["v"] != _VERSION or whole["sha256"] != _sum(content):
             raise ValueError("another version, or changed since it was written")
@@ -85,6 +97,46 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
     return state, ""
 
 
+class FolderLock:
+    """A folder whose state one node reads and replaces: nobody else may meanwhile. It holds until the object goes."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder where it is missing, and take it.
+
+        Raises:
+            RolloutStateError: another one has it.
+            OSError: it cannot be made, as the disk is full or read-only.
+        """
+        make_private(folder)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.release = weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise RolloutStateError(
+                f"state {folder}: another node uses it, and each would forget what the other one has written; give "
+                "each node a name or namespace of its own, or another rollout.folder"
+            ) from error
+
+
+_LOCKS: Final = weakref.WeakValueDictionary[tuple[str, str], FolderLock]()
+
+
+def lock_folder(folder: Path, plan: Path) -> FolderLock:
+    """The lock of the folder for whoever follows this plan.
+
+    A process that has it for this plan already gets the same one: it is the same node, which is configured again.
+
+    Raises:
+        RolloutStateError, OSError: see `FolderLock`.
+    """
+    key = os.path.realpath(folder), os.path.realpath(plan)
+    if (lock := _LOCKS.get(key)) is None:
+        lock = _LOCKS[key] = FolderLock(folder)
+    return lock
+
+
 def save_state(folder: Path, state: VehicleState) -> None:
     """Replace the file: all of the new state is on the disk on return, and until then all of the old one is.
 
@@ -93,30 +145,7 @@ def save_state(folder: Path, state: VehicleState) -> None:
     """
     content = asdict(state)
     text = json.dumps({"v": _VERSION, "sha256": _sum(content), "state": content}, allow_nan=False).encode()
-    make_private(folder)
-    part = folder / _PART
-    try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            while text:
-                text = text[os.write(handle, text) :]
-            os.fsync(handle)  # before the name: else a file system may write the name first, and nothing under it
-        finally:
-            os.close(handle)
-        os.replace(part, folder / STATE_FILE)
-        _sync_folder(folder)
-    except OSError:
-        with contextlib.suppress(OSError):  # what it takes of a full disk is needed elsewhere
-            part.unlink()
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_file(folder / STATE_FILE, text)
 
 
 def _sum(content: object) -> str:

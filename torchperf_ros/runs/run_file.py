@@ -25,7 +25,8 @@ VERSION: Final = 1
 _KEY: Final = b"torchperf_run"
 _KIND: Final = "run"
 _NAMES: Final = FRAME.names or ()
-_LATER: Final = ("check", "missing_inputs")
+_LATER: Final = ("check", "missing_inputs", "scene", "stale", "deadline_ms")
+"""Columns that runs of older versions lack."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,9 @@ def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
 
 def _rows(columns: Mapping[str, Any]) -> NDArray[np.void]:
     rows = np.empty(len(columns["seq"]), dtype=FRAME)
-    for name in _NAMES:  # a run that was written before there were guards and synchronised inputs has none of theirs
-        rows[name] = columns.get(name, UNKNOWN) if name in _LATER else columns[name]
+    for name in _NAMES:
+        unknown = UNKNOWN if FRAME[name].kind == "i" else math.nan
+        rows[name] = columns.get(name, unknown) if name in _LATER else columns[name]
     return rows
 
 

@@ -28,8 +28,10 @@ MEMORY: Final = {
 """The figures of memory that say what the models use, the best first."""
 _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
 _ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
-_NOTHING_KNOWN: Final = _ZEROS | {"tier": UNKNOWN, "fallback": UNKNOWN, "check": UNKNOWN, "missing_inputs": UNKNOWN}
-_TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms")
+_INDEXES: Final = ("tier", "fallback", "check", "scene", "missing_inputs", "stale")
+_NOTHING_KNOWN: Final = _ZEROS | dict.fromkeys(_INDEXES, UNKNOWN)
+_WORDS: Final = (("fallback", Fallback), ("check", GuardVerdict))
+_TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms", "deadline_ms", "lateness_ms")
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
@@ -136,10 +138,8 @@ class StageLog:
 
     @property
     def lateness_ms(self) -> Values:
-        """How far past its budget each frame was answered; negative: before."""
-        total_ms: Values = self.frames["total_ms"]
-        budget_ms: Values = self.frames["budget_ms"]
-        return total_ms - budget_ms
+        """How far past its deadline each frame was answered; negative: before; NaN where the log does not say."""
+        return np.asarray(self.frames["lateness_ms"], dtype=np.float64)
 
     def tier_name(self, index: int) -> str:
         """A tier's name, `tier 2` where it is not known."""
@@ -308,20 +308,17 @@ class RunLogBuilder:
 
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
         """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
-        index, outcome, fallback, check, tier, seq, missing_inputs = (
-            _whole(values.get(name))
-            for name in ("stage", "outcome", "fallback", "check", "tier", "seq", "missing_inputs")
-        )
+        index, outcome, seq = (_whole(values.get(name)) for name in ("stage", "outcome", "seq"))
+        indexes = {name: _whole(values.get(name)) for name in _INDEXES}
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
             return
         times = {name: values.get(name, math.nan) for name in _TIMES}
         before_ms = times["total_ms"] + times["age_ms"]
         self._add(
-            self._by_number(index), t_ns, seq, tier=tier, outcome=outcome,
+            self._by_number(index), t_ns, seq, outcome=outcome,
             stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
-            fallback=fallback if 0 <= fallback < len(Fallback) else UNKNOWN,
-            check=check if 0 <= check < len(GuardVerdict) else UNKNOWN, missing_inputs=missing_inputs, **times,
+            **(indexes | {name: UNKNOWN for name, words in _WORDS if indexes[name] >= len(words)}), **times,
         )  # fmt: skip
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -342,7 +339,7 @@ class RunLogBuilder:
         elif kind == "candidate":
             self._stage(str(record["stage"])).candidate = {name: str(record.get(name, "")) for name in CANDIDATE}
         elif kind == "dropped":
-            count = int(record["superseded"]) + int(record["stale"])
+            count = int(record["superseded"]) + int(record.get("stale", 0))  # older nodes dropped stale frames, too
             self._stage(str(record["stage"])).drop(int(record["t_ns"]), count)
         elif kind == "start":
             self._started_ns = int(record.get("t_ns") or 0)
@@ -392,11 +389,10 @@ class RunLogBuilder:
         labels = dict.fromkeys(label for _, values in self._memory for label in values)
         stages = [stage for _, stage in sorted(self._by_index.items())]
         for stage in stages:
-            frames = np.frombuffer(stage.rows, FRAME).copy()
-            total_ms: Values = frames["total_ms"]
-            budget_ms: Values = frames["budget_ms"]
-            frames["lateness_ms"] = total_ms - budget_ms
+            frames = np.frombuffer(stage.rows, FRAME)
             stage.frames = frames[np.argsort(frames["t_ns"], kind="stable")]
+        if mute := sum(int(np.isnan(stage.lateness_ms).sum()) for stage in stages):
+            self.trouble(f"{mute:,} frames do not say how late they were: an older node has written them")
         return RunLog(
             name, tuple(stages), source, self.node,
             np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
@@ -417,7 +413,7 @@ class RunLogBuilder:
             outcome=Outcome[str(record["outcome"]).upper()],
             fallback=UNKNOWN if fallback is None else Fallback[str(fallback).upper()],
             check=UNKNOWN if check is None else GuardVerdict[str(check).upper()],
-            missing_inputs=int(record.get("missing_inputs", UNKNOWN)),
+            **{name: int(record.get(name, UNKNOWN)) for name in ("scene", "missing_inputs", "stale")},
             **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
         )  # fmt: skip
         if record.get("profiled"):

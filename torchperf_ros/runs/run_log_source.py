@@ -274,7 +274,8 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         entry, frames = entries.get(stage, {}), rows[np.argsort(rows["t_ns"], kind="stable")]
         if summary.get("pace") == _NO_DEADLINES:
             frames["budget_ms"] = frames["lateness_ms"] = np.nan
-        drops = [entry[word] for word in ("superseded", "stale") if word in entry]
+        old_words = ("superseded", "stale")  # older replays dropped stale frames, too
+        drops = [entry[word] for word in (("dropped",) if "dropped" in entry else old_words) if word in entry]
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         seqs: list[int] = frames["seq"].tolist() if reasons else []
         at_t_ns: list[int] = frames["t_ns"].tolist() if reasons else []

@@ -1,14 +1,15 @@
 """The guard of a stage's plans: judges each before it is published, and replaces one that fails."""
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchperf_ros.config.safety_options import GuardOptions, guard_options
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stop_output import GoingStop, TimedPath
@@ -16,8 +17,9 @@ from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unit, unreadable
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
-from torchperf_ros.safety.odometry import Motion, age_s
+from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.own_lane import OwnLane
+from torchperf_ros.safety.source_clock import SourceClock
 
 _JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
@@ -72,19 +74,10 @@ class _Situation(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a guard knows at one time, by which other plans can be judged, elsewhere, too.
-
-    Attributes:
-        motion, sources: the newest of odometry and of each source of obstacles.
-        now_ns, ros_now_ns, age_ms, stepped_ns: see `Guard.check`.
-    """
+    """What a guard knows at one time, by which other plans can be judged, elsewhere, too; `stepped_ns`: see `check`."""
 
     options: GuardOptions
-    motion: Motion | None
-    sources: tuple[Obstacles | None, ...]
-    now_ns: int
-    ros_now_ns: int
-    age_ms: float
+    situation: _Situation
     stepped_ns: int = 0
 
     def packed(self) -> list[Any]:
@@ -92,16 +85,17 @@ class Known(NamedTuple):
         own = asdict(self.options)
         options = {f"vehicle.{name}": value for name, value in own.pop("vehicle").items()}
         options |= {f"guard.{name}": _listed(value) for name, value in own.items()}
-        motion = None if self.motion is None else list(map(_text, astuple(self.motion)))
-        return [options, motion, [one and one.packed() for one in self.sources], *self[3:]]
+        now_ns, ros_now_ns, motion, age_s, seen, *open_to = self.situation
+        moved = None if motion is None else list(map(_text, astuple(motion)))
+        return [options, self.stepped_ns, now_ns, ros_now_ns, moved, age_s, seen.packed(), *open_to]
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Known":
         """Of what `packed` gave."""
-        options, motion, sources, *times = packed
-        if motion is not None:
-            motion = Motion(motion[0].encode("latin-1"), motion[1].encode("latin-1"), *motion[2:])
-        return cls(guard_options(options), motion, tuple(one and Obstacles.unpacked(one) for one in sources), *times)
+        options, stepped_ns, now_ns, ros_now_ns, moved, age_s, seen, *open_to = packed
+        motion = moved and Motion(moved[0].encode("latin-1"), moved[1].encode("latin-1"), *moved[2:])
+        situation = _Situation(now_ns, ros_now_ns, motion, age_s, Seen.unpacked(seen), *open_to)
+        return cls(guard_options(options), situation, stepped_ns)
 
 
 def _listed(value: object) -> object:
@@ -147,15 +141,31 @@ class _Rung(NamedTuple):
         return not drivable, close.impact - _TIME_HELPS * close.contact_s
 
 
+@dataclass
+class _Refusals:
+    """What could not be used of one input, whose thread counts."""
+
+    messages: int = 0
+    markers: int = 0
+    no_velocity: int = 0
+    why: str = ""
+    clock: str = ""  # how it differs from ROS time, "" where it does not
+
+    def note(self, why: str, markers: int = 0) -> None:
+        self.messages, self.markers, self.why = self.messages + 1, self.markers + markers, why
+
+    @property
+    def in_words(self) -> str:
+        return f" (refused: {self.why})" if self.why else ""
+
+
 class Guard:
     """Checks one stage's plans (`nav_msgs/Path`) against odometry, limits and obstacles.
 
     `moved` and `saw` may be called on any thread, `check` on the stage's: what one hands to another is replaced whole.
 
     Attributes:
-        refused: what could not be used: per input (`odometry`, `obstacles 0`) how many messages, and under the same
-            name with ` why` the last reason; `no_velocity`: how many obstacles counted as standing without being known
-            to.
+        news: what was learned of a source's clock, for people.
     """
 
     def __init__(self, options: GuardOptions) -> None:
@@ -163,7 +173,8 @@ class Guard:
         self._options = options
         # What cannot be read cannot be judged by the other checks, so it acts as soon as one of them does.
         self._acts = options.act and options.act | {"finite", "stamps"}
-        self.refused: dict[str, str | int] = {}
+        self._odometry, self._heard = _Refusals(), [_Refusals() for _ in options.obstacles]
+        self.news: deque[str] = deque(maxlen=1 + len(options.obstacles))
         self.forget(0)
 
     @property
@@ -171,11 +182,32 @@ class Guard:
         """Whether a check replaces plans; else all of them are in shadow."""
         return bool(self._options.act)
 
+    @property
+    def refused(self) -> dict[str, str | int]:
+        """What could not be used: per input (`odometry`, `obstacles 0`) how many messages not or not wholly.
+
+        Under the same name with ` markers` how many of their markers, with ` why` the last reason, with ` clock` how
+        its clock differs from ROS time; `no_velocity`: how many obstacles counted as standing without being known to.
+        """
+        named = {"odometry": self._odometry} | {f"obstacles {at}": one for at, one in enumerate(self._heard)}
+        found: dict[str, str | int] = {}
+        for name, one in named.items():
+            values: dict[str, str | int] = {
+                "": one.messages,
+                " why": one.why,
+                " markers": one.markers,
+                " clock": one.clock,
+            }
+            found |= {name + what: value for what, value in values.items() if value}
+        unknown = sum(one.no_velocity for one in self._heard)
+        return found | ({"no_velocity": unknown} if unknown else {})
+
     def forget(self, now_ns: int) -> None:
         """Forget what was received and published before now (monotonic): the vehicle may be elsewhere."""
         self._not_before_ns = now_ns
         self._motion: Motion | None = None
-        self._sources: tuple[Obstacles | None, ...] = (None,) * len(self._options.obstacles)
+        self._motion_clock = SourceClock()
+        self._sources: list[Obstacles | None] = [None] * len(self._options.obstacles)  # each has one thread
         # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one then.
         self._valid: tuple[TimedPath, int] | None = None
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
@@ -189,26 +221,31 @@ class Guard:
         try:
             motion = Motion.read(odometry, received_ns)
         except BadInput as error:
-            self._refuse("odometry", str(error))
+            self._odometry.note(str(error))
             return
         if received_ns >= self._not_before_ns:
             self._motion = motion
 
-    def saw(self, source: int, markers: bytes, received_ns: int) -> None:
-        """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`."""
-        sources = self._sources
-        try:
-            seen = read_obstacles(markers, received_ns, self._options, self._motion, sources[source])
-        except BadInput as error:
-            self._refuse(f"obstacles {source}", str(error))
-            return
-        if seen.no_velocity:
-            self.refused = {**self.refused, "no_velocity": int(self.refused.get("no_velocity", 0)) + seen.no_velocity}
-        if received_ns >= self._not_before_ns:
-            self._sources = (*sources[:source], seen, *sources[source + 1 :])
+    def saw(self, source: int, markers: bytes, received_ns: int, stamp_ns: int = 0) -> None:
+        """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`.
 
-    def _refuse(self, name: str, why: str) -> None:
-        self.refused = {**self.refused, name: int(self.refused.get(name, 0)) + 1, f"{name} why": why}
+        `stamp_ns`: of what it was computed from; it counts where the markers have none. After an array that cannot be
+        read, the one before still counts, but does not prove that the way is free.
+        """
+        sources, heard = self._sources, self._heard[source]
+        before, clock = sources[source], self._motion_clock
+        try:
+            seen = read_obstacles(markers, received_ns, self._options, self._motion, before, stamp_ns, clock)
+        except BadInput as error:
+            heard.note(str(error))
+            if before is not None:
+                sources[source] = replace(before, unclear="cannot be read since then")
+            return
+        heard.no_velocity += seen.no_velocity
+        if seen.refused or seen.unclear:
+            heard.note(seen.why or seen.unclear, seen.refused)
+        if received_ns >= self._not_before_ns:
+            sources[source] = seen
 
     def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Checked:
         """Judge a plan, and say what to publish.
@@ -246,16 +283,14 @@ class Guard:
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
     def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
-        """What is known now, for another plan to be judged by; copies nothing."""
-        return Known(self._options, self._motion, self._sources, now_ns, ros_now_ns, age_ms, stepped_ns)
+        """What is known now, for another plan to be judged by."""
+        return Known(self._options, self._situation(now_ns, ros_now_ns, age_ms), stepped_ns)
 
     @classmethod
     def refusal(cls, plan: bytes, known: Known) -> str:
         """Why a plan would be replaced, "" where it would not, by the checks that act; `jump` asks for the last one."""
         guard = cls(replace(known.options, act=known.options.act - {"jump"}, shadow=frozenset()))
-        guard._motion, guard._sources = known.motion, known.sources
-        situation = guard._situation(known.now_ns, known.ros_now_ns, known.age_ms)
-        _, judged = guard._read(plan, situation, known.stepped_ns)
+        _, judged = guard._read(plan, known.situation, known.stepped_ns)
         failed = judged.failed(guard._acts)
         return "" if failed is None else f"{failed.check}: the plan {failed.text}"
 
@@ -271,23 +306,31 @@ class Guard:
         return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
-        options, motion = self._options, self._motion
-        age, no_motion = math.nan, "no odometry was received" + self._why_refused("odometry")
+        options, motion, sources = self._options, self._motion, tuple(self._sources)
+        age, no_motion = math.nan, "no odometry was received" + self._odometry.in_words
         if motion is not None:
-            age = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
-            age_of_odometry_ms = max(1000 * age, (now_ns - motion.received_ns) / NS_PER_MS)
-            stale = age_of_odometry_ms > options.odometry_timeout_ms
-            no_motion = f"odometry is {age_of_odometry_ms:.0f} ms old{self._why_refused('odometry')}" if stale else ""
-        seen, missing = seen_now(self._sources, options, now_ns, ros_now_ns, age_ms / 1000)
+            age, no_motion = self._motion_clock.age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
+            if no_motion or 1000 * age > options.odometry_timeout_ms:
+                what = no_motion or f"{1000 * age:.0f} ms old"
+                no_motion = f"odometry is {what}{self._odometry.in_words}"
+        seen, missing = seen_now(sources, options, now_ns, ros_now_ns, age_ms / 1000)
         no_obstacles = "; ".join(
-            f"obstacles on {options.obstacles[source]} {why}" + self._why_refused(f"obstacles {source}")
+            f"obstacles on {options.obstacles[source]} {why}{self._heard[source].in_words}"
             for source, why in missing.items()
         )
+        self._learn("odometry", self._odometry, self._motion_clock)
+        for at, source in enumerate(sources):
+            if source is not None:
+                self._learn(f"obstacles on {options.obstacles[at]}", self._heard[at], source.clock)
         return _Situation(now_ns, ros_now_ns, None if no_motion else motion, age, seen, no_motion, no_obstacles)
 
-    def _why_refused(self, name: str) -> str:
-        why = self.refused.get(f"{name} why", "")
-        return f" (refused: {why})" if why else ""
+    def _learn(self, name: str, heard: "_Refusals", clock: SourceClock) -> None:
+        """Say once that a source's stamps are not ROS time."""
+        if clock.is_ros is False and not heard.clock:
+            heard.clock = f"its own, {abs(clock.off_s):.6g} s {'ahead of' if clock.off_s > 0 else 'behind'} ROS time"
+            self.news.append(
+                f"{name}: the clock of its stamps is {heard.clock}; its receipt counts, and their progress"
+            )
 
     def _read(self, plan: bytes | None, situation: _Situation, stepped_ns: int) -> tuple[TimedPath | None, _Judgement]:
         """The path in the ROS time of now, None where it cannot be followed at all, and what is wrong with it."""
@@ -298,7 +341,7 @@ class Guard:
             path = TimedPath.parse(plan).moved(stepped_ns)
         except BadInput as error:
             return None, _Judgement([Finding("finite", math.nan, math.nan, str(error))], {})
-        if (finding := unreadable(path)) is not None:
+        if (finding := unreadable(path, situation.ros_now_ns, situation.motion)) is not None:
             return None, _Judgement([finding], {})
         return path, self._judge(path, situation, options.act | options.shadow)
 

@@ -11,7 +11,7 @@ from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.frame.cdr import header_at
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion
+from torchperf_ros.safety.odometry import LEAST_TURN, MOST_M, MOST_TURN, USABLE_AGE_S, Motion
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -21,7 +21,6 @@ _JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
 _SHORT_STEP_M = 0.1  # over shorter steps a curvature, 1 / m, says more of rounding than of the path
 _STANDING = 0.1  # m/s at the end of a plan that ends standing
 _MOST_POSES = 64  # of a plan that is compared with obstacles
-_LARGEST_M = 1e8  # a coordinate beyond is not a place on Earth; its square is still a number
 
 
 class Finding(NamedTuple):
@@ -44,8 +43,8 @@ class Track(NamedTuple):
     def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None, motion_age_s: float = 0.0) -> "Track":
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's.
 
-        Such a path is seen from where the vehicle was at the time of its header's stamp, which is as much before now as
-        the ROS clock says less its steps since.
+        Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now. That stamp is as
+        much before now as the ROS clock says, less its steps since.
         """
         place = path.points[:, 0] + 1j * path.points[:, 1]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
@@ -57,9 +56,7 @@ class Track(NamedTuple):
         if turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi:
             yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
         if motion is not None and path.frame == motion.child_frame != motion.frame:
-            stamp_ns = header_at(path.head, 4, path.order)[0] + path.moved_ns
-            since_s = motion_age_s - (ros_now_ns - stamp_ns) / NS_PER_S
-            at_x, at_y, turned = motion.after(since_s if abs(since_s) <= USABLE_AGE_S else 0.0)
+            at_x, at_y, turned = motion.after(_after_now_s(path, ros_now_ns) + motion_age_s)
             place, yaw = complex(at_x, at_y) + cmath.rect(1.0, turned) * place, yaw + turned
         return cls((path.stamps_ns - ros_now_ns) / NS_PER_S, place, yaw)
 
@@ -104,21 +101,40 @@ class Track(NamedTuple):
         return float(steps[-1]) + change * float(spans[-1] / spans.sum()) <= _STANDING
 
 
-def unreadable(path: TimedPath) -> Finding | None:
-    """What makes every other check of a plan impossible: values that are no numbers, stamps that do not increase."""
+def _after_now_s(path: TimedPath, ros_now_ns: int) -> float:
+    """When a path's `header.stamp` is, in s from now on; 0 if it has none, infinite if it is no time."""
+    stamp_ns = header_at(path.head, 4, path.order)[0]
+    if stamp_ns < 0:
+        return math.inf
+    return (stamp_ns + path.moved_ns - ros_now_ns) / NS_PER_S if stamp_ns else 0.0
+
+
+def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = None) -> Finding | None:
+    """What makes every other check of a plan impossible.
+
+    That is values that are no numbers, stamps that do not increase, and, of a plan that is seen from the vehicle, a
+    `header.stamp` that does not say from where.
+    """
     places, turns = np.abs(path.points), np.abs(path.turns)
-    if not (largest(places.ravel()) <= _LARGEST_M and largest(turns.ravel()) <= _LARGEST_M):  # NaN compares false
-        count = int((~(np.maximum(places.max(axis=1), turns.max(axis=1)) <= _LARGEST_M)).sum())
-        text = f"has {count} poses with a value that is NaN, infinite or beyond {_LARGEST_M:g}"
+    if not (largest(places.ravel()) <= MOST_M and largest(turns.ravel()) <= MOST_M):  # NaN compares false
+        count = int((~(np.maximum(places.max(axis=1), turns.max(axis=1)) <= MOST_M)).sum())
+        text = f"has {count} poses with a value that is NaN, infinite or beyond {MOST_M:g}"
         return Finding("finite", count, 0, text)
-    if count := int(np.count_nonzero(~turns.any(axis=1))):
-        return Finding("finite", count, 0, f"has {count} poses with an orientation of zeros, which is no rotation")
+    lengths = np.sqrt((turns * turns).sum(axis=1))
+    if count := int(np.count_nonzero((lengths < LEAST_TURN) | (lengths > MOST_TURN))):
+        text = f"has {count} poses with an orientation that is not {LEAST_TURN} to {MOST_TURN} long: no rotation"
+        return Finding("finite", count, 0, text)
     steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
     at = int(steps.argmin())
     if steps[at] <= 0:
         step_s = float(steps[at]) / NS_PER_S
         text = f"stamps pose {at + 1} {step_s:g} s after the one before; each has to be later"
         return Finding("stamps", step_s, 0, text)
+    if motion is not None and path.frame == motion.child_frame != motion.frame:
+        off_s = abs(_after_now_s(path, ros_now_ns))
+        if off_s > USABLE_AGE_S:
+            text = f"is seen from the vehicle as it was {off_s:g} s from now, by its header.stamp"
+            return Finding("stamps", off_s, USABLE_AGE_S, f"{text}; {USABLE_AGE_S:g} s are allowed")
     return None
 
 

@@ -1,41 +1,39 @@
 """Obstacles read from the CDR bytes of a `visualization_msgs/MarkerArray`: oriented boxes with velocities, in a plane.
 
-Each array replaces the one before of its source. A marker of type CUBE, SPHERE or CYLINDER is an obstacle; an ARROW of
-the same `ns` and `id` says how it moves over ground: from `points[0]` to `points[1]` in m/s, turned by the ARROW's pose
-as RViz draws it. Other types are no obstacles.
+Each array replaces the one before of its source. What is an object is said in `safety/markers.py`; an ARROW of the same
+`ns` and `id` says how it moves over ground: from `points[0]` to `points[1]` in m/s, turned by the ARROW's pose as RViz
+draws it.
+
+An array proves that the way is free only if all of it could be read. Of a marker that could not, what could be read
+counts: an object whose place is known is judged all the same. `Obstacles.unclear` says what the array leaves open.
 """
 
 import math
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.config.safety_options import GuardOptions
-from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import BadInput, one_line
-from torchperf_ros.safety.odometry import USABLE_AGE_S, Motion, age_s, yaw_of
+from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
+from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
+from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.safety.tracks import Tracks, follow
 
-Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
+Flags = NDArray[np.bool_]
 
-_ADD, _ARROW, _SOLIDS = 0, 0, (1, 2, 3)  # visualization_msgs/Marker: action ADD; ARROW; CUBE, SPHERE, CYLINDER
-_MOST_MARKERS = 4000  # reading them takes some 30 ms; an array of more is refused
-_MOST_M = 10_000.0  # positions and sizes beyond are no obstacle of a road vehicle
-_MAX_SPEED = 70.0  # m/s, of an estimated velocity
-_MAX_CHANGE = 3.0  # m/s between two estimates in a row: more, and the id does not follow one object
-_STEP_S = (0.01, 1.0)  # between two arrays that velocities are estimated from
-_NO_TEXT = b"\1\0\0\0\0" + bytes(3)
-_NO_LISTS = bytes(8) + _NO_TEXT + bytes(8) + _NO_TEXT * 2 + bytes(8)
-"""Points, colours, texture and coordinates of a marker that has none of them, little-endian, from the points on."""
-_NO_MESH = _NO_TEXT * 2 + bytes(4)
+_SIZES_M: Final = (0.01, 10_000.0)  # a size beyond is not that of an object
+_UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
+_FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
+_FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
+_STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
+_SURE: Final = 0.5  # standard deviations, by which what drives ahead may be slower than it seems
 _NO_ARROW = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-_Step: TypeAlias = tuple[int, float, float, float, float, bool]
-"""Of one object: stamp in ns, x and y in m, velocity by x and y in m/s, and whether that counts."""
 
 
 class Seen(NamedTuple):
@@ -46,6 +44,7 @@ class Seen(NamedTuple):
         yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
         velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
+        unsure: standard deviation of the velocity in m/s along each axis; 0 of what has an ARROW.
         response_s: until we respond to each, shape [n].
     """
 
@@ -55,7 +54,31 @@ class Seen(NamedTuple):
     halves: Floats
     velocities: Complex
     speeds: Floats
+    unsure: Floats
     response_s: Floats
+
+    def packed(self) -> list[Any]:
+        """The same in what JSON knows; `unpacked` makes it whole."""
+        return [np.stack((column.real, column.imag)).tolist() for column in self]
+
+    @classmethod
+    def unpacked(cls, packed: Sequence[Any]) -> "Seen":
+        """Of what `packed` gave."""
+        parts = [np.array(column, np.float64) for column in packed]
+        halves = parts[3][0].reshape(-1, 2)
+        places, units, velocities = (parts[at][0] + 1j * parts[at][1] for at in (0, 2, 4))
+        return cls(places, parts[1][0], units, halves, velocities, *(parts[at][0] for at in (5, 6, 7)))
+
+    def only(self, kept: Flags) -> "Seen":
+        """Some of them, before the time to respond is known."""
+        return self._replace(
+            places=self.places[kept], yaws=self.yaws[kept], units=self.units[kept], halves=self.halves[kept],
+            velocities=self.velocities[kept], speeds=self.speeds[kept], unsure=self.unsure[kept],
+        )  # fmt: skip
+
+
+_NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
+_NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +87,35 @@ class Obstacles:
 
     Attributes:
         received_ns: when the array was received, monotonic.
-        stamps_ns: ROS time of each, shape [n].
-        stamp_ns: of all of them; None: they differ.
+        stamps_ns: when each was seen, by the source's clock, shape [n].
+        stamp_ns: the one that counts for the array, 0 for none.
+        unstamped: whether it has nothing that could have a stamp.
         seen: where they were then; the time to respond is not known yet.
         no_velocity: of how many it is not known.
-        steps: by `ns` and `id`, what the next array's velocities are estimated from.
+        refused: how many markers could not be read, or not all of them.
+        why: what of the first of these could not be.
+        unclear: why the array does not prove that the way is free, "" if it does.
+        tracks: of what has no ARROW, for the next array's velocities; None: nothing was without.
+        clock: the source's.
     """
 
     received_ns: int
     stamps_ns: NDArray[np.int64]
-    stamp_ns: int | None
+    stamp_ns: int
+    unstamped: bool
     seen: Seen
     no_velocity: int
-    steps: dict[tuple[bytes, int], _Step]
-
-    def packed(self) -> list[Any]:
-        """The same in what JSON knows, without the steps; `unpacked` makes it whole."""
-        seen = [np.stack((column.real, column.imag)).tolist() for column in self.seen]
-        return [self.received_ns, self.stamps_ns.tolist(), self.stamp_ns, seen, self.no_velocity]
-
-    @classmethod
-    def unpacked(cls, packed: Sequence[Any]) -> "Obstacles":
-        """Of what `packed` gave."""
-        received_ns, stamps_ns, stamp_ns, columns, no_velocity = packed
-        parts = [np.array(column, np.float64) for column in columns]
-        seen = Seen(*(
-            real + 1j * imaginary if has is np.complex128 else real
-            for has, (real, imaginary) in zip(_COLUMNS, parts, strict=True)
-        ))  # fmt: skip
-        return cls(received_ns, np.array(stamps_ns, np.int64), stamp_ns, seen, no_velocity, {})
-
-
-_COLUMNS: Final = (np.complex128, float, np.complex128, float, np.complex128, float, float)  # of `Seen`
-_NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
-_NOTHING = Seen(_NO_PLACES, _NONE, _NO_PLACES, np.zeros((0, 2)), _NO_PLACES, _NONE, _NONE)
+    refused: int
+    why: str
+    unclear: str
+    tracks: Tracks | None
+    clock: SourceClock = field(default_factory=SourceClock)
 
 
 def seen_now(
     sources: Sequence[Obstacles | None], options: GuardOptions, now_ns: int, ros_now_ns: int, frame_age_s: float
 ) -> tuple[Seen, dict[int, str]]:
-    """All fresh obstacles, led on at constant velocity to now; and of each source that has none fresh, why.
+    """All fresh obstacles, led on at constant velocity to now; and of each source that leaves something open, what.
 
     The response time to one is the age of the plan's frame, or its own if that is larger, and the actuation delay.
     """
@@ -112,104 +124,40 @@ def seen_now(
         if source is None:
             missing[index] = "were not received"
             continue
-        since_s = (now_ns - source.received_ns) / NS_PER_S
-        if source.stamp_ns is None:
-            ages_s = (ros_now_ns - source.stamps_ns) / NS_PER_S
-            usable = (source.stamps_ns > 0) & (ages_s >= 0) & (ages_s <= USABLE_AGE_S)
-            old_s: Floats | float = np.where(usable, ages_s, since_s)
-            oldest_s = float(np.max(old_s))
-            unseen_s = np.fmax(old_s, frame_age_s)  # a NaN counts as unknown
-        else:
-            old_s = oldest_s = age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
-            unseen_s = max(oldest_s, frame_age_s)  # likewise
-        oldest_ms = 1000 * max(since_s, oldest_s)
-        if oldest_ms > options.obstacles_timeout_ms:
-            missing[index] = f"are {oldest_ms:.0f} ms old"
+        age_s, unknown = source.clock.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
+        if unknown and source.unstamped:
+            age_s, unknown = (now_ns - source.received_ns) / NS_PER_S, ""
+        if unknown or 1000 * age_s > options.obstacles_timeout_ms:
+            missing[index] = f"are {unknown or f'{1000 * age_s:.0f} ms old'}"
             continue
-        places, yaws, units, halves, velocities, speeds, _ = source.seen
+        if source.unclear:
+            missing[index] = source.unclear
+        seen = source.seen
+        ages_s: Floats | float = age_s
+        if (source.stamps_ns != source.stamp_ns).any():  # some were seen before, or after, the others
+            ages_s = np.maximum(age_s + (source.stamp_ns - source.stamps_ns) / NS_PER_S, 0.0)
+            kept = 1000 * ages_s <= options.obstacles_timeout_ms
+            if not kept.all():
+                missing[index] = f"are {1000 * float(ages_s.max()):.0f} ms old in part"
+                ages_s, seen = ages_s[kept], seen.only(kept)
+        places, yaws, units, halves, velocities, speeds, unsure, _ = seen
         response_s = np.empty(len(yaws))
-        response_s[:] = unseen_s + options.actuation_delay_ms / 1000
-        fresh.append(Seen(places + velocities * old_s, yaws, units, halves, velocities, speeds, response_s))
+        response_s[:] = np.fmax(ages_s, frame_age_s)  # a NaN counts as unknown
+        response_s += options.actuation_delay_ms / 1000
+        fresh.append(Seen(places + velocities * ages_s, yaws, units, halves, velocities, speeds, unsure, response_s))
     if len(fresh) == 1:
         return fresh[0], missing
     return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
 
 
-class _Reader:
-    """The markers of one array, field by field."""
-
-    def __init__(self, message: bytes) -> None:
-        self.order = byte_order(message)
-        (count,) = struct.unpack_from(f"{self.order}I", message, 4)
-        if count > _MOST_MARKERS:
-            raise BadInput(f"obstacles: an array of {count} markers; at most {_MOST_MARKERS} are read")
-        self._message, self._at = message, 8
-        self._kind = struct.Struct(f"{self.order}3i")
-        self._place = struct.Struct(f"{self.order}10d")
-        self._count = struct.Struct(f"{self.order}I")
-        self.frames: set[bytes] = set()
-        self.solids: list[tuple[float, ...]] = []
-        self.keys: list[tuple[bytes, int]] = []
-        self.stamps_ns: list[int] = []
-        self.arrows: dict[tuple[bytes, int], tuple[float, ...]] = {}
-        for _ in range(count):
-            self._marker()
-
-    def _marker(self) -> None:
-        message = self._message
-        stamp_ns, frame, at = header_at(message, self._at, self.order)
-        ns, at = text_at(message, at, self.order)
-        at = aligned(at, 4)
-        number, kind, action = self._kind.unpack_from(message, at)
-        at = aligned(at + 12, 8)
-        place = self._place.unpack_from(message, at)
-        at = aligned(at + 80 + 16 + 8 + 1, 4)  # behind colour, lifetime and frame_locked
-        if action == _ADD and (kind in _SOLIDS or kind == _ARROW):
-            self.frames.add(frame)
-            if kind in _SOLIDS:
-                self.solids.append(place)
-                self.keys.append((ns, number))
-                self.stamps_ns.append(stamp_ns)
-            else:
-                self.arrows[ns, number] = (*place[3:7], *self._arrow(at))
-        self._at = self._end(at)
-
-    def _arrow(self, at: int) -> tuple[float, ...]:
-        if self._count.unpack_from(self._message, at)[0] != 2:  # noqa: PLR2004 - from where and to where
-            raise BadInput("obstacles: an ARROW has to have two points, from the first to the second in m/s")
-        begin_and_end = struct.unpack_from(f"{self.order}6d", self._message, aligned(at + 4, 8))
-        return tuple(begin_and_end[3 + axis] - begin_and_end[axis] for axis in range(3))
-
-    def _end(self, at: int) -> int:
-        """Where the marker ends whose points begin here."""
-        message, order = self._message, self.order
-        if message.startswith(_NO_LISTS, at):
-            at += len(_NO_LISTS)
-        else:
-            at = self._list_end(at, 24, 8)  # points
-            at = self._list_end(at, 16, 4)  # colours
-            at = text_at(message, at, order)[1]  # texture_resource
-            at = header_at(message, at, order)[2]  # texture: header, format, data
-            at = self._list_end(text_at(message, at, order)[1], 1, 1)
-            at = self._list_end(at, 8, 4)  # uv_coordinates
-        at = aligned(text_at(message, at, order)[1], 4)  # text
-        if message.startswith(_NO_MESH, at):
-            at += len(_NO_MESH) + 1  # mesh_use_embedded_materials
-        else:
-            at = text_at(message, text_at(message, at, order)[1], order)[1]  # mesh_resource, mesh_file's name
-            at = self._list_end(at, 1, 1) + 1  # mesh_file's data, mesh_use_embedded_materials
-        if at > len(message):
-            raise BadInput(f"obstacles: the array's {len(message)} bytes end within a marker")
-        return at
-
-    def _list_end(self, at: int, size: int, alignment: int) -> int:
-        at = aligned(at, 4)
-        count = int(self._count.unpack_from(self._message, at)[0])
-        return aligned(at + 4, alignment) + count * size if count else at + 4
-
-
 def read_obstacles(
-    message: bytes, received_ns: int, options: GuardOptions, motion: Motion | None, before: Obstacles | None
+    message: bytes,
+    received_ns: int,
+    options: GuardOptions,
+    motion: Motion | None,
+    before: Obstacles | None,
+    stamp_ns: int = 0,
+    motion_clock: SourceClock | None = None,
 ) -> Obstacles:
     """Read an array and bring it into the odometry's frame.
 
@@ -218,99 +166,215 @@ def read_obstacles(
         received_ns: monotonic time of receipt.
         options: for the axes of markers in another frame.
         motion: the newest odometry, which says where the vehicle was at the markers' stamps.
-        before: the source's last array, for velocities where there is no arrow.
+        before: the source's last array, for its clock, and for velocities where there is no arrow.
+        stamp_ns: of what the array was computed from; it counts for markers without a stamp.
+        motion_clock: that of the odometry.
 
     Raises:
-        BadInput: the bytes are no such array, a value is not finite, markers have different frames or one that cannot
-            be brought into the odometry's, or there is no odometry at that time.
+        BadInput: the bytes are no such array, or there are objects and no odometry that says where they are.
     """
-    try:
-        read = _Reader(message)
-    except (struct.error, IndexError) as error:
-        raise BadInput(f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})") from error
-    values = np.array(read.solids).reshape(-1, 10)
-    arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys]).reshape(-1, 7)
-    if not (np.abs(values) <= _MOST_M).all() or not (np.abs(arrows) <= _MOST_M).all():  # NaN compares false
-        raise BadInput(f"obstacles: a position, orientation, size or velocity is not finite, or beyond {_MOST_M:g}")
-    stamps_ns = np.array(read.stamps_ns)
-    boxes = _in_plane(values, arrows, stamps_ns, received_ns, read.frames, options, motion)
-    steps = {}
-    for n, key in enumerate(read.keys):
-        if key not in read.arrows:
-            last = None if before is None else before.steps.get(key)
-            steps[key] = _next_step(last, int(stamps_ns[n]) or received_ns, boxes[0][n].real, boxes[0][n].imag)
-            boxes[3][n] = complex(*steps[key][3:5]) if steps[key][5] else 0.0
-    unknown = sum(not step[5] for step in steps.values())
-    stamp_ns = (*read.stamps_ns, 0)[0] if len(set(read.stamps_ns)) <= 1 else None
-    places, yaws, halves, velocities = boxes
-    seen = Seen(places, yaws, np.exp(1j * yaws), halves, velocities, np.abs(velocities), _NONE)
-    return Obstacles(received_ns, stamps_ns, stamp_ns, seen, unknown, steps)
+    read = Markers(message)
+    problems = _Problems(read)
+    clock = SourceClock() if before is None else before.clock
+    stamps_ns, own_stamp_ns = _stamps(read, stamp_ns, problems)
+    tracks = None if before is None else before.tracks
+    unstamped = not read.keys and not own_stamp_ns
+    if not read.keys and (tracks is None or _is_stale(motion, received_ns, options)):
+        found = problems.found(_NO_PLACES, 0j)
+        return Obstacles(received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, tracks, clock)
+    if motion is None or _is_stale(motion, received_ns, options):
+        raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
+    since_s = _since_s(stamps_ns, received_ns, motion, clock, motion_clock)
+    places, yaws, halves, velocities = _in_plane(read, since_s, options, motion, problems)
+    here = complex(motion.x, motion.y)
+    refused, why, unclear = problems.found(places, here)
+    placed = ~np.isnan(places)
+    seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, np.zeros(len(places)), _NONE)
+    unknown = 0
+    loose = (placed & np.array([key not in read.arrows for key in read.keys], np.bool_)).nonzero()[0]
+    if len(loose) or tracks is not None:
+        at_ns = own_stamp_ns or received_ns
+        if before is not None and tracks is not None and not own_stamp_ns:
+            at_ns = tracks.stamp_ns + received_ns - before.received_ns
+        seen, unknown, tracks = _tracked(tracks, read, at_ns, motion, seen, at_ns - own_stamp_ns + stamps_ns, loose)
+        more = len(seen.yaws) - len(stamps_ns)
+        stamps_ns = np.concatenate((stamps_ns, np.full(more, own_stamp_ns, np.int64)))
+        placed = np.concatenate((placed, np.ones(more, np.bool_)))
+    seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
+    if not placed.all():
+        seen, stamps_ns = seen.only(placed), stamps_ns[placed]
+    return Obstacles(
+        received_ns, stamps_ns, own_stamp_ns, unstamped, seen, unknown, refused, why, unclear, tracks, clock
+    )
 
 
-def _next_step(last: _Step | None, stamp_ns: int, x: float, y: float) -> _Step:
-    """An object's velocity counts once two steps in a row agree: else the id may have gone from one to another."""
-    dt_s = 0.0 if last is None else (stamp_ns - last[0]) / NS_PER_S
-    if last is None or not _STEP_S[0] <= dt_s <= _STEP_S[1]:
-        return last if last is not None and dt_s == 0.0 else (stamp_ns, x, y, math.nan, math.nan, False)
-    along_x, along_y = (x - last[1]) / dt_s, (y - last[2]) / dt_s
-    agree = math.hypot(along_x - last[3], along_y - last[4]) <= _MAX_CHANGE  # NaN compares false
-    return stamp_ns, x, y, along_x, along_y, agree and math.hypot(along_x, along_y) <= _MAX_SPEED
+def _tracked(
+    before: Tracks | None, read: Markers, at_ns: int, motion: Motion, seen: Seen, stamps_ns: NDArray[np.int64],
+    loose: NDArray[np.intp],
+) -> tuple[Seen, int, Tracks]:  # fmt: skip
+    """The objects, with velocities for what has no ARROW, and what was not detected; of how many none is known."""
+    here = complex(motion.x, motion.y)
+    keys, late_s = [read.keys[at] for at in loose.tolist()], (at_ns - stamps_ns[loose]) / NS_PER_S
+    found = follow(before, at_ns, here, seen.places[loose], seen.yaws[loose], seen.halves[loose], keys, late_s)
+    coasting, heading = found.coasting, complex(math.cos(motion.yaw), math.sin(motion.yaw))
+    place, velocity, spread = coasting.mean()
+    seen.places[loose], seen.velocities[loose], seen.unsure[loose] = found.places, found.velocities, found.unsure
+    places, velocities = np.concatenate((seen.places, place)), np.concatenate((seen.velocities, velocity))
+    yaws, halves = np.concatenate((seen.yaws, coasting.yaws)), np.concatenate((seen.halves, coasting.halves))
+    unsure = np.concatenate((seen.unsure, spread))
+    velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
+    seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
+    return seen, found.unknown, found.tracks
+
+
+class _Problems:
+    """What of an array's objects could not be read.
+
+    Each problem is of some objects. It leaves open whether the way is free, unless these are far away, or the object
+    was made larger than it can be.
+    """
+
+    def __init__(self, read: Markers) -> None:
+        self._read = read
+        self._any, self._open = np.zeros((2, len(read.keys)), np.bool_)
+        self._why = ""
+
+    def note(self, has: Flags, what: str, *, leaves_open: bool = True) -> None:
+        """These objects have this problem."""
+        if not has.any():
+            return
+        self._any |= has
+        if leaves_open:
+            self._open |= has
+        if not self._why:
+            ns, number = self._read.keys[int(has.argmax())]
+            self._why = f"marker {ns.decode('utf-8', 'replace')!r} {number}: {what}"
+
+    def found(self, places: Complex, here: complex) -> tuple[int, str, str]:
+        """How many markers, why the first, and why the way may not be free; `places`: NaN where it is not known."""
+        read = self._read
+        count = int(self._any.sum()) + len(read.unread)
+        why = self._why or next(iter(read.unread), "")
+        if read.unread:
+            return count, why, f"have a part that cannot be read ({read.unread[0]})"
+        if (self._open & ~(np.abs(places - here) > _FAR_M)).any():
+            return count, why, f"have a part that cannot be read ({why})"
+        if not read.keys and read.labels:
+            return count, why, f"have {read.labels} labels, and no object"
+        return count, why, ""
+
+
+def _is_stale(motion: Motion | None, received_ns: int, options: GuardOptions) -> bool:
+    return motion is None or received_ns - motion.received_ns > options.odometry_timeout_ms * NS_PER_MS
+
+
+def _stamps(read: Markers, stamp_ns: int, problems: _Problems) -> tuple[NDArray[np.int64], int]:
+    """When each was seen, and the array: of its objects' stamps the median, the earlier of two."""
+    stamps_ns = np.array(read.stamps_ns, np.int64)
+    if not len(stamps_ns):
+        return stamps_ns, read.stamp_ns or stamp_ns
+    stamped = np.sort(stamps_ns[stamps_ns > 0])
+    own_ns = int(stamped[(len(stamped) - 1) // 2]) if len(stamped) else read.stamp_ns or stamp_ns
+    problems.note(stamps_ns < 0, "the stamp is no time")
+    stray = stamps_ns - own_ns > _STRAY_NS
+    problems.note(stray, "the stamp is more than a second ahead of the others")
+    first_ns = stamped[0] if len(stamped) else own_ns
+    return np.where((stamps_ns <= 0) | stray, first_ns, stamps_ns), own_ns
+
+
+def _since_s(
+    stamps_ns: NDArray[np.int64], received_ns: int, motion: Motion, clock: SourceClock, other: SourceClock | None
+) -> Floats:
+    """How long after the odometry the objects were seen; by the receipts where the two clocks are not one."""
+    since_s = (stamps_ns - motion.stamp_ns) / NS_PER_S
+    if clock.is_ros is not None and other is not None and other.is_ros is not None:
+        one = clock.is_ros and other.is_ros and (stamps_ns > 0)
+    else:  # neither is known before the first plan
+        one = (stamps_ns > 0) & (motion.stamp_ns > 0) & (np.abs(since_s) <= 1.0)
+    return np.where(one, since_s, (received_ns - motion.received_ns) / NS_PER_S)
+
+
+def _slower(velocities: Complex, unsure: Floats, ahead: Flags, heading: complex) -> Complex:
+    """Velocities on the safe side: what drives ahead of us may be slower, but does not reverse.
+
+    What moves by no more than noise stands.
+    """
+    along = (velocities * heading.conjugate()).real
+    less = np.where(ahead, np.minimum(_SURE * unsure, np.maximum(along, 0.0)), 0.0)
+    return np.where(np.abs(velocities) > unsure, velocities - less * heading, 0.0)
 
 
 def _in_plane(
-    values: Floats,
-    arrows: Floats,
-    stamps_ns: NDArray[np.int64],
-    received_ns: int,
-    frames: set[bytes],
-    options: GuardOptions,
-    motion: Motion | None,
+    read: Markers, since_s: Floats, options: GuardOptions, motion: Motion, problems: _Problems
 ) -> tuple[Complex, Floats, Floats, Complex]:
-    """Centres, headings, half sizes and velocities of markers in the odometry's frame."""
-    if not frames:
-        return _NOTHING.places, _NOTHING.yaws, _NOTHING.halves, _NOTHING.velocities
-    if motion is None or received_ns - motion.received_ns > options.odometry_timeout_ms * NS_PER_MS:
-        raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
-    if len(frames) > 1:
-        raise BadInput(f"obstacles: one array has markers in several frames: {_names(frames)}")
-    frame = next(iter(frames))
-    own = frame in (motion.frame, motion.child_frame)
-    optical = options.obstacles_frame == "optical" and not own
-    if options.obstacles_frame == "plan" and not own:
-        raise BadInput(
-            f"obstacles: frame_id {_names(frames)} is not the odometry's, {_names({motion.frame})}; tf is not looked"
-            " up, so obstacles_frame has to say optical or body, or the markers have to be in the odometry's frame"
-        )
-    x, y, z, w = _rotations(values[:, 3:7]).T
-    vectors = _rotated(_rotations(arrows[:, :4]), arrows[:, 4:])
-    if optical:  # forward is z, left is -x
-        places, sizes = values[:, 2] - 1j * values[:, 0], values[:, [9, 7]]
-        yaws = np.arctan2(-2.0 * (x * z + w * y), w * w - x * x - y * y + z * z)
-        velocities = vectors[:, 2] - 1j * vectors[:, 0]
-    else:
-        places, sizes, yaws = values[:, 0] + 1j * values[:, 1], values[:, 7:9], yaw_of(x, y, z, w)
-        velocities = vectors[:, 0] + 1j * vectors[:, 1]
-    if frame != motion.frame:  # seen from the vehicle
-        off = places + (0.0 if own else options.sensor_forward_m)
-        since_s = (stamps_ns - motion.stamp_ns) / NS_PER_S
-        other_clock = (stamps_ns <= 0) | (motion.stamp_ns <= 0) | (np.abs(since_s) > USABLE_AGE_S)
-        at_x, at_y, yaw = motion.after(np.where(other_clock, (received_ns - motion.received_ns) / NS_PER_S, since_s))
-        turned = np.exp(1j * yaw)
-        places, velocities, yaws = at_x + 1j * at_y + off * turned, velocities * turned, yaws + yaw
-    return places, yaws, np.abs(sizes) / 2, velocities
+    """Centres (NaN where unknown), headings, half sizes and velocities of objects in the odometry's frame."""
+    is_own, from_vehicle, seated = _seats(read.frames, options, motion)
+    optical = options.obstacles_frame == "optical"
+    turns, turned = rotations(read.solids[:, 3:7])
+    vectors, moved = _vectors(read)
+    at, sizes = read.solids[:, :3], np.abs(read.solids[:, 7:])
+    x, y, z, w = turns.T
+    ahead, left, length, width = at[:, 0], at[:, 1], sizes[:, 0], sizes[:, 1]
+    yaws, velocities = yaw_of(x, y, z, w), vectors[:, 0] + 1j * vectors[:, 1]
+    if optical and not is_own.all():  # forward is z, left is -x
+        ahead, left = np.where(is_own, ahead, at[:, 2]), np.where(is_own, left, -at[:, 0])
+        length, width = np.where(is_own, length, sizes[:, 2]), np.where(is_own, width, sizes[:, 0])
+        yaws = np.where(is_own, yaws, np.arctan2(-2.0 * (x * z + w * y), w * w - x * x - y * y + z * z))
+        velocities = np.where(is_own, velocities, vectors[:, 2] - 1j * vectors[:, 0])
+    there = np.abs(np.stack((ahead, left))) <= MOST_M  # NaN compares false
+    placed = there.all(axis=0)
+    sized = (np.minimum(length, width) >= _SIZES_M[0]) & (np.maximum(length, width) <= _SIZES_M[1])
+    if not seated.all():
+        problems.note(~seated, _no_seat(read.frames, motion))
+    problems.note(~placed, "the position is not finite, or beyond 1e+08 m")
+    problems.note(~sized, "the size is not within 0.01 and 10000 m")
+    problems.note(~turned, "the orientation is not 0.1 to 10 long", leaves_open=False)
+    problems.note(~moved, "the velocity is not finite, beyond 100 m/s, or there are several")
+    problems.note(read.odd, "the action is none of ADD, DELETE and DELETEALL")
+    places = np.where(placed & seated, ahead, np.nan) + 1j * np.where(placed & seated, left, np.nan)
+    halves = np.stack((length, width), axis=1) / 2
+    if not (sized & turned).all():
+        halves[~sized] = _UNKNOWN_SIZE_M / 2
+        around = ~sized | ~turned  # in any heading it lies within a square
+        halves[around] = np.hypot(*halves[around].T)[:, None]
+    if from_vehicle.any():
+        off = places + np.where(is_own, 0.0, options.sensor_forward_m)
+        at_x, at_y, yaw = motion.after(since_s)
+        turn = np.exp(1j * yaw)
+        places = np.where(from_vehicle, at_x + 1j * at_y + off * turn, places)
+        velocities = np.where(from_vehicle, velocities * turn, velocities)
+        yaws = np.where(from_vehicle, yaws + yaw, yaws)
+    return places, yaws, halves, velocities
 
 
-def _rotations(turns: Floats) -> Floats:
-    """Quaternions of length one; one of zeros, which messages have where nobody set it, is no rotation."""
-    turns = np.where(turns.any(axis=1, keepdims=True), turns, (0.0, 0.0, 0.0, 1.0))
-    return np.asarray(turns / np.linalg.norm(turns, axis=1, keepdims=True))
+def _seats(frames: list[bytes], options: GuardOptions, motion: Motion) -> tuple[Flags, Flags, Flags]:
+    """Which objects are in a frame of the odometry's, which move with the vehicle, and which are in a known frame.
+
+    Axes of another frame are those of `obstacles_frame`, which can be true of one other frame only.
+    """
+    names = set(frames)
+    others = names - {motion.frame, motion.child_frame}
+    is_own = np.array([frame not in others for frame in frames], np.bool_)
+    from_vehicle = np.array([frame != motion.frame for frame in frames], np.bool_)
+    seated = is_own if options.obstacles_frame == "plan" or len(others) > 1 else np.ones(len(frames), np.bool_)
+    return is_own, from_vehicle, seated
 
 
-def _rotated(turns: Floats, vectors: Floats) -> Floats:
-    """Vectors turned: v + 2 w (u x v) + 2 u x (u x v), of the quaternions (u, w)."""
-    across = 2.0 * np.cross(turns[:, :3], vectors)
-    return np.asarray(vectors + turns[:, 3:] * across + np.cross(turns[:, :3], across))
+def _no_seat(frames: list[bytes], motion: Motion) -> str:
+    others, own = (
+        ", ".join(repr(frame.decode("utf-8", "replace")) for frame in sorted(some))
+        for some in (set(frames) - {motion.frame, motion.child_frame}, {motion.frame})
+    )
+    return (
+        f"frame_id {others} is not the odometry's, {own}; tf is not looked up, so obstacles_frame has to say optical or"
+        " body for one other frame, or the markers have to be in the odometry's frame"
+    )
 
 
-def _names(frames: set[bytes]) -> str:
-    return ", ".join(repr(frame.decode("utf-8", "replace")) for frame in sorted(frames))
+def _vectors(read: Markers) -> tuple[Floats, Flags]:
+    """Velocities in the markers' axes, 0 where there is no ARROW, and which can be read."""
+    arrows = np.array([read.arrows.get(key, _NO_ARROW) for key in read.keys]).reshape(-1, 7)
+    turns, turned = rotations(arrows[:, :4])
+    moved = turned & (np.abs(arrows[:, 4:]) <= _FASTEST).all(axis=1)
+    vectors = np.where(moved[:, None], arrows[:, 4:], 0.0)
+    return rotated(turns, vectors), moved & (np.linalg.norm(vectors, axis=1) <= _FASTEST)

@@ -14,6 +14,11 @@ from torchperf_ros.frame.errors import BadInput, one_line
 USABLE_AGE_S = 10.0
 """A stamp that is zero or further off than this is of another clock; the time of receipt counts instead."""
 
+MOST_M = 1e8
+"""A coordinate in m beyond is not a place on Earth."""
+LEAST_TURN, MOST_TURN = 0.1, 10.0
+"""So long is a quaternion that somebody has written; a number that nobody set, or a pointer, is not."""
+
 _MAX_SPEED, _MAX_YAW_RATE = 100.0, 10.0  # m/s, rad/s; more is a broken odometry, not a road vehicle
 _LONGEST_FRAME = 255  # bytes; each pose of a path that is made from it repeats the name
 _TWIST_AFTER = 7 * 8 + 36 * 8  # bytes of the pose with its covariance
@@ -59,13 +64,21 @@ class Motion:
             raise BadInput(f"{len(message)} bytes are no nav_msgs/Odometry ({one_line(error)})") from error
         if len(frame) > _LONGEST_FRAME:
             raise BadInput(f"odometry: a frame_id of {len(frame)} bytes; at most {_LONGEST_FRAME} are taken")
+        if stamp_ns < 0:
+            raise BadInput("odometry: the stamp is no time: sec is negative, or nanosec a second or more")
         if not all(map(math.isfinite, (x, y, z, *turn, speed, yaw_rate))):
             raise BadInput("odometry: a value of pose or twist is not finite")
+        if max(abs(x), abs(y), abs(z)) > MOST_M:
+            raise BadInput(f"odometry: the position {x:g}, {y:g}, {z:g} is beyond {MOST_M:g} m")
         if abs(speed) > _MAX_SPEED or abs(yaw_rate) > _MAX_YAW_RATE:
             most = f"{_MAX_SPEED:g} m/s, {_MAX_YAW_RATE:g} rad/s"
             raise BadInput(f"odometry: {speed:g} m/s or {yaw_rate:g} rad/s is beyond {most}")
         if not any(turn):
             raise BadInput("odometry: the orientation is all zeros, which is no rotation")
+        if not LEAST_TURN <= math.hypot(*turn) <= MOST_TURN:
+            raise BadInput(
+                f"odometry: an orientation {math.hypot(*turn):g} long; it has to be {LEAST_TURN} to {MOST_TURN}"
+            )
         return cls(frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate)
 
     def after(self, dt_s: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or an array of them

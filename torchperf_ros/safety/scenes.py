@@ -38,7 +38,8 @@ class SceneChooser:
         wanted: the one that the rules took for it, loaded or not.
         forced: one that is to run whatever the rules take, but for `emergency`; None mostly.
         ready: scenes whose tiers are loaded in every worker that serves.
-        word: index of the scene that the adapter named last; -1: it named none.
+        word: index of the scene that the adapter named last; -1: it named none, or the worker that did is gone.
+        word_of: that worker; None where it is gone.
         switches: how often the active scene has changed.
         unknown: the last name on a topic that no scene has, "" if there was none.
     """
@@ -49,7 +50,8 @@ class SceneChooser:
         self.active = self.wanted = DEFAULT
         self.forced: int | None = None
         self.ready: frozenset[int] = frozenset()
-        self.word = -1
+        self.word, self._word_seq = -1, 0
+        self.word_of: object = None
         self.switches = 0
         self.unknown = ""
         self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene what its topic said
@@ -80,6 +82,15 @@ class SceneChooser:
         self._heard[scene] = _Heard(word, now_ns)
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
+
+    def name(self, scene: int, worker: object, seq: int) -> None:
+        """A worker says of the frame `seq` which scene it shows; -1: of none. What is said of an older one is late."""
+        if seq >= self._word_seq:
+            self.word, self.word_of, self._word_seq = scene, worker, seq
+
+    def forget_word(self) -> None:
+        """Take none for the one that the adapter named, until it names one anew."""
+        self.word, self.word_of = -1, None
 
     def near(self, ttc_s: float, now_ns: int) -> None:
         """The time to collision in s; NaN or infinite where there is none."""

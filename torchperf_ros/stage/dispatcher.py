@@ -20,6 +20,7 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 
 _REHEARSE_AFTER_NS = 5 * NS_PER_S
 _LONGEST_PROBE = 0.5  # of what a worker is killed for
+_MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
 _INTERVALS = 8  # the shortest of so many says when the next frame may come
 
 
@@ -145,6 +146,7 @@ class Dispatcher:
             return
         if (found := worker.partial(in_flight.frame.seq)) is not None:
             response, payload = found
+            in_flight.shapes = response.shapes
             in_flight.partial = Result(payload, response.tier, _step_times(response), response.step)
 
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
@@ -184,12 +186,16 @@ class Dispatcher:
         """What a frame without a result comes to when its time is up, and why."""
         if in_flight.failure is not None:
             return in_flight.failure, in_flight.reason
+        if in_flight.frame.stale and self._pool.ready:
+            return Outcome.LATE, f"stale: {in_flight.frame.gone_words(in_flight.wait_ms)}"
         if in_flight.runner is None and in_flight.held_by:
             return Outcome.LATE, in_flight.held_by
         if in_flight.runner is not None:
             busy_ms = (now_ns - in_flight.runner.busy_since_ns) / NS_PER_MS
             tier = self._pool.config.tiers[in_flight.tier]
             reason = f"tier {tier} on worker {in_flight.runner.number} was not done after {busy_ms:.1f} ms"
+            if in_flight.frame.gone_ms > _MUCH * in_flight.frame.budget_ms:
+                reason += f"; {in_flight.frame.gone_words(in_flight.wait_ms)}"
             return Outcome.LATE, reason
         if self._pool.ready:
             return Outcome.LATE, f"no worker is free: {self._pool.progress}"
@@ -198,9 +204,10 @@ class Dispatcher:
     def start(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """Run the frame in flight on an idle worker, if there is one, on the tier that fits the time left.
 
-        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
+        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level, and it is what a stale
+        frame gets: that one is answered already, and its result stands in for the frames after it.
         """
-        tier, left_ms = None, in_flight.left_ms(now_ns)
+        tier, left_ms = None, fresh_ms if in_flight.frame.stale else in_flight.left_ms(now_ns)
         if blocked := self._blocked(now_ns):
             in_flight.held_ns, in_flight.held_by = blocked
             return
@@ -304,13 +311,17 @@ class Dispatcher:
         else:
             self._retrying = None
 
+    def practises(self, worker: WorkerProcess) -> bool:
+        """Whether it runs what is nobody's answer: a frame that was answered before, once more."""
+        return self._running.get(worker) is None
+
     def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps, outcome = _step_times(response), Outcome(response.outcome)
         in_flight = self._running.pop(worker)
         if in_flight is not None and worker is in_flight.runner:
-            in_flight.survived = True
+            in_flight.survived, in_flight.shapes = True, response.shapes
             if in_flight.answered:
                 self._observe(in_flight, now_ns)
         if in_flight is not None and worker.has_run and not math.isnan(steps.inference_ms):
@@ -332,7 +343,8 @@ class Dispatcher:
         elif in_flight.answered:
             self._statistics.late_results += 1
             self._outputs.remember(payload, in_flight.frame, late=True)
-            if worker is in_flight.runner and in_flight.backup is None and self.hedge_rule.wants_retrial():
+            alone = worker is in_flight.runner and in_flight.backup is None
+            if alone and not in_flight.frame.stale and self.hedge_rule.wants_retrial():
                 self._to_retry = in_flight
         elif worker is in_flight.runner:
             in_flight.result = Result(payload, response.tier, steps, response.step)
@@ -343,8 +355,9 @@ class Dispatcher:
         """Learn from a frame, and let the other workers see it; done when its answer is out."""
         if answered.hedged and answered.result is None:
             self.hedge_rule.hedged(in_time=answered.backup_result is not None)
-        if answered.survived or answered.runner is None:  # nobody had time to run it: one of them is to see it
-            self._observe(answered, now_ns, one=answered.runner is None)
+        is_nobodys = answered.runner is None and not answered.frame.refusal
+        if answered.survived or is_nobodys:  # nobody had time to run it: one of them is to see it
+            self._observe(answered, now_ns, one=is_nobodys)
         for tier, inference_ms, overhead_ms in self._lessons:
             self.ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()

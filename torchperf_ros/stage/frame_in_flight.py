@@ -64,6 +64,7 @@ class FrameInFlight:
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`
     innocent: bool = False  # its runner has ended for another reason than this frame
+    shapes: bytes = b""  # of the model's inputs, once a worker has said so
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""
@@ -107,9 +108,9 @@ class FrameInFlight:
         return self.leave_ns - _PREPARE_NS
 
     def next_event_ns(self, now_ns: int) -> int:
-        """When to look at this turn again if nothing happens before."""
-        events = (self.hedge_ns, self.held_ns, self.prepare_ns, self.leave_ns)
-        return min((at_ns for at_ns in events if at_ns > now_ns), default=self.leave_ns)
+        """When to look at this turn again if nothing happens before: when the answer has to leave at the latest."""
+        events = (self.hedge_ns, self.held_ns, self.prepare_ns)
+        return min((at_ns for at_ns in events if now_ns < at_ns < self.leave_ns), default=self.leave_ns)
 
     def answer(
         self, verdict: Verdict, fallback: Fallback | None, result: Result | None, payload: bytes | None,
@@ -130,5 +131,5 @@ class FrameInFlight:
             budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
             payload=payload, offset=self.offset, length=self.length,
             profiled=self.runner is not None and bool(self.runner.recording), step=0 if result is None else result.step,
-            missing_inputs=self.missing_inputs,
+            missing_inputs=self.missing_inputs, shapes=self.shapes,
         )  # fmt: skip

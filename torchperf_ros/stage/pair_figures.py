@@ -57,7 +57,8 @@ class Pair:
         """
         own_ms = self.answer.steps.total_ms
         rest_ms = self.answer.wait_ms if math.isnan(own_ms) else self.answer.total_ms - own_ms
-        return self.payload is None or (not self.disturbed and rest_ms + self.steps_ms > self.answer.budget_ms)
+        allowed_ms = self.answer.total_ms - self.answer.lateness_ms
+        return self.payload is None or (not self.disturbed and rest_ms + self.steps_ms > allowed_ms)
 
 
 class Compared(NamedTuple):

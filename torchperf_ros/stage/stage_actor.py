@@ -6,6 +6,7 @@ thread waits for results and for the deadline, and publishes. Events only change
 follows.
 """
 
+import contextlib
 import threading
 import time
 import traceback
@@ -212,7 +213,7 @@ class StageActor(StageVersions):
         now_ns = self._clock()
         if index <= GUARD_ODOMETRY:
             if self.guard is not None:
-                self.guard.take(index, data, stamp_age_ms(stamp_ns, self._ros_now()), now_ns)
+                self.guard.take(index, data, stamp_ns, now_ns)
             return
         try:
             self.scenes.hear(index, data, now_ns)
@@ -248,22 +249,20 @@ class StageActor(StageVersions):
         return situation_budget_ms(config, budget_ms, scenes.speed(now_ns), scenes.ttc_s(now_ns), least_ms)
 
     def _begin(self, now_ns: int) -> None:
-        """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer."""
+        """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer.
+
+        One that is stale is answered at once; `_next` may have it run afterwards.
+        """
         if self.exchanges and self.shadow is not None:
-            self.shadow.go_on(now_ns)
-            self._exchange(self.shadow)
-        waiting = self.mailbox.waiting
+            self._exchange(self.shadow, now_ns)
         frame = self.mailbox.take(now_ns)
         if frame is None:
-            if waiting is not None:
-                self.statistics.stale()
-                self._ports.hand_on(None, waiting)  # the next stage still has to answer
             return
         if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
             frame.scene = DEFAULT
         self.budget_ms = frame.budget_ms
         self._dispatcher.use(frame.scene)
-        leave_ns = frame.deadline_ns - round(self.margin.ms * NS_PER_MS)
+        leave_ns = max(now_ns, frame.deadline_ns - round(self.margin.ms * NS_PER_MS))
         in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
         self._go_on(in_flight, now_ns)
         if self.shadow is not None:
@@ -274,12 +273,14 @@ class StageActor(StageVersions):
         frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
+                if self.actions.off and frame.data is not None:  # the inputs are watched: they may be well again
+                    self._dispatcher.write(in_flight, frame.data)
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
             elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
                 return
             else:
                 self._dispatcher.write(in_flight, frame.data)
-            if in_flight.failure is None:
+            if in_flight.failure is None and not frame.stale:
                 self._dispatcher.start(in_flight, self._fresh_ms, now_ns)
                 self._waiter.set(in_flight.next_event_ns(now_ns))
             else:
@@ -324,6 +325,11 @@ class StageActor(StageVersions):
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
 
+    def overdue_ms(self, now_ns: int) -> float:
+        """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
+        in_flight = self._in_flight
+        return 0.0 if in_flight is None else max(0.0, (now_ns - in_flight.leave_ns) / NS_PER_MS)
+
     def inputs_are_over(self) -> None:
         """The clock of inputs has moved: the frame in flight may have waited long enough; see `StageMachinery`."""
         with self._lock:
@@ -337,7 +343,8 @@ class StageActor(StageVersions):
             try:
                 self.step(self._waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                self._note_error("lost a frame")
+                with contextlib.suppress(Exception):  # of what writes it down, too
+                    self._note_error("lost a frame")
                 with self._lock:
                     if self._in_flight is not None:
                         self._in_flight.answered = True  # what still comes for it is late
@@ -385,8 +392,8 @@ class StageActor(StageVersions):
             self._drop(worker)
         else:
             if received is not None:
-                if received[0].outcome == Outcome.ON_TIME:
-                    self.scenes.word = received[0].scene
+                if received[0].outcome == Outcome.ON_TIME and not self._dispatcher.practises(worker):
+                    self.scenes.name(received[0].scene, worker, received[0].seq)
                 self._dispatcher.take(worker, *received, self._fresh_ms, self._clock())
 
     def _decide(self, in_flight: FrameInFlight, now_ns: int) -> Verdict | None:
@@ -411,7 +418,8 @@ class StageActor(StageVersions):
     def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> Answer:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         in_flight.answered = True
-        self.pool.ring.answered(in_flight.frame.seq)
+        if not in_flight.frame.stale:  # of a stale frame an anytime model gives all its steps, for the frames after it
+            self.pool.ring.answered(in_flight.frame.seq)
         frame, result, fallback = in_flight.frame, in_flight.result, None
         started_ns = self._clock()
         if result is None:
@@ -464,6 +472,9 @@ class StageActor(StageVersions):
         """Begin the waiting frame if there is one; else there may be time to practise."""
         with self._lock:
             now_ns = self._clock()
+            runs_late = answered.frame.stale and answered.length and not answered.frame.refusal
+            if runs_late and self.mailbox.waiting is None:
+                self._dispatcher.start(answered, self._fresh_ms, now_ns)  # for the histories, and the next `hold_last`
             self._dispatcher.learn(answered, now_ns)
             self._in_flight = None
             self._waiter.set(0)

@@ -1,16 +1,18 @@
 """A stage's guard: what it is given, what it makes of an output, and the alert that follows."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, guard_alert
+from torchperf_ros.frame.alert_rules import Alert, clock_alert, guard_alert
 from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.frame import Answer, Frame, usable_age_ms
+from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.safety.guard import Checked, Guard, Known
+from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.stage.fallback_outputs import times_of
 
 GUARD_ODOMETRY: Final = -100
@@ -25,12 +27,15 @@ class StageGuard:
 
     Attributes:
         counters: the stage's, in which shadow's refusals are counted.
+        tell: takes an alert that is of no frame.
     """
 
     stage: str
     guard: Guard
     counters: StageCounters
+    tell: Callable[[Alert], None]
     _stop: bytes | None = None  # what goes out since the guard itself has failed
+    _frames: SourceClock = field(default_factory=SourceClock)
 
     @property
     def refused(self) -> dict[str, int | str]:
@@ -46,13 +51,12 @@ class StageGuard:
         sources = [(GUARD_ODOMETRY - 1 - at, topic, _OBSTACLES_TYPE) for at, topic in topics]
         return [(GUARD_ODOMETRY, config.odometry, _ODOMETRY_TYPE), *sources]
 
-    def take(self, index: int, data: bytes, age_ms: float, received_ns: int) -> None:
-        """A message of one of `inputs`; it counts from its stamp where that is usable."""
-        seen_ns = received_ns - round(usable_age_ms(age_ms) * NS_PER_MS)
+    def take(self, index: int, data: bytes, stamp_ns: int, received_ns: int) -> None:
+        """A message of one of `inputs`; `stamp_ns`: its own, or that of the frame it was computed from, 0 for none."""
         if index == GUARD_ODOMETRY:
-            self.guard.moved(data, seen_ns)
+            self.guard.moved(data, received_ns)
         else:
-            self.guard.saw(GUARD_ODOMETRY - 1 - index, data, seen_ns)
+            self.guard.saw(GUARD_ODOMETRY - 1 - index, data, received_ns, stamp_ns)
 
     def check(
         self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int, *, is_stop: bool = False
@@ -67,9 +71,11 @@ class StageGuard:
             is_stop: whether it is the stage's stop, which is stamped in ROS time.
         """
         stamped_ns, stepped_ns = (ros_now_ns, 0) if source is None else times_of(source, now_ns, ros_now_ns)
-        age_ms = _age_ms(source, now_ns)
+        age_ms = self._age_ms(source, now_ns, stamped_ns - stepped_ns)
         checked = self.guard.check(output, now_ns, stamped_ns, age_ms, 0 if is_stop else stepped_ns)
         self._stop = None
+        while self.guard.news:
+            self.tell(clock_alert(self.stage, self.guard.news.popleft()))
         return checked
 
     def known(self, source: Frame, now_ns: int, ros_now_ns: int) -> Known | None:
@@ -77,7 +83,8 @@ class StageGuard:
         if not self.guard.acts:
             return None
         stamped_ns, stepped_ns = times_of(source, now_ns, ros_now_ns)
-        return self.guard.known(now_ns, stamped_ns, _age_ms(source, now_ns), stepped_ns)
+        age_ms = self._age_ms(source, now_ns, stamped_ns - stepped_ns)
+        return self.guard.known(now_ns, stamped_ns, age_ms, stepped_ns)
 
     def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
         """What is to be published when `check` has raised: a stop, the same one until a check succeeds again.
@@ -109,8 +116,9 @@ class StageGuard:
         values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
         return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
 
-
-def _age_ms(source: Frame | None, now_ns: int) -> float:
-    if source is None:
-        return math.nan
-    return usable_age_ms(source.age_ms) + (now_ns - source.received_ns) / NS_PER_MS
+    def _age_ms(self, source: Frame | None, now_ns: int, ros_now_ns: int) -> float:
+        """How old a frame is; NaN of none."""
+        if source is None:
+            return math.nan
+        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
+        return (now_ns - source.received_ns) / NS_PER_MS if unknown else 1000 * age_s

@@ -5,7 +5,6 @@ from torchperf_ros.frame.alert_rules import Alert, answer_alert, death_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame
 from torchperf_ros.frame.health import HealthTracker
-from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
 
 
@@ -23,6 +22,7 @@ class StageStatistics:
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
         self.health = HealthTracker(config, now_ns)  # the state machine
+        self._not_stale: Frame | None = None  # the last frame
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed limits."""
@@ -38,10 +38,6 @@ class StageStatistics:
         self.counters.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
         self.health.input_at(frame.received_ns)
 
-    def stale(self) -> None:
-        """A frame was dropped because its deadline had passed when its turn came: nothing answered it."""
-        self.health.answered(Outcome.LATE, Fallback.NONE, 0, None)
-
     def answered(self, answer: Answer) -> Alert | None:
         """A frame was answered; returns what there is to tell about it."""
         self.counters.add(answer)
@@ -49,7 +45,10 @@ class StageStatistics:
         tiers = limits.scenes[answer.frame.scene].tiers
         place = tiers.index(answer.tier) if answer.tier in tiers else -1  # in the ladder of its scene
         self.health.answered(answer.outcome, answer.fallback, place, answer.check)
-        return answer_alert(limits.name, answer, self.health.misses_in_a_row, limits.sustained_misses)
+        if not answer.frame.stale:
+            self._not_stale = answer.frame
+        misses = self.health.misses_in_a_row
+        return answer_alert(limits.name, answer, misses, limits.sustained_misses, self._not_stale)
 
     def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Alert:
         """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""

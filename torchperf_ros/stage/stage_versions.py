@@ -4,6 +4,7 @@ Each version has workers of its own, with ladders of tiers and a dispatcher; all
 workers' comings and goings arrive here, on their pool's thread.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,10 +15,10 @@ from torchperf_ros.config.candidate import BASE
 from torchperf_ros.config.config import StageConfig
 from torchperf_ros.config.stage_rules import DRIFT
 from torchperf_ros.frame.alert_rules import Alert, change_alert
-from torchperf_ros.frame.clock import Clock, monotonic_ns
+from torchperf_ros.frame.clock import NS_PER_MS, Clock, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict
 from torchperf_ros.frame.stop_output import warm_up_stop
 from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.frame.waiting import PublishMargin
@@ -35,6 +36,7 @@ from torchperf_ros.stage.stage_waiter import StageWaiter
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 
+_LOOK_AGAIN_NS = NS_PER_MS
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
 
@@ -103,15 +105,16 @@ class StageVersions:
         self._drift = DriftWatch(config.name) if self.actions.asks_for(DRIFT) else None
         self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
         self.memory = MemoryGuard()
+        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self.guard: StageGuard | None = None
         if config.guard is not None:
-            self.guard = StageGuard(config.name, Guard(config.guard), self.statistics.counters)
+            guard, counters = Guard(config.guard), self.statistics.counters
+            self.guard = StageGuard(config.name, guard, counters, self._untold.append)
         self._lock = threading.Lock()
         self._in_flight: FrameInFlight | None = None
         self.budget_ms = config.budget_ms  # of the last frame that was begun
         self._cold = ""  # the last scene that was wanted and not loaded
         self._waiter: StageWaiter = machinery.waiter()
-        self._untold: deque[Alert] = deque()  # what the stage's thread has to publish; any thread appends
         self._outputs = FallbackOutputs()
         self.version, self._changes = BASE, dict[str, Any]()
         self.setup = {**setup, "loaded": self.scenes.tiers_to_load()}
@@ -124,19 +127,28 @@ class StageVersions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, deadlines missed."""
+        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, and misses.
+
+        A miss is a frame without an own result in time, whatever was published for it by its deadline.
+        """
         counters = self.statistics.counters
+        frames = counters.ended
         return {
-            "frames": counters.answered + counters.unanswered, "deaths": self.pool.restarts,
-            "refused": counters.checks[GuardVerdict.STOP], "misses": counters.missed_deadline,
-        }  # fmt: skip
+            "frames": frames,
+            "deaths": self.pool.restarts,
+            "refused": counters.checks[GuardVerdict.STOP] + counters.checks[GuardVerdict.UNAVOIDABLE],
+            "misses": frames - sum(counters.outcomes[outcome] for outcome in IN_TIME),
+        }
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take changed parameters (those that may change live); each version keeps what is its own."""
-        own = replace(config, **self._changes)
-        self.config = self.pool.config = self.scenes.config = self.actions.config = own
-        if self.shadow is not None:
-            self.shadow.config = replace(config, **self.shadow.changes)
+        with self._lock:  # no exchange in between may give one version the other's changes
+            own = replace(config, **self._changes)
+            self.config = self.pool.config = self.scenes.config = self.actions.config = own
+            if (shadow := self.shadow) is not None:
+                shadow.config = replace(config, **shadow.changes)
+                # It has as many workers as were asked for so far; all else that changes is for its pool, too.
+                shadow.pool.config = replace(shadow.config, backup=shadow.pool.config.backup)
         self.statistics.reconfigure(own)
 
     @property
@@ -177,6 +189,8 @@ class StageVersions:
             shadow, self.shadow, self.exchanges = self.shadow, None, False
             for worker in () if shadow is None else shadow.pool.everyone:
                 self._waiter.drop(worker)
+            if shadow is not None:  # a worker that is ready from now on is not to be waited for
+                shadow.refused = shadow.refused or "it was removed"
         if shadow is not None:
             shadow.pool.stop()
 
@@ -198,9 +212,28 @@ class StageVersions:
         """Give what serves its workers and their priority, where it had to serve before it had them; see `promote`."""
         return promote(self.pool, self.setup, self.config)
 
-    def _exchange(self, shadow: Shadow) -> None:
-        """Called with the stage's lock held, while no frame is in flight."""
-        self.exchanges = False
+    def _exchange(self, shadow: Shadow, now_ns: int) -> None:
+        """Called with the stage's lock held, while no frame is in flight; see `_change_places`.
+
+        A pool that is just telling its side of a worker that comes or goes has told nothing yet: until it has, the two
+        stay where they are, and the stage's thread looks again.
+        """
+        with contextlib.ExitStack() as quiet:
+            for pool in (self.pool, shadow.pool):
+                if not pool.telling.acquire(blocking=False):
+                    self._waiter.set(now_ns + _LOOK_AGAIN_NS)
+                    return
+                quiet.callback(pool.telling.release)
+            self.exchanges = False
+            if shadow.pool.ready:
+                shadow.go_on(now_ns)
+                self._change_places(shadow)
+            else:
+                text = f"version {shadow.version} does not begin to serve: its workers have died since it was asked to"
+                self._untold.append(change_alert(self.config.name, "model", text))
+                self._waiter.wake()
+
+    def _change_places(self, shadow: Shadow) -> None:
         served = self.version, self.config, self._changes, self.setup, self.pool, self.ladders, self._dispatcher
         self.version, self.config, self._changes, self.setup = (
             shadow.version, shadow.config, shadow.changes, shadow.setup,
@@ -215,11 +248,15 @@ class StageVersions:
         self.scenes.config = self.actions.config = self.config
         self._leave_out()
         self._note_loaded()
+        self.scenes.forget_word()  # the other version's workers say it anew
         shadow.exchanged()
         self.counts_at_exchange = self.counts
 
-    def limit_memory(self, used_share: float, share: float) -> None:
-        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either."""
+    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either.
+
+        `suspect` says which worker took it, "" if none took much.
+        """
         guard, was_tight = self.memory, self.memory.tight
         guard.update(used_share, share, max(len(ladder.tiers) for ladder in self.ladders))
         self.pool.rolling_update.may_compile = not guard.tight
@@ -228,6 +265,7 @@ class StageVersions:
             self.shadow.pool.rolling_update.may_compile = not guard.tight
         if guard.tight and not was_tight:
             text = f"memory is short: {used_share:.0%} of the limit is in use, memory_share is {share:.0%}"
+            text += f"; {suspect}" if suspect else ""
             text += "; lower tiers run, and nothing is compiled"
             self._ports.log("warn", f"{self.config.name}: {text}")
             self.worker_told(text)
@@ -310,6 +348,8 @@ class StageVersions:
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
         worker.usable = False
+        if worker is self.scenes.word_of:
+            self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         self._note_loaded()
         if self._waiter.drop(worker):
             self._dispatcher.lost(worker)

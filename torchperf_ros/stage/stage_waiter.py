@@ -73,6 +73,7 @@ class StageWaiter:
         return True
 
     def close(self) -> None:
-        """Release the descriptors."""
+        """Release the descriptors; who still calls gets an `OSError`, and sets no timer that is another one's now."""
         self._poll.close()
-        os.close(self._timer)
+        timer, self._timer = self._timer, -1
+        os.close(timer)

@@ -8,6 +8,7 @@ import numpy as np
 
 from torchperf_ros.config.message_types import encode, message_class
 from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.frame_table import WIRE, wire_row
 
 _FLOAT64 = struct.Struct("<d")
 _TYPE = "std_msgs/msg/Float64MultiArray"
@@ -36,10 +37,7 @@ class LabelledArray:
         return self.prefix + self.pack(*values)
 
 
-LABELS = (
-    "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback", "check", "scene", "missing_inputs",
-)  # fmt: skip
+LABELS = ("stage", *(name for name, _ in WIRE))
 
 
 class LatencyRecord:
@@ -53,11 +51,4 @@ class LatencyRecord:
 
     def encode(self, answer: Answer) -> bytes:
         """CDR bytes of the row; NaN where unknown, where no fallback was needed, or without a guard."""
-        steps, fallback, check, nan = answer.steps, answer.fallback, answer.check, math.nan
-        return self._prefix + self._pack(
-            self.stage_index, answer.frame.seq, answer.frame.age_ms, answer.wait_ms,
-            steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-            answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else nan,
-            answer.outcome, nan if fallback is None else fallback, nan if check is None else check, answer.frame.scene,
-            answer.missing_inputs,
-        )  # fmt: skip
+        return self._prefix + self._pack(self.stage_index, *wire_row(answer, math.nan))

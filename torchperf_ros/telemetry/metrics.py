@@ -1,14 +1,21 @@
 """Prometheus exporter: what `/diagnostics` says and more, for scraping."""
 
+import contextlib
 import functools
 import os
 import platform
+import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, cast
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,8 +50,10 @@ _CUDA_KINDS = ("allocated", "reserved", "free", "total")
 class _Scrape:
     """One stage, or the whole node where there is none, as a scrape finds it."""
 
-    def __init__(self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Values) -> None:
-        self.lane = lane
+    def __init__(
+        self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Values, refused: int = 0
+    ) -> None:
+        self.lane, self.refused = lane, refused
         self.use, self.used_share, self.memory_share = use, use.used_share(config.memory_limit_mib), config.memory_share
         if stage is None:
             return
@@ -141,7 +150,7 @@ METRICS = (
     _M("torchperf_guard_shadow_refusals_total", _C, "Outputs that a check in shadow would have refused",
        _get("counters.shadow_refusals")),
     _M("torchperf_dropped_total", _C, "Messages that were not answered",
-       _counted(superseded="stage.mailbox.superseded", stale="stage.mailbox.stale", ignored="counters.ignored",
+       _counted(superseded="stage.mailbox.superseded", ignored="counters.ignored",
                 refused_input="counters.refused_inputs", internal_error="counters.internal_errors"), _WHY),
     _M("torchperf_input_frames_total", _C, "Frames by whether a synchronised input had a message that fits",
        lambda s: {(each.rule.topic, result): getattr(each, result) for each in s.synchronised for result in _FITTED},
@@ -153,6 +162,7 @@ METRICS = (
                   for each in s.synchronised for name in ("p50", "max")}, ("stage", "input", "statistic")),
     _M("torchperf_missed_deadlines_total", _C, "Answers that left after their deadline",
        _get("counters.missed_deadline")),
+    _M("torchperf_stale_total", _C, "Frames whose deadline had passed when their turn came", _get("counters.stale")),
     _M("torchperf_odd_stamps_total", _C, "Stamps that cannot be right",
        _counted(**{why: f"counters.{why}_stamps" for why in ("zero", "future", "backward", "repeated")}), _WHY),
     _M("torchperf_side_runs_total", _C, "Runs beside a frame's own",
@@ -194,6 +204,8 @@ METRICS = (
     _M("torchperf_workers_ready", _G, "Workers that can take frames",
        lambda s: sum(worker.usable for worker in s.pool.everyone)),
     _M("torchperf_worker_restarts_total", _C, "Workers replaced", _get("pool.restarts")),
+    _M("torchperf_workers_unended_total", _C, "Workers' processes that SIGKILL did not end in time",
+       _get("pool.unended")),
     # versions
     _M("torchperf_version_info", _G, "1 for the version that serves, and for the one beside it", _versions,
        ("stage", "version", "role")),
@@ -210,6 +222,7 @@ METRICS = (
     _M("torchperf_build_info", _G, "1, with versions",
        lambda _: {(__version__, _version("torch"), _ros_distro(), platform.python_version()): 1},
        ("version", "torch", "ros_distro", "python")),
+    _M("torchperf_refused_scrapes_total", _C, "Scrapes without an answer: four went on", _get("refused"), ()),
     # emergency lane
     _M("torchperf_emergency_latched", _G, "1 while the emergency lane stops the vehicle",
        lambda node: node.lane.get("state") == "latched", ()),
@@ -257,9 +270,12 @@ METRICS = (
 class StageCollector(Collector):
     """Reads the stages when scraped; between scrapes it costs nothing, and it never takes a lock that a frame needs."""
 
-    def __init__(self, config: NodeConfig, stages: Sequence[StageActor], lane: Callable[[], Values] = dict) -> None:
-        """Take the node's stages, and what asks for the values of its emergency lane's status."""
-        self._config = config
+    def __init__(
+        self, config: NodeConfig, stages: Sequence[StageActor], lane: Callable[[], Values] = dict,
+        refused: Callable[[], int] = int,
+    ) -> None:  # fmt: skip
+        """Take the node's stages, what asks for the values of its emergency lane's status, and for refused scrapes."""
+        self._config, self._refused = config, refused
         self._lane = lane
         self._stages = stages
 
@@ -272,8 +288,75 @@ class StageCollector(Collector):
         step_back()
         use = sample_memory(self._stages)
         stages = {stage.config.name: _Scrape(self._config, use, stage, {}) for stage in self._stages}
-        node = _Scrape(self._config, use, None, self._lane())
+        node = _Scrape(self._config, use, None, self._lane(), self._refused())
         return iter([spec.family(stages, node) for spec in METRICS])
+
+
+_MOST_SCRAPES: Final = 4
+_AFTER_ERROR_S: Final = 0.2
+_SCRAPE_TIMEOUT_S: Final = 10.0  # Prometheus's own for the whole scrape
+
+
+class _ScrapeHandler(WSGIRequestHandler):
+    """Answers one client, who has to ask and to take the answer without long pauses."""
+
+    timeout = _SCRAPE_TIMEOUT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: each scrape would be a line on the node's terminal."""
+
+
+class _ScrapeServer(ThreadingMixIn, WSGIServer):
+    """Has a thread for each client, but only so many at a time: they take the interpreter from the stages' threads."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.refused = 0
+        self._free = threading.BoundedSemaphore(_MOST_SCRAPES)
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Bind without asking for a name of the address, which may take as long as a resolver likes."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> Any:  # noqa: ANN401 - socketserver's
+        """The next client; where this process has no descriptor left for it, it waits, and nobody spins meanwhile."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_AFTER_ERROR_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's
+        if self._free.acquire(blocking=False):
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # the machine gives no more threads
+                self._free.release()
+                raise
+            return
+        self.refused += 1
+        with contextlib.suppress(OSError):
+            request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\n\r\n")
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Say an error, unless it is that a client has gone, or is too slow."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _ScrapeServer6(_ScrapeServer):
+    address_family = socket.AF_INET6
 
 
 class MetricsExporter:
@@ -286,9 +369,13 @@ class MetricsExporter:
             OSError: the port is taken or not allowed, or the address is none of this machine's.
         """
         registry = CollectorRegistry()
-        registry.register(StageCollector(config, list(stages), lane))
+        registry.register(StageCollector(config, list(stages), lane, lambda: self._server.refused))
         ProcessCollector(registry=registry)
-        self._server, self._thread = start_http_server(config.metrics_port, config.metrics_address, registry)
+        kind = _ScrapeServer6 if ":" in config.metrics_address else _ScrapeServer
+        self._server = kind((config.metrics_address, config.metrics_port), _ScrapeHandler)
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving and free the port."""

@@ -51,13 +51,9 @@ class SeenFrame:
     fallback: Fallback | None  # what was published instead of its result, None if nothing had to be
     total_ms: float  # receipt to publish
     budget_ms: float  # its budget
+    lateness_ms: float  # how far past its deadline; negative: before it; NaN: an older node does not say
     published_ns: int = 0  # when it was answered; 0 if unknown
     steps_ms: tuple[float, ...] = ()  # what its steps took, in the order of `_STEPS`
-
-    @property
-    def lateness_ms(self) -> float:
-        """How far past its deadline it was answered; negative: before it."""
-        return self.total_ms - self.budget_ms
 
     @property
     def answer(self) -> str:
@@ -153,7 +149,9 @@ class StageState:
 
     @property
     def dropped(self) -> int | None:
-        """Frames that nobody started: superseded and stale ones; None if unknown."""
+        """Frames without any answer; None if unknown. Older nodes dropped stale ones, too, and do not say `dropped`."""
+        if (dropped := self.count("dropped")) is not None:
+            return dropped
         superseded, stale = self.count("superseded"), self.count("stale")
         return None if superseded is None or stale is None else superseded + stale
 
@@ -246,6 +244,7 @@ class NodeState:
             budget_ms=values.get("budget_ms", math.nan),
             published_ns=published_ns,
             steps_ms=tuple(values.get(f"{step}_ms", math.nan) for step in _STEPS),
+            lateness_ms=values.get("lateness_ms", math.nan),
         )
         stage = list(self.stages.values())[index]
         far_late = stage.far_late

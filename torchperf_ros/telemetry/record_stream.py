@@ -15,23 +15,26 @@ from typing import Any
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
 from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.frame.frame_table import KEPT, frame_row
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
+from torchperf_ros.workers.protocol import SHAPES_BYTES
 
-VERSION = 3
+VERSION = 4
 MAX_PACKET_BYTES = 131_072
 _MAX_INLINE = 16_384
 """A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQII")
 """Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
-_FRAME = struct.Struct("<Qbbbhb?HQQQqq10d")
-"""seq, outcome, fallback, check (-1: none), tier, scene, profiled, step, missing inputs; place in the ring; stamp,
-receipt, times."""
+_ROW = "".join({"i8": "q", "f8": "d"}[kind] for _, kind in KEPT)
+_NAMES = tuple(name for name, _ in KEPT)
+_FRAME = struct.Struct(f"<{_ROW}qQQ?H{SHAPES_BYTES}s")
+"""The frame's row, see `KEPT`; receipt, place in the stage's ring, profiled, step, shapes of the model's inputs."""
+_STEPS = ("decode", "preprocess", "inference", "postprocess")
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NONE = -1
 _MOST_STEPS = 2**16 - 1
-_ALL_INPUTS = 2**64 - 1
 _FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
 _MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
 _CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
@@ -105,18 +108,13 @@ class StreamWriter:
         """Tell of an answered frame."""
         if self._socket is None:
             return
-        frame, steps, inline, offset, length = answer.frame, answer.steps, answer.payload or b"", 0, 0
+        inline, offset, length = answer.payload or b"", 0, 0
         if len(inline) > _MAX_INLINE:
             inline, offset, length = self._put(inline)
         packet = _FRAME_PACKET.pack(
             VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
-            frame.seq, answer.outcome, _NONE if answer.fallback is None else answer.fallback,
-            _NONE if answer.check is None else answer.check,
-            answer.tier, frame.scene, answer.profiled, min(answer.step, _MOST_STEPS),
-            answer.missing_inputs & _ALL_INPUTS, answer.offset, answer.length,
-            frame.stamp_ns, frame.received_ns, frame.age_ms, answer.wait_ms, steps.decode_ms,
-            steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms, answer.total_ms, answer.budget_ms,
-            answer.lateness_ms, answer_ms,
+            *frame_row(answer, t_ns, answer_ms), answer.frame.received_ns, answer.offset, answer.length,
+            answer.profiled, min(answer.step, _MOST_STEPS), answer.shapes,
         )  # fmt: skip
         if answer.reason:
             self._send(packet + inline + answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON])
@@ -220,19 +218,22 @@ class StreamReader:
         return self._frame(index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace"))
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
-        seq, outcome, fallback, check, tier, scene, profiled, step, *numbers = _FRAME.unpack_from(data, _HEAD.size)
-        missing_inputs, offset, length, stamp_ns, received_ns, *times = numbers
-        age_ms, wait_ms, *steps, total_ms, budget_ms, lateness_ms, answer_ms = times
-        published_ns = received_ns + round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else received_ns
-        origin = Origin(received_ns, age_ms)
+        *values, received_ns, offset, length, profiled, step, shapes = _FRAME.unpack_from(data, _HEAD.size)
+        row = dict(zip(_NAMES, values, strict=True))
+        fallback, check = row["fallback"], row["check"]
+        frame = Frame(
+            row["seq"], None, row["stamp_ns"], row["age_ms"], received_ns, received_ns + _ns(row["deadline_ms"]),
+            Origin(received_ns, row["age_ms"]), "", row["scene"], row["budget_ms"], bool(row["stale"]),
+        )  # fmt: skip
         answer = Answer(
-            Frame(seq, None, stamp_ns, age_ms, received_ns, 0, origin, "", scene, budget_ms), Outcome(outcome),
-            None if fallback == _NONE else Fallback(fallback), reason, tier, wait_ms, total_ms, budget_ms,
-            lateness_ms, published_ns, StepTimes(*steps), output, offset, length, profiled,
-            None if check == _NONE else GuardVerdict(check), step, missing_inputs,
+            frame, Outcome(row["outcome"]), None if fallback == _NONE else Fallback(fallback), reason, row["tier"],
+            row["wait_ms"], row["total_ms"], row["budget_ms"], row["lateness_ms"],
+            received_ns + _ns(row["total_ms"]), StepTimes(*(row[f"{name}_ms"] for name in _STEPS)), output,
+            shapes.rstrip(b"\0"), offset, length, profiled, None if check == _NONE else GuardVerdict(check), step,
+            row["missing_inputs"],
         )  # fmt: skip
         ring = self._stages[stage]
-        return FrameRecord(t_ns, stage, answer, answer_ms, self._items(ring, offset, length, seq), ring)
+        return FrameRecord(t_ns, stage, answer, row["answer_ms"], self._items(ring, offset, length, row["seq"]), ring)
 
     def _items(self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1) -> list[InputBytes]:
         """What a record of a ring holds, as copies from the index `copied` on; nothing if it is overwritten."""
@@ -248,3 +249,8 @@ class StreamReader:
             self.overwritten += 1
             return []
         return items
+
+
+def _ns(ms: float) -> int:
+    """A time in ns; 0 where it is unknown."""
+    return round(ms * NS_PER_MS) if math.isfinite(ms) else 0

@@ -296,9 +296,10 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 
 def _eighths(record: SeenFrame, most: int) -> int:
-    """Height of a frame's bar in eighths of a row, never none: the top is its budget."""
-    known = record.budget_ms > 0 and math.isfinite(record.total_ms)
-    return max(1, min(round(record.total_ms / record.budget_ms * most), most)) if known else 1
+    """Height of a frame's bar in eighths of a row, never none: the top is its deadline, the bottom a budget before."""
+    late_ms = record.lateness_ms if math.isfinite(record.lateness_ms) else record.total_ms - record.budget_ms
+    known = record.budget_ms > 0 and math.isfinite(late_ms)
+    return max(1, min(round((1 + late_ms / record.budget_ms) * most), most)) if known else 1
 
 
 def _counters(stage: StageState) -> Text:
@@ -321,7 +322,7 @@ def _fallbacks(stage: StageState) -> Text:
         row.append("■ ", colour if count else "grey35").append_text(_pairs({word: count}))
     refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
     guard = {f"guard: {word}": stage.count(f"check_{word}") for word in refused}
-    some = _known({"of them stale": stage.count("stale"), **guard})
+    some = _known({"stale": stage.count("stale"), **guard})
     return row.append_text(_pairs({"dropped": stage.dropped, **some}))
 
 

@@ -150,13 +150,28 @@ class MemoryTrend:
         return (mib for scale in self._scales for began_s, mib in scale.points if began_s + scale.bucket_s <= time_s)
 
 
-class _Series(NamedTuple):
-    """One series of an owner (a stage, or the node), and how much more memory there is for it."""
+class _Sample(NamedTuple):
+    """One series of an owner (a stage, or the node) now."""
 
     owner: str
-    what: str
+    key: str  # of the process and what it takes: the same as long as both are
+    what: str  # in words, with the worker and what it runs
+    mib: float
+    room_mib: float  # how much more memory there is for it
+    worker: Mapping[str, str]  # number, process and tier; empty for the node
+
+
+class _Series(NamedTuple):
+    """A sample with what came before it."""
+
+    now: _Sample
     trend: MemoryTrend
-    room_mib: float
+    first_mib: float
+
+    @property
+    def grown_mib(self) -> float:
+        """Since the worker was ready."""
+        return self.now.mib - self.first_mib
 
 
 class MemoryWatch:
@@ -168,68 +183,90 @@ class MemoryWatch:
 
     def step(self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float) -> list[Alert]:
         """Take a sample, at a monotonic time; returns what is suspected, one alert per owner, as long as it is."""
-        known = {series[:2]: series.trend for series in self._series}
+        known = {(series.now.owner, series.now.key): series for series in self._series}
         self._series = []
-        for owner, what, mib, room_mib in _samples(use, stages, limit_mib):
-            trend = known.get((owner, what)) or MemoryTrend()
-            trend.add(now_s, mib)
-            self._series.append(_Series(owner, what, trend, room_mib))
-        owners = dict.fromkeys(series.owner for series in self._series)
+        for sample in _samples(use, stages, limit_mib):
+            before = known.get((sample.owner, sample.key)) or _Series(sample, MemoryTrend(), sample.mib)
+            before.trend.add(now_s, sample.mib)
+            self._series.append(before._replace(now=sample))
+        owners = dict.fromkeys(series.now.owner for series in self._series)
         return [_alert(*worst) for owner in owners if (worst := self._worst(owner)) is not None]
+
+    def suspect(self) -> tuple[str, Mapping[str, str]]:
+        """The worker that has taken the most memory since it was ready, in words and as values.
+
+        Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is said of that
+        names the worker as well.
+        """
+        taken = [series for series in self._series if series.now.worker and series.grown_mib >= _LEAST_MIB]
+        most = max(taken, key=lambda series: series.grown_mib, default=None)
+        if most is None:
+            return "", {}
+        text = f"the most is {most.now.owner}'s {most.now.what}: {most.grown_mib:.0f} MiB more since it was ready"
+        return text, {"stage": most.now.owner, **most.now.worker, "grown_mib": f"{most.grown_mib:.1f}"}
 
     def values(self, owner: str) -> Mapping[str, str]:
         """What `/diagnostics` says of a stage, or of the node: MiB/h, and seconds to exhaustion; nan while unknown."""
         if (worst := self._worst(owner)) is not None:
             series, growth = worst
-            return _values(growth, series.room_mib)
-        known = [series.trend.growth for series in self._series if series.owner == owner]
+            return _values(growth, series.now.room_mib)
+        known = [series.trend.growth for series in self._series if series.now.owner == owner]
         most = max((growth.mib_per_hour for growth in known if growth is not None), default=math.nan)
         return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
 
     def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
         """The owner's series whose memory is used up first."""
-        judged = [(one, one.trend.suspicion(one.room_mib)) for one in self._series if one.owner == owner]
+        judged = [(one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner]
         found = [(series, growth) for series, growth in judged if growth is not None]
-        return min(found, key=lambda each: each[1].lasts_s(each[0].room_mib), default=None)
+        return min(found, key=lambda each: each[1].lasts_s(each[0].now.room_mib), default=None)
 
 
 def _alert(series: _Series, growth: Growth) -> Alert:
-    left_s = growth.lasts_s(series.room_mib)
+    now = series.now
+    left_s = growth.lasts_s(now.room_mib)
     left = f"{left_s / 3600:.1f} h" if left_s >= 3600 else f"{left_s / 60:.0f} min"  # noqa: PLR2004
     return Alert(
         Level.ERROR if left_s < _ERROR_S else Level.WARN,
-        f"{series.owner}: memory grows",
-        f"{series.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
-        f" the {series.room_mib:.0f} MiB that are left last {left}",
-        {"series": series.what, "confidence": f"{growth.confidence:.4f}", "window_s": f"{growth.window_s:.0f}"}
-        | _values(growth, series.room_mib),
+        f"{now.owner}: memory grows",
+        f"{now.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
+        f" the {now.room_mib:.0f} MiB that are left last {left}",
+        {
+            "series": now.what,
+            "confidence": f"{growth.confidence:.4f}",
+            "window_s": f"{growth.window_s:.0f}",
+            **now.worker,
+            **_values(growth, now.room_mib),
+        },
     )
 
 
-def _samples(
-    use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int
-) -> Iterator[tuple[str, str, float, float]]:
-    """Every series: whose it is, what, its MiB now and the MiB that are left.
-
-    Of workers only those that are ready, as loading is growth, too.
-    """
+def _samples(use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int) -> Iterator[_Sample]:
+    """Every series; of workers only those that are ready, as loading is growth, too."""
     available = psutil.virtual_memory().available / _MIB
     on_cuda = "allocated" in use.told
     room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
     rss_room = available if on_cuda else min(room, available)
-    yield NODE, "resident memory of the node", use.node_rss / _MIB, available
+    yield _Sample(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
     for stage in stages:
-        for worker in stage.pool.everyone:
+        name, shadow = stage.config.name, stage.shadow
+        workers = [(name, worker) for worker in stage.pool.everyone]
+        workers += [] if shadow is None else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
+        for owner, worker in workers:
             if worker.ready_at_ns is None:
                 continue
-            process = f"of pid {worker.pid}" + (f", shared with {worker.shares_with}" if worker.shares_with else "")
+            tier = "" if worker.tier is None else stage.config.tiers[worker.tier]
+            runs = f", tier {tier}" if tier else ""
+            of = f"of worker {worker.number} (pid {worker.pid}{runs})"
+            of += f", shared with {worker.shares_with}" if worker.shares_with else ""
+            named = {"worker": str(worker.number), "pid": str(worker.pid), "tier": tier}
             if worker.is_counted and (rss := use.rss_by_pid.get(worker.pid)) is not None:
-                yield stage.config.name, f"resident memory {process}", rss / _MIB, rss_room
-            for key, words in _SERIES.items():
-                is_own = key == "history" or worker.is_counted
-                if is_own and (used := worker.memory_bytes.get(key)) is not None:
-                    left = rss_room if key == "history" else min(room, use.told["free"] / _MIB)
-                    yield stage.config.name, f"{words} {process}", used / _MIB, left
+                key = f"{worker.pid} resident"
+                yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
+            for kind, words in _SERIES.items():
+                is_own = kind == "history" or worker.is_counted
+                if is_own and (used := worker.memory_bytes.get(kind)) is not None:
+                    left = rss_room if kind == "history" else min(room, use.told["free"] / _MIB)
+                    yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 
 
 def _values(growth: Growth, room_mib: float) -> dict[str, str]:

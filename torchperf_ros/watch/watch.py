@@ -104,7 +104,6 @@ class Watch:
         elif record.fields["kind"] == "dropped":
             signals = self._stages[record.fields["stage"]].signals
             signals.superseded += record.fields["superseded"]
-            signals.stale += record.fields["stale"]
         elif record.fields["kind"] == COUNTERS:
             self._active, self._counters = record.fields["active"], record.fields["stages"]
 

@@ -25,7 +25,10 @@ from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpa
 
 _FORK_TAKES_AT_MOST_S = 10.0
 _EXIT_TELLS_WITHIN_S = 1.0
+_BASE_ENDS_WITHIN_S = 5.0
+_LOOK_S = 0.05
 _KEPT_EXITS = 64
+_NO_DESCRIPTOR = "this process has no descriptor left for it"
 
 
 class _Base:
@@ -69,7 +72,8 @@ def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """End a base that nobody needs any more, whatever it is importing."""
     node.close()
     process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nothing for it
+        process.wait(_BASE_ENDS_WITHIN_S)
 
 
 def start_base() -> None:
@@ -84,15 +88,20 @@ class ForkServer:
         ready: whether it can fork now.
         ended: whether it is gone, and its workers with it.
         why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they need not.
+        failure: why it could not be started; "" if it could, or nobody knows.
+        stuck: whether it has not answered the last request for a worker in time.
     """
 
     def __init__(self, module: str, why_bare: str = "") -> None:
         """Start it; returns at once. It imports `module` for its workers, "" for nothing, and `why_bare` says why."""
-        self.ready = self.ended = False
+        self.ready = self.ended = self.stuck = False
+        self.failure = ""
         self.started_ns = time.monotonic_ns()
         self.why_bare, self._module, self._unfit = why_bare, module, ""
         self._pid, self._pidfd = 0, -1
-        self._forked: tuple[int, int] | None = None
+        self._number = 0  # of the last request for a worker
+        self._forked: tuple[int, int] | None = None  # what came of it: process id and descriptor,
+        self._refusal = ""  # or why there is no process
         self._exits: dict[int, int] = {}
         self._base = _Base.get()
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -107,7 +116,7 @@ class ForkServer:
     def renewed(self) -> "ForkServer":
         """Another one in the place of one that has ended: without the module if that is what ended it."""
         why = self.why_bare or self._unfit
-        if not why and not self.ready and self._base.lives:
+        if not why and self._pid and not self.ready and self._base.lives:
             why = f"a process that imported {self._module} did not come through it"
         return ForkServer("" if why else self._module, why)
 
@@ -125,36 +134,65 @@ class ForkServer:
                 case "ended":
                     self.ended = True
                 case "hello":
-                    self._pid, self._pidfd = message["pid"], descriptors[0]
+                    self._hello(message["pid"], descriptors)
                 case "ready":
                     self.ready = True
                 case "unfit":
                     self._unfit = message["why"]
                 case "forked":
-                    self._forked = message["pid"], descriptors[0]
+                    self._take(message["number"], message["pid"], descriptors)
+                case "failed":
+                    self.failure = message["why"]  # the base's word, where there is no server
+                    if message["number"] == self._number:
+                        self._refusal = message["why"]
                 case "exited":
                     self._exits[message["pid"]] = message["code"]
                     while len(self._exits) > _KEPT_EXITS:
                         del self._exits[next(iter(self._exits))]
 
-    def fork(self, descriptors: Sequence[int], folder: str) -> tuple[int, int]:
+    def _hello(self, pid: int, descriptors: list[int]) -> None:
+        if descriptors:
+            self._pid, self._pidfd = pid, descriptors[0]
+        else:  # it ends when it finds the socket closed
+            self.ended, self.failure = True, _NO_DESCRIPTOR
+
+    def _take(self, number: int, pid: int, descriptors: list[int]) -> None:
+        """A worker was forked; one that is not waited for any more, or cannot be watched, is not to live on."""
+        if descriptors and number == self._number:
+            self._forked = pid, descriptors[0]
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):  # it has ended, and the worker with it
+            self._socket.send(pack_control("kill", pid=pid))
+        if number == self._number:
+            self._refusal = _NO_DESCRIPTOR
+
+    def fork(
+        self, descriptors: Sequence[int], folder: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[int, int]:
         """Fork a worker; returns its process id and a descriptor of the process.
 
         Args:
             descriptors: frames, control, ring, result, and where it prints, see `model/main.py`.
             folder: where it keeps its temporary files.
+            meanwhile: called again and again while the server takes its time, as on a machine that swaps.
 
         Raises:
-            ProtocolError: it does not; it is ended then, with all its workers.
+            OSError: this process has not got what that takes.
+            ProtocolError: the server has not, or does not answer, or has ended; those that it has forked live on.
         """
-        self._forked = None
-        with contextlib.suppress(OSError):  # it has just ended: the wait finds out
-            socket.send_fds(self._socket, [pack_control("worker", folder=folder)], list(descriptors))
-        self._wait(lambda: self._forked is not None, _FORK_TAKES_AT_MOST_S)
+        self._number, self._forked, self._refusal = self._number + 1, None, ""
+        asked = pack_control("worker", folder=folder, number=self._number)
+        with contextlib.suppress(ConnectionError):  # it has just ended: the wait finds out
+            socket.send_fds(self._socket, [asked], list(descriptors))
+        self._wait(lambda: self._forked is not None or self._refusal, _FORK_TAKES_AT_MOST_S, meanwhile)
+        self.stuck = self._forked is None and not self._refusal
+        self._number += self.stuck  # what comes now comes too late
         if self._forked is None:
-            self.close()
-            msg = f"the fork server (pid {self._pid}) gave no worker within {_FORK_TAKES_AT_MOST_S:.0f} s, or has ended"
-            raise ProtocolError(msg)
+            late = "has ended" if self.ended else f"gave no worker within {_FORK_TAKES_AT_MOST_S:.0f} s"
+            why = f"forked none: {self._refusal}" if self._refusal else late
+            raise ProtocolError(f"the fork server (pid {self._pid}) {why}")
         return self._forked
 
     def exit_code(self, pid: int) -> int | None:
@@ -162,12 +200,15 @@ class ForkServer:
         self._wait(lambda: pid in self._exits, _EXIT_TELLS_WITHIN_S)
         return self._exits.get(pid)
 
-    def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
+    def _wait(
+        self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         """Take in what it says until the condition holds, it has ended, or the time is up."""
         give_up_at = time.monotonic() + seconds
         self.step()
         while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
-            is_readable(self._socket.fileno(), left_s)
+            if not is_readable(self._socket.fileno(), min(left_s, _LOOK_S)):
+                meanwhile()
             self.step()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.workers.memory_file import keep_order, make_memory_file, read_only
 
 _MAGIC = 0x54504652
 _HEAD = 8  # byte position of the u64 that says how far the writer has come
@@ -69,8 +70,8 @@ class FrameRing:
         """
         self._room = self._largest = _aligned(room)
         self.capacity = max(_aligned(capacity), self._room)
-        self.fd = os.memfd_create("torchperf_frames", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, _DATA + self.capacity)
+        self.fd = make_memory_file("torchperf_frames", _DATA + self.capacity)
+        self.reader_fd = read_only(self.fd)
         self._map = mmap.mmap(self.fd, _DATA + self.capacity)
         self._view = memoryview(self._map)
         self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
@@ -135,6 +136,7 @@ class FrameRing:
             self._round_ns = monotonic_ns()
         self._head = offset
         self._head_word[0] = max(self._head_word[0], offset + length)
+        keep_order()
         return offset
 
     def write(self, seq: int, inputs: Sequence[InputBytes]) -> tuple[int, int]:
@@ -186,6 +188,7 @@ class FrameRing:
         with contextlib.suppress(BufferError):  # the bytes of a frame that nobody answered are in a slot still
             self._map.close()
         os.close(self.fd)
+        os.close(self.reader_fd)
 
 
 class FrameReader:
@@ -213,6 +216,7 @@ class FrameReader:
 
     def holds(self, offset: int) -> bool:
         """Whether the record at `offset` has not been overwritten; ask again after using it."""
+        keep_order()
         return bool(self._head_word[0] <= offset + self._capacity)
 
     def check(self, offset: int, seq: int) -> None:

@@ -16,12 +16,16 @@ SWITCH_INTERVAL_S = 1e-4
 LARGEST_KEPT_BYTES = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of malloc.c: a larger threshold is refused
 _NICE = -10
 _MCL_CURRENT_AND_FUTURE = 3
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_TIMERSLACK = 1, 15, 29
 _BACKGROUND_PRIORITY = 1
 _HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that moves tasks between processors
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 _FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
 _INT_MAX = 2**31 - 1
+_ENDINGS = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR,
+    signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
+)  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -116,11 +120,25 @@ def leave_priority() -> None:
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
+def outlive_the_group() -> None:
+    """Ignore what a terminal, launch or a supervisor sends, to end or to reload: the node says when this process ends.
+
+    Its parent starts it in a session of its own as well, so that what a terminal sends to a group does not arrive.
+    """
+    for number in _ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def die_with_parent(parent: int | None = None) -> None:
     """Be killed when the thread ends that spawned this process; now, if that was `parent`, which has ended already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call the process, of which they show 15 characters."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def detach_from_node() -> None:
@@ -148,8 +166,10 @@ def is_ending(pid: int) -> bool:
     """Whether the kernel is taking a process down, which shows on its sockets only when its memory is freed."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    except OSError:  # this process has no descriptor left to look with
+        return False
     flags = int(stat.rpartition(b")")[2].split()[_FLAGS])
     return bool(flags & _PF_EXITING)
 

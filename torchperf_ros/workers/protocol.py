@@ -5,18 +5,21 @@ ring, the result's in the worker's own area. Every message starts with the versi
 No pickle.
 """
 
+import contextlib
 import json
 import signal
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import ProtocolError
 
-VERSION = 5
+VERSION = 6
 MAX_CONTROL_BYTES = 65_536
 _MAX_TEXT = 8_000
+_CUT_TO = (2_000, 500, 125)
 STACK_SIGNAL = signal.SIGUSR1
 STACK_FILE = "stacks.txt"
 """A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
@@ -33,7 +36,8 @@ SOON: Final = b"soon"
 
 
 _REQUEST = struct.Struct("<HHIQQQQII")
-_RESPONSE = struct.Struct("<HHIQQ4qIh")
+SHAPES_BYTES: Final = 48
+_RESPONSE = struct.Struct(f"<HHIQQ4qIh{SHAPES_BYTES}s")
 RESPONSE_BYTES: Final = _RESPONSE.size
 
 
@@ -64,7 +68,8 @@ class Response:
     """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
 
     Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0 for others;
-    `scene` the index of the one that the adapter named, -1: none.
+    `scene` the index of the one that the adapter named, -1: none. `shapes` has those of the model's inputs, like
+    `1x3x480x640 1x6`, with zeros up to `SHAPES_BYTES`; empty where preprocessing gave none.
     """
 
     outcome: int
@@ -77,13 +82,21 @@ class Response:
     postprocess_ns: int
     step: int = 0
     scene: int = -1
+    shapes: bytes = b""
 
     def pack(self) -> bytes:
         """As bytes."""
         return _RESPONSE.pack(
             VERSION, self.outcome, self.tier, self.seq, self.length,
             self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.step, self.scene,
+            self.shapes,
         )  # fmt: skip
+
+
+def shapes_text(shapes: Iterable[Sequence[int]]) -> bytes:
+    """Shapes as `Response` has them; what does not fit is cut, and ends in dots."""
+    text = " ".join("x".join(map(str, shape)) or "scalar" for shape in shapes).encode()
+    return text if len(text) <= SHAPES_BYTES else text[: SHAPES_BYTES - 3] + b"..."
 
 
 def peer_pid(node: socket.socket) -> int:
@@ -92,7 +105,7 @@ def peer_pid(node: socket.socket) -> int:
     return int(credentials.unpack(node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[0])
 
 
-def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
     """The fields of a message behind its version; another length or version is a `ProtocolError`."""
     if len(data) != layout.size:
         raise ProtocolError(f"{what} of {len(data)} bytes; version {VERSION} has {layout.size}")
@@ -109,7 +122,9 @@ def unpack_request(data: bytes) -> Request:
 
 def unpack_response(data: bytes) -> Response:
     """Parse a response; raises `ProtocolError` for another length or version."""
-    return Response(*_unpack(_RESPONSE, data, "response"))
+    response = Response(*_unpack(_RESPONSE, data, "response"))
+    response.shapes = response.shapes.rstrip(b"\0")
+    return response
 
 
 def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
@@ -120,6 +135,28 @@ def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON 
     if len(data) > MAX_CONTROL_BYTES:
         raise ProtocolError(f"control message {kind!r} of {len(data)} bytes; at most {MAX_CONTROL_BYTES}")
     return data
+
+
+def pack_report(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """A control message for people, as bytes: texts anywhere in it are cut, shorter and shorter, until it fits."""
+    for most in _CUT_TO:
+        with contextlib.suppress(ProtocolError):
+            return pack_control(kind, **fields)
+        fields = _cut(fields, most)
+    return pack_control(kind, **fields)
+
+
+def _cut(value: Any, most: int) -> Any:  # noqa: ANN401 - any JSON value
+    """With the end of each text only."""
+    match value:
+        case str() if len(value) > most:
+            return f"...{value[-most:]}"
+        case dict():
+            return {key: _cut(each, most) for key, each in value.items()}
+        case list() | tuple():
+            return [_cut(each, most) for each in value]
+        case _:
+            return value
 
 
 def unpack_control(data: bytes) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 An anonymous memory file: what lies in it outlives the worker. Partial results go into two slots in turn, so that the
 newest whole one is never written to, whenever the node looks and wherever the worker dies. Nobody waits. A reader that
-was overtaken by two results finds that out by the slot's number and checksum, and looks again.
+was overtaken by two results, or sees them in another order than they were written, finds that out by the slot's number
+and checksum, and looks again. What the worker answers with is followed by a message, which comes after it.
 """
 
 import mmap
@@ -11,20 +12,20 @@ import zlib
 from typing import Final
 
 from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.workers.memory_file import make_memory_file
 from torchperf_ros.workers.protocol import RESPONSE_BYTES, Response, unpack_response
 
 _HANDLED, _NEWEST, _ROOM = range(3)  # u64 words: requests handled; number of the newest partial result, 0: none; bytes
 _RESULT: Final = 24
 _NUMBER, _CHECKSUM = range(2)  # u64 words that begin a slot; then the response, and in its place the payload
 _RESPONSE: Final = 16
-_PAYLOAD: Final = 96
+_PAYLOAD: Final = 128
 _MOST_LOOKS: Final = 16  # to overtake one look takes two whole steps of the model
 
 
 def make_result_area(room: int) -> int:
     """A descriptor of an area for results of up to `room` bytes; memory that is never used is never taken."""
-    fd = os.memfd_create("torchperf_result", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _slot(room, 2))
+    fd = make_memory_file("torchperf_result", _slot(room, 2))
     os.pwrite(fd, room.to_bytes(8, "little"), 8 * _ROOM)
     return fd
 

@@ -262,16 +262,15 @@ class RollingUpdate:
             try:
                 self.candidate = pool.spawn(len(workers))
             except (OSError, ProtocolError) as error:
-                self._tell(f"no new worker can be started: {error}")
-                self.renewal.give_up(str(error))
+                self.lost(f"no new worker can be started: {error}")
         elif self.renewal.is_over(candidate, workers) or self._is_misplaced(candidate, workers):
             serves = next((worker for worker in workers if worker is not None and worker.usable), None)
-            if not candidate.usable or (serves is not None and pool.listener.worker_replaced(candidate, serves)):
+            if not candidate.usable or (serves is not None and pool.replace(candidate, serves)):
                 self.candidate = None
                 pool.dismiss(candidate, "nobody is left whom it would replace")
         elif self.renewal.has_settled(candidate, now_ns):
             outdated = self.renewal.outdated(workers)
-            if outdated is not None and pool.listener.worker_replaced(outdated, candidate):
+            if outdated is not None and pool.replace(outdated, candidate):
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
                 self.renewal.took_a_place()

@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torchperf_ros.workers.worker_process import WorkerProcess
 
 _LOCK_WITHIN_S: Final = 0.05  # a fork by another stage's thread takes milliseconds, and at worst seconds
+_EXIT_WITHIN_S: Final = 1.0
+_KEPT_SEATS: Final = 16  # of sessions that are over: another stage may yet ask whether one was the culprit
 _NOTES_BYTES: Final = 4_000
 _LOOKS, _LOOK_S = 20, 0.0003  # at what a thread waits for
 _SESSION: Final = re.compile(r"^session (\d+) thread ([0-9a-f]+) task (\d+)$", re.MULTILINE)
@@ -61,22 +63,32 @@ class SharedProcesses:
                 self._server = self._server.renewed()
             return self._server
 
-    def enter(self, seat: "Seat", place: int, descriptors: Sequence[int]) -> "_Process":
+    @property
+    def usable(self) -> bool:
+        """Whether a worker of any stage can serve."""
+        seats = [seat for process in self._processes.values() for seat in process.seats]
+        return any(seat.worker is not None and seat.worker.usable for seat in seats)
+
+    def enter(self, seat: "Seat", place: int, descriptors: Sequence[int], meanwhile: Callable[[], None]) -> "_Process":
         """Start a session for a worker that is to have this place in its stage.
 
         The first stage's regular worker runs beside the second one's standby, and so on in turns: a fault costs one
         stage its runner and the other one its standby, and two runners do not wait for one interpreter.
 
         Raises:
-            ProtocolError: a process was to be forked, and was not.
+            OSError, ProtocolError: a process was to be forked, and was not; see `ForkServer.fork`.
         """
-        with self.lock:
+        while not self.lock.acquire(timeout=_LOCK_WITHIN_S):  # another stage waits for a fork
+            meanwhile()
+        try:
             number = (place + self.stages.index(seat.stage)) % self._count
             process = self._processes.get(number)
             if process is None or not process.enter(seat, descriptors):
                 assert self._server is not None
-                process = self._processes[number] = _Process(self._server, seat, descriptors)
+                process = self._processes[number] = _Process(self._server, seat, descriptors, meanwhile)
             return process
+        finally:
+            self.lock.release()
 
 
 class SharedServer:
@@ -103,6 +115,16 @@ class SharedServer:
         """Why workers import the adapters' modules themselves; "" if they need not."""
         return self._server.why_bare
 
+    @property
+    def failure(self) -> str:
+        """See `ForkServer`."""
+        return self._server.failure
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it does not answer, and no stage has a worker of it that can serve."""
+        return self._server.stuck and not self._processes.usable
+
     def fileno(self) -> int:
         """Descriptor that is readable when `step` has something to do, for whoever comes first."""
         return self._server.fileno()
@@ -127,7 +149,7 @@ class SharedServer:
         """End it, with all processes, if it is of no use, or nobody else uses it."""
         with self._processes.lock:
             self._processes.users.discard(self)
-            if not self._processes.users or self._server.ended or not self._server.ready:
+            if not self._processes.users or self._server.ended or not self._server.ready or self.stuck:
                 self._server.close()
 
 
@@ -153,15 +175,25 @@ class Seat:
         assert self._process is not None
         return self._process
 
-    def fork(self, descriptors: Sequence[int], folder: str) -> tuple[int, int]:
+    def fork(
+        self, descriptors: Sequence[int], folder: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[int, int]:
         """Have a session started; returns the process's id and a descriptor of it."""
-        self._process = self._processes.enter(self, self.place, descriptors)
-        return self._process.pid, os.dup(self._process.pidfd)
+        self._process = self._processes.enter(self, self.place, descriptors, meanwhile)
+        try:
+            return self._process.pid, os.dup(self._process.pidfd)
+        except OSError:
+            self.leave()
+            raise
 
     def exit_code(self, pid: int) -> int | None:
-        """See `ForkServer.exit_code`."""
-        with self._processes.lock:
+        """See `ForkServer.exit_code`; None also while another stage waits for a fork."""
+        if not self._processes.lock.acquire(timeout=_EXIT_WITHIN_S):
+            return None
+        try:
             return self.process.server.exit_code(pid)
+        finally:
+            self._processes.lock.release()
 
     def blame(self, reason: str, *, hung: bool) -> None:
         """Note that the process is about to be killed for what this session does, or keeps others from doing."""
@@ -183,7 +215,9 @@ class Seat:
 class _Process:
     """One process, and who has a session in it."""
 
-    def __init__(self, server: ForkServer, seat: Seat, descriptors: Sequence[int]) -> None:
+    def __init__(
+        self, server: ForkServer, seat: Seat, descriptors: Sequence[int], meanwhile: Callable[[], None]
+    ) -> None:
         """Have it forked, with its first session."""
         self.server = server
         self.kill_reason = ""
@@ -191,15 +225,16 @@ class _Process:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                self.pid, self.pidfd = server.fork([*descriptors, theirs.fileno()], self.folder)
+                self.pid, self.pidfd = server.fork([*descriptors, theirs.fileno()], self.folder, meanwhile)
         except BaseException:
             self._socket.close()
             self._folder.remove()
             raise
         self._socket.setblocking(False)
         self._lock = threading.Lock()  # held for microseconds, as a frame may wait for it
-        self._seats = {seat.number: seat}  # of all who ever were here
+        self._seats = {seat.number: seat}  # of those who are here, and of the last ones who were
         self._open = self._undecided = True
+        self._killed = False  # and perhaps not to be ended
         self._culprit: Seat | None = None
 
     @property
@@ -209,19 +244,22 @@ class _Process:
 
     @property
     def seats(self) -> list[Seat]:
-        """Of all who ever were in it."""
+        """Of those who are in it, and of the last ones who were."""
         return list(self._seats.values())
 
     def enter(self, seat: Seat, descriptors: Sequence[int]) -> bool:
         """Have it start one more session; False: it has ended, or takes no more."""
         with self._lock:
-            if not self._open or is_readable(self.pidfd, 0.0):
+            if not self._open or self._killed or is_readable(self.pidfd, 0.0):
                 return False
             try:
                 socket.send_fds(self._socket, [pack_control("session")], list(descriptors))
             except OSError:
                 return False
             self._seats[seat.number] = seat
+            gone = [number for number, each in self._seats.items() if each.worker is None and each is not seat]
+            for number in gone[:-_KEPT_SEATS]:
+                del self._seats[number]
             return True
 
     def left(self, seat: Seat) -> None:
@@ -238,6 +276,7 @@ class _Process:
         """It is about to be killed; where a session hangs, for the one that keeps the interpreter from the others."""
         found = self._holder(seat) if hung else seat  # which takes milliseconds
         with self._lock:
+            self._killed = True
             if self._undecided:
                 self._undecided, self.kill_reason, self._culprit = False, reason, found
 

@@ -1,5 +1,6 @@
 """A stage's worker processes: started, watched, killed when they hang, replaced when they die, later and later."""
 
+import contextlib
 import select
 import threading
 import time
@@ -20,7 +21,7 @@ from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
 from torchperf_ros.workers.shared_process import Seat, SharedProcesses, SharedServer
-from torchperf_ros.workers.worker_process import Description, WorkerProcess
+from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, Description, WorkerProcess
 
 _FIRST_DELAY_NS = NS_PER_S // 2
 _LONGEST_DELAY_NS = 30 * NS_PER_S
@@ -103,6 +104,7 @@ class TierTally:
 
 
 _TICK_MS = 50
+_AFTER_ERROR_S = 0.05
 _RING_FRAMES = 4  # of the largest size: what a worker that is late may still be reading
 _RING_HEADERS = 65_536
 _TOLD = 64
@@ -120,7 +122,7 @@ class PoolListener(Protocol):
         """The worker can take frames from now on."""
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """The worker is gone; `lasting` if its kind keeps dying. Its descriptors close when this returns.
+        """The worker is gone; `lasting` if its kind keeps dying. It is one of the pool's until this returns.
 
         None: it could not even be started.
         """
@@ -169,6 +171,10 @@ class WorkerPool:
         self._server: ForkServer | SharedServer | None = None
         self.processes: SharedProcesses | None = None  # where its workers run, None: in processes of their own
         self._calibrated: tuple[int, list[tuple[float, float]]] | None = None  # of the first worker of which kit
+        self.unended = 0  # processes so far that SIGKILL did not end in time
+        self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
+        # Held while the pool tells its listener something: until then the two versions of a stage do not change places.
+        self.telling = threading.Lock()
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"pool-{config.name}", daemon=True)
@@ -177,6 +183,11 @@ class WorkerPool:
     def everyone(self) -> list[WorkerProcess]:
         """The workers that there are, the one that is to replace another included."""
         return [worker for worker in (*self.workers, self.rolling_update.candidate) if worker is not None]
+
+    @property
+    def unended_pids(self) -> list[int]:
+        """Processes that SIGKILL has not ended yet, although there was time enough."""
+        return [worker.pid for worker in list(self._leaving) if worker.unended]
 
     @property
     def restarts(self) -> int:
@@ -266,34 +277,57 @@ class WorkerPool:
     def _watch(self) -> None:
         step_back()
         while not self._stopping.is_set():
-            self._spawn_missing(time.monotonic_ns())
-            self._wait_for_news()
-            for worker in self.everyone:
-                self._guarded(worker, "looking after a worker", self._look_after, worker)
-            now_ns = time.monotonic_ns()
-            self._guarded(self.capture, "a capture", self.capture.step, self.workers, now_ns)
-            self._guarded(self.rolling_update, "replacing workers", self.rolling_update.step, self, now_ns)
-        self.rolling_update.builder.close()
+            if not self._guarded("looking after the workers", self._step):
+                self._stopping.wait(_AFTER_ERROR_S)
+        self._guarded("ending a compiler", self.rolling_update.builder.close)
         for worker in self.everyone:
             worker.dismiss("the node stops")
-            worker.close()
+            self._guarded("ending a worker", self._release, worker)
         self.workers = [None] * len(self.workers)
+        give_up_at = time.monotonic() + ENDS_WITHIN_S
+        for worker in self._leaving:
+            worker.reap(max(0.0, give_up_at - time.monotonic()))
+            worker.forget()
         if self._server is not None:
-            self._server.close()
+            self._guarded("ending the fork server", self._server.close)
 
-    def _guarded(
-        self, part: WorkerProcess | Capture | RollingUpdate, what: str, act: Callable[..., None], *given: object
-    ) -> None:
+    def _step(self) -> None:
+        """Whatever goes wrong in one part, the others are done."""
+        self._guarded("starting workers", self._spawn_missing, time.monotonic_ns())
+        if not self._guarded("waiting for news", self._wait_for_news):
+            self._stopping.wait(_AFTER_ERROR_S)
+        self._look_after_all()
+        now_ns = time.monotonic_ns()
+        if not self._guarded("a capture", self.capture.step, self.workers, now_ns):
+            self.capture.give_up("an error in the node")
+        if not self._guarded("replacing workers", self.rolling_update.step, self, now_ns):
+            self.rolling_update.give_up("an error in the node")
+
+    def _look_after_all(self) -> None:
+        for worker in self.everyone:
+            if self._guarded("looking after a worker", self._look_after, worker) or worker not in self.everyone:
+                continue
+            if worker.is_dead():
+                self._guarded("burying a worker", self._bury, worker)
+            else:
+                worker.kill("it could not be looked after")
+        now_ns = time.monotonic_ns()
+        for worker in self._leaving:
+            if worker.is_overdue(now_ns) and not worker.unended:
+                self._give_up(worker)
+                self._log("error", f"{self.config.name}: {worker.death_reason()}")
+        self._leaving = [worker for worker in self._leaving if not worker.reap()]
+
+    def _guarded(self, what: str, act: Callable[..., object], *given: object) -> bool:
         """The thread's boundary: a worker's nonsense, or what people would like to know, must not end what is good."""
         try:
             act(*given)
         except Exception:
-            self._log("error", f"{self.config.name}: {what} failed:\n{traceback.format_exc()}")
-            if isinstance(part, WorkerProcess):
-                self.last_error = traceback.format_exc()
-                part.kill("it could not be looked after")
-            else:
-                part.give_up("an error in the node")
+            self.last_error = traceback.format_exc()
+            with contextlib.suppress(Exception):  # of what writes it down, too
+                self._log("error", f"{self.config.name}: {what} failed:\n{self.last_error}")
+            return False
+        return True
 
     def _spawn_missing(self, now_ns: int) -> None:
         for number, worker in enumerate(self.workers):
@@ -315,7 +349,16 @@ class WorkerPool:
         self._start_at_ns[number] = policy.died(ready_at_ns, innocent=worker is not None and worker.innocent)
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
-        self.listener.worker_died(worker, reason, lasting=policy.gave_up)
+        self._tell_death(worker, reason, lasting=policy.gave_up)
+
+    def _tell_death(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        with self.telling:
+            self.listener.worker_died(worker, reason, lasting=lasting)
+
+    def replace(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Have the stage give a worker no more frames, as another takes its place; False if it is busy with one."""
+        with self.telling:
+            return self.listener.worker_replaced(worker, successor)
 
     def _can_fork(self, now_ns: int) -> bool:
         """Whether the fork server is up; one that has ended gets a successor.
@@ -329,6 +372,8 @@ class WorkerPool:
                 server = self._server = SharedServer(self.processes, self.config.name)
             else:
                 server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+        if server.stuck and not self.ready:
+            server.close()
         if not server.ready and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S:
             server.close()
         if server.ended:
@@ -338,7 +383,7 @@ class WorkerPool:
                 self._log("warn", f"{self.config.name}: workers take longer to start, as {new.why_bare}")
             elif not server.ready:
                 msg = "the process that imports torch ended, or was not done in time; its stderr says why"
-                raise ProtocolError(msg)
+                raise ProtocolError(server.failure or msg)
             server = new
         return server.ready
 
@@ -363,7 +408,7 @@ class WorkerPool:
             setup["session"] = seat.number
         else:
             source = self._server
-        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, source)
+        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, source, self._look_after_all)
         worker.generation = kit.number
         return worker
 
@@ -372,7 +417,7 @@ class WorkerPool:
         self.tally.left(worker)
         worker.dismiss(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
-        worker.close()
+        self._release(worker)
 
     def _tell(self, text: str) -> None:
         """Say something of the models, once: the next worker finds the same."""
@@ -385,8 +430,9 @@ class WorkerPool:
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        if self._server is not None and not self._server.ended:
-            poll.register(self._server, select.POLLIN)
+        server_fd = -1 if self._server is None or self._server.ended else self._server.fileno()
+        if server_fd >= 0:  # another stage's thread may have closed one that they share
+            poll.register(server_fd, select.POLLIN)
         if self.rolling_update.builder.news is not None:
             poll.register(self.rolling_update.builder.news, select.POLLIN)
         for worker in self.everyone:
@@ -405,12 +451,17 @@ class WorkerPool:
                 self._take(worker, message)
         except ProtocolError as error:
             worker.kill(str(error))
+        now_ns = time.monotonic_ns()
+        if worker.seat is not None and worker.ready_at_ns is None and worker.closed_ms(now_ns) > _DIES_WITHIN_MS:
+            worker.left = not worker.is_ending  # its session did not begin, and others of its process serve on
         if dead or worker.left:
             self._bury(worker)
             return
-        now_ns = time.monotonic_ns()
-        if worker.kill_reason:
-            return  # it is on its way out
+        if worker.kill_reason:  # it is on its way out
+            if worker.is_overdue(now_ns):
+                self._give_up(worker)
+                self._bury(worker)
+            return
         if worker.lost_ms(now_ns) > _DIES_WITHIN_MS:
             worker.kill("it closed its socket and did not exit")
             return
@@ -489,16 +540,36 @@ class WorkerPool:
         if self._calibrated is None or self._calibrated[0] != worker.generation:
             self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
         worker.ready_at_ns = time.monotonic_ns()
-        self.listener.worker_ready(worker)
+        with self.telling:
+            self.listener.worker_ready(worker)
         self.rolling_update.complete(worker)
 
     def _bury(self, worker: WorkerProcess) -> None:
-        self.tally.left(worker)
-        reason = self.last_error = worker.death_reason()
-        if worker is self.rolling_update.candidate:
-            self.rolling_update.lost(reason, innocent=worker.innocent)
-            self.listener.worker_died(worker, reason, lasting=False)
-        else:
-            self.workers[worker.number] = None
-            self._has_died(worker.number, worker, worker.ready_at_ns, reason)
+        """Have nothing more to do with a worker that is dead or does not end; once, whatever goes wrong meanwhile."""
+        reason = f"worker {worker.number} (pid {worker.pid}) is gone; looking for the reason failed"
+        try:
+            reason = self.last_error = worker.death_reason()
+            self.tally.left(worker)
+        finally:
+            try:
+                if worker is self.rolling_update.candidate:
+                    self._tell_death(worker, reason, lasting=False)
+                else:
+                    self._has_died(worker.number, worker, worker.ready_at_ns, reason)
+            finally:  # until now it was one of the pool's: the stage asks whose it is
+                if worker is self.rolling_update.candidate:
+                    self.rolling_update.lost(reason, innocent=worker.innocent)
+                else:
+                    self.workers[worker.number] = None
+                self._release(worker)
+
+    def _give_up(self, worker: WorkerProcess) -> None:
+        """Do not wait any longer for the end of a process that SIGKILL does not end."""
+        worker.unended = True
+        self.unended += 1
+
+    def _release(self, worker: WorkerProcess) -> None:
+        """Close a worker that is ending, and reap it as soon as it has ended: nothing else waits for that."""
         worker.close()
+        if not worker.reap():
+            self._leaving.append(worker)

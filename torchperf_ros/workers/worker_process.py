@@ -5,12 +5,14 @@ import fcntl
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.frame.errors import ProtocolError, how_it_ended
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
@@ -20,6 +22,7 @@ from torchperf_ros.workers.protocol import (
     OBSERVE,
     RUN,
     SOON,
+    STACK_SIGNAL,
     Request,
     Response,
     pack_control,
@@ -30,7 +33,7 @@ from torchperf_ros.workers.result_area import ResultArea, make_result_area
 from torchperf_ros.workers.shared_process import Seat
 from torchperf_ros.workers.worker_setup import WorkerFolder
 
-_REAP_S = 5.0
+ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or a disk, and may never end
 _OUTPUT_TAIL = 4_000
 _SHOWN_BYTES = 16_384  # of what was printed since the last look
 _LINES_A_SECOND = 20
@@ -59,9 +62,15 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, number: int, setup: dict[str, Any], ring: FrameRing, result_bytes: int, server: ForkServer | Seat
+        self,
+        number: int,
+        setup: dict[str, Any],
+        ring: FrameRing,
+        result_bytes: int,
+        server: ForkServer | Seat,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have it forked by `server`, and send it its setup.
+        """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
 
         Raises:
             OSError: no descriptors or memory are to be had.
@@ -73,6 +82,7 @@ class WorkerProcess:
         self.left = False  # its session is over, and its process may live on
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
+        self.tier: int | None = None  # the one that it ran last, None before
         self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
         self.ready_at_ns: int | None = None  # when it reported ready, None before
         self.has_run = False  # a frame: the first run is one of a cold process
@@ -87,6 +97,7 @@ class WorkerProcess:
         self.progress = "starting"
         self.error = self.kill_reason = ""
         self.hung = False
+        self.unended = False  # SIGKILL did not end it in time, and nobody waits for it any more
         self.away = ""  # why it takes no frames for a while, for example `profile: writing`; "" mostly
         self.held = False  # stopped for a moment, see `hold`
         self.recording = ""  # what it records while it serves, "" mostly; it runs the frames if it can
@@ -101,9 +112,15 @@ class WorkerProcess:
         self._tail = b""
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
+        self._killed_ns = self._closed_ns = 0
+        self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
         self._own_folder = WorkerFolder()
         self._server = server
-        self._start(pack_control("setup", **setup), ring, result_bytes)
+        try:
+            self._start(pack_control("setup", **setup), ring, result_bytes, meanwhile)
+        except BaseException:
+            self._own_folder.remove()
+            raise
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
         # at real-time priority, until the kernel has taken the process down.
         self.speaking = {self.pidfd, self.control.fileno(), self._stdout_fd}
@@ -111,24 +128,27 @@ class WorkerProcess:
             os.set_blocking(descriptor, False)
         self.started_ns = time.monotonic_ns()
 
-    def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int) -> None:
+    def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]) -> None:
         """Make what the two sides share, and have the process forked with it."""
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
             result_fd = make_result_area(result_bytes)
             given_away.callback(os.close, result_fd)
             self._results = ResultArea(result_fd, writable=False)
+            on_failure.callback(self._results.close)
             self.frames, worker_frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             given_away.enter_context(worker_frames)
+            on_failure.enter_context(self.frames)
             self.control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             given_away.enter_context(worker_control)
+            on_failure.enter_context(self.control)
             self.control.send(first_message)  # it waits in the socket until the worker is up
             self._stdout_fd, worker_stdout = os.pipe2(os.O_CLOEXEC)
             given_away.callback(os.close, worker_stdout)
             on_failure.callback(os.close, self._stdout_fd)
             with contextlib.suppress(PermissionError):  # beyond what the user may have in pipes
                 fcntl.fcntl(self._stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            passed = (worker_frames.fileno(), worker_control.fileno(), ring.fd, result_fd, worker_stdout)
-            self.pid, self.pidfd = self._server.fork(passed, self._own_folder.path)
+            passed = (worker_frames.fileno(), worker_control.fileno(), ring.reader_fd, result_fd, worker_stdout)
+            self.pid, self.pidfd = self._server.fork(passed, self._own_folder.path, meanwhile)
             if self.seat is not None:
                 self.seat.worker = self
             on_failure.pop_all()
@@ -182,7 +202,7 @@ class WorkerProcess:
             if self.seat is None:  # else the pool sees whether only its session has ended
                 self.kill("it takes no more frames")
             return False
-        self.busy_since_ns = now_ns
+        self.busy_since_ns, self.tier = now_ns, tier
         self.seq = seq
         return True
 
@@ -287,6 +307,7 @@ class WorkerProcess:
         except ConnectionError:
             pass
         self.speaking.discard(self.control.fileno())
+        self._closed_ns = self._closed_ns or time.monotonic_ns()
         return None
 
     def command(self, kind: str, **fields: object) -> bool:
@@ -325,6 +346,10 @@ class WorkerProcess:
         self._lines_left -= len(lines)
         return lines, left_out
 
+    def closed_ms(self, now_ns: int) -> float:
+        """For how long its control socket has been closed; 0 while it is open."""
+        return (now_ns - self._closed_ns) / NS_PER_MS if self._closed_ns else 0.0
+
     def lost_ms(self, now_ns: int) -> float:
         """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.
 
@@ -356,10 +381,14 @@ class WorkerProcess:
         """SIGKILL: nothing that a model does can prevent it."""
         self.usable = False
         self.kill_reason = self.kill_reason or reason
+        self._killed_ns = self._killed_ns or time.monotonic_ns()
         if self.seat is not None:
             self.seat.blame(reason, hung=self.hung)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+
+    def is_overdue(self, now_ns: int) -> bool:
+        """Whether SIGKILL has not ended it in time."""
+        return bool(self._killed_ns) and now_ns - self._killed_ns > ENDS_WITHIN_S * NS_PER_S
 
     def dismiss(self, reason: str) -> None:
         """End it, as it is not wanted any more: the process, or its session, which ends between two frames."""
@@ -379,13 +408,17 @@ class WorkerProcess:
     def death_reason(self) -> str:
         """Why the process ended: by whom, which signal or exit status, and the last it said."""
         said = self._tail.decode(errors="replace").strip()
+        if self.unended:
+            name = f"worker {self.number} (pid {self.pid})"
+            what = f"has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up"
+            return f"{name} {what}: {self.kill_reason}"
         code = 0 if self.left else self._server.exit_code(self.pid)
         if self.left:
             how = "the end of its session"
         elif code is None:
-            how = "an unknown cause: its fork server is gone"
+            how = "an unknown cause: its fork server is gone, or does not answer"
         else:
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            how = how_it_ended(code)
         kill_reason = self.kill_reason
         if self.seat is not None and not self.left:
             culprit, kill_reason = self.seat.culprit(), kill_reason or self.seat.process.kill_reason
@@ -397,19 +430,38 @@ class WorkerProcess:
         )
         return f"{why}\n{said}" if said and not self.error else why
 
-    def close(self) -> None:
-        """Wait for the process's end and release every descriptor.
+    def ask_for_stacks(self) -> None:
+        """Send the signal upon which it writes its stacks down; on any thread.
 
-        A process that the kernel cannot end (one that waits for a driver) is left to it after 5 s. One that it shares
-        may live on.
+        Raises:
+            ProcessLookupError: it has ended.
         """
-        if self.seat is None:
-            is_readable(self.pidfd, _REAP_S)
-        else:
+        with self._pidfd_lock:
+            if self.pidfd < 0:
+                raise ProcessLookupError
+            signal.pidfd_send_signal(self.pidfd, STACK_SIGNAL)
+
+    def close(self) -> None:
+        """Release what the node has of it, but for what `reap` does; a process that it shares may live on."""
+        if self.seat is not None:
             self.seat.leave()
-        os.close(self.pidfd)
         os.close(self._stdout_fd)
         self.control.close()
         self.frames.close()
         self._results.close()
+
+    def reap(self, seconds: float = 0.0) -> bool:
+        """After `close`: forget the process once it has ended; False: it has not within so many seconds."""
+        is_over = self.seat is not None and not self.unended  # its session; the process may live on
+        if not is_over and not is_readable(self.pidfd, seconds):
+            return False
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Release what is left of it, whether or not the process has ended; nothing if that was done."""
+        with self._pidfd_lock:
+            if self.pidfd >= 0:
+                os.close(self.pidfd)
+            self.pidfd = -1
         self._own_folder.remove()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,9 +20,9 @@ from rich.text import Text
 
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.world.drive_page import ended, write_page, write_picture
-from torchperf_ros.world.latencies import FAULTS, Luck
+from torchperf_ros.world.latencies import FAULTS, RATED
 from torchperf_ros.world.loop import ARMS, OWN_ARMS, Drive, Driven, Workers, drive, parameters_of
-from torchperf_ros.world.scenarios import SCENARIOS, describe, draw_scenario
+from torchperf_ros.world.scenarios import SCENARIOS, TRAFFIC, describe
 from torchperf_ros.world.world import World
 
 _COLLISION: Final = 1
@@ -34,6 +35,8 @@ _LOG: Final = "drive.mcap"
 _TEST: Final = '''\
 """{title}, {when}: {end}."""
 
+from pathlib import Path
+
 import pytest
 
 from torchperf_ros.world.loop import Drive, drive
@@ -42,7 +45,7 @@ from torchperf_ros.world.scenarios import draw_scenario
 
 def test_the_vehicle_hits_nothing():
     """The same drive in the closed loop, with the code of today."""
-    driven = drive(Drive(draw_scenario("{name}", {seed}), "{arm}", {load}, "{faults}"))
+    driven = drive(Drive(draw_scenario("{name}", {seed}), "{arm}", {load}, "{faults}"{options}))
     assert not driven.score.collision, f"hit a {{driven.world.seen.hit}}"
 
 
@@ -56,9 +59,10 @@ def test_plans_are_as_they_were(replay, golden):
 def list_choices(shown: Console) -> None:
     """Print scenarios, arms and faults."""
     for title, rows in (
-        ("scenarios", [(name, *describe(name)) for name in SCENARIOS]),
+        ("scenarios", [(name, *describe(name)) for name in (*SCENARIOS, *TRAFFIC)]),
         ("arms", list(ARMS.items())),
         ("faults", list(FAULTS.items())),
+        ("faults by rate, as KIND=NUMBER a minute", list(RATED.items())),
     ):
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1))
         for row in rows:
@@ -66,30 +70,20 @@ def list_choices(shown: Console) -> None:
         shown.print(table)
 
 
-def run_drive(
-    shown: Console, name: str, seed: int, by: tuple[str, int, str], output: Path | None, *,
-    tui: bool, camera: bool = False, lidar: bool = False,
-) -> int:  # fmt: skip
+def run_drive(shown: Console, one: Drive, output: Path | None, *, tui: bool) -> int:
     """Drive, show and write; the exit status.
 
     Args:
         shown: where.
-        name: of the scenario.
-        seed: of everything that is drawn.
-        by: arm, load and faults.
+        one: what, and by whom; what it writes is for `output` to say.
         output: folder for what is written.
         tui: whether to show it in real time.
-        camera: whether to write images, too.
-        lidar: whether to write clouds, too.
 
     Raises:
-        ConfigError: there is no such scenario, arm, load or faults, or the folder cannot be written.
+        ConfigError: load, faults or times cannot be used, or the folder cannot be written.
         OSError: something else cannot be written.
     """
-    arm, load, faults = by
-    log = None if output is None else output / _LOG
-    one = Drive(draw_scenario(name, seed), arm, load, faults, log, camera, lidar)
-    Luck(seed, load, faults)  # what it refuses is refused before anything is written or shown
+    one.luck()  # what it refuses is refused before anything is written or shown
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -97,12 +91,10 @@ def run_drive(
             raise ConfigError(f"--output {output}: cannot be made: {error.strerror or error}") from error
         if not os.access(output, os.W_OK | os.X_OK):
             raise ConfigError(f"--output {output}: nothing can be written there; name a folder of yours")
-    what, _ = describe(name)
-    with (
-        LiveView(f"{name}: {what}; {arm}, load x{load}, faults {faults}", shown)
-        if tui
-        else contextlib.nullcontext() as view
-    ):
+        one = _into(one, output)
+    name = one.scenario.name
+    title = f"{name}: {describe(name)[0]}; {one.arm}, load x{one.load}, faults {one.faults}"
+    with LiveView(title, shown) if tui else contextlib.nullcontext() as view:
         driven = drive(one) if view is None else drive(one, view.show)
     _print(shown, one, driven)
     if output is not None:
@@ -112,10 +104,24 @@ def run_drive(
     return _COLLISION if driven.score.collision else 0
 
 
+def _into(one: Drive, folder: Path) -> Drive:
+    """The same, with its log in the folder, and a copy of its times beside it, which its test needs."""
+    if one.times is not None:
+        copy = folder / f"times{one.times.suffix}"
+        if one.times.is_dir():
+            raise ConfigError(
+                f"--times {one.times}: is a folder; with -o, name one file of it, of which a copy is kept"
+            )
+        if one.times.resolve() != copy.resolve():
+            shutil.copyfile(one.times, copy)
+        one = replace(one, times=copy)
+    return replace(one, output=folder / _LOG)
+
+
 def write_drive(one: Drive, folder: Path, workers: Workers | None = None) -> None:
     """Drive once more, and write all of it but the page; raises `OSError` where something cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    one = replace(one, output=folder / _LOG)
+    one = _into(one, folder)
     _write(one, drive(one, workers=workers), folder)
 
 
@@ -130,6 +136,8 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
     )  # fmt: skip
     counts = ", ".join(f"{name} {count:,}" for name, count in driven.counts.items() if count)
     shown.print(f"frames and plans: {counts}", highlight=False, soft_wrap=True)
+    if driven.latch:
+        shown.print(f"the emergency lane latched after {driven.latch}", highlight=False, soft_wrap=True)
 
 
 def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
@@ -149,9 +157,15 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
     test = folder / f"test_{scenario.name}_{scenario.seed}_{one.arm}.py"
     when = f"load x{one.load}, faults {one.faults}"
     pace = "virtual" if own is one else "fast"  # only our own logs say how long a run took
+    options = ""
+    if one.times is not None:
+        beside = f'Path(__file__).with_name("{one.times.name}")'
+        options = f", times={beside if one.times.parent == folder else repr(one.times)}"
+    options += "" if one.restart_ms is None else f", restart_ms={one.restart_ms}"
     test.write_text(
         _TEST.format(title=f"{scenario.name}, seed {scenario.seed}, {one.arm}", when=when, end=ended(driven), pace=pace,
-                     name=scenario.name, seed=scenario.seed, arm=own.arm, load=one.load, faults=one.faults),
+                     name=scenario.name, seed=scenario.seed, arm=own.arm, load=one.load, faults=one.faults,
+                     options=options),
         encoding="utf-8",
     )  # fmt: skip
     return ["drive.png", "drive.json", "drive.yaml", test.name]

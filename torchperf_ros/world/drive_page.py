@@ -72,6 +72,7 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
         (f"{score.min_ttc_s:.1f} s", "least time to collision (at most 3)", ""),
         (f"{score.progress_m:.0f} m", "progress", ""), (f"{score.hardest:.1f} m/s²", "hardest braking", ""),
         (len(driven.injected), "faults injected", ""),
+        *([("latched", f"the emergency lane, after {driven.latch}", "bad")] if driven.latch else []),
     ]})  # fmt: skip
     road = go.Figure()
     for edge in one.scenario.road:

@@ -5,10 +5,11 @@ Time is virtual. Sensors send 20 times a second; a plan moves the vehicle from t
 
 import abc
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,14 +27,17 @@ from torchperf_ros.models.driving_messages import (
     pose_of,
     route_bytes,
 )
-from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, plan_along
+from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Lane, plan_along
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayStages
+from torchperf_ros.replay.virtual.step_times import read_step_times
 from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
-from torchperf_ros.world.latencies import STAGES, TIERS, Luck
+from torchperf_ros.safety.guard import Guard
+from torchperf_ros.world.emergency_lane import LaneOnClock
+from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, Luck
 from torchperf_ros.world.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
@@ -43,18 +47,25 @@ PERIOD_NS: Final = 50 * NS_PER_MS
 """Between two scans."""
 ARMS: Final = {
     "zero": "the same planner without any latency or fault: what is possible at best",
+    "watched": "as zero, but the guard checks every plan and the emergency lane watches: what they do to good plans",
     "naive": "one node that runs the best models with a time-out, and keeps its last plan (`rig/naive_node.py`)",
     "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
-    "full": "the same, and the guard checks every plan",
-    "radar": "the same, and the guard has a radar's echoes beside what perception finds",
-    "camera": "as full, but perception is the trained detector on a camera's images, in place of the truth",
+    "no_lane": "the same, and the guard checks every plan",
+    "full": "the same, and the emergency lane watches the scan",
+    "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
+    "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
-_RADAR, _CAMERA = "radar", "camera"
-_NAIVE_RESTART_NS: Final = 4 * NS_PER_S  # a node that its launch file starts again: imports of torch and rclpy, model
+NAIVE_RESTART_S: Final = 2.7
+"""From its death until it takes frames again, on a processor of its own: `./run bench safety --parts restarts`."""
+_ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
+_FAULTLESS: Final = {_ZERO, _WATCHED}
+_GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
+_HAVE_LANE: Final = {"full", _WATCHED}
+_AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 
 Workers = dict[str, KeptPools]
@@ -72,6 +83,9 @@ class Drive:
         load, faults: see `Luck`; of no effect on `zero`.
         output: MCAP to write, None for none.
         camera, lidar: whether images and clouds go into it.
+        times: what the stages' runs take, see `replay --times`; None: as the reference networks.
+        restart_ms: from a worker's death until its replacement is ready; None: as in `times`, else `RESTART_MS`.
+        naive_restart_s: the same of the naive node.
     """
 
     scenario: Scenario
@@ -81,6 +95,22 @@ class Drive:
     output: Path | None = None
     camera: bool = False
     lidar: bool = False
+    times: Path | None = None
+    restart_ms: float | None = None
+    naive_restart_s: float = NAIVE_RESTART_S
+
+    def luck(self) -> Luck:
+        """What is drawn for it; raises `ConfigError` where load, faults or times cannot be used."""
+        seed, restart_ms = self.scenario.seed, RESTART_MS if self.restart_ms is None else self.restart_ms
+        luck = Luck(seed, self.load, self.faults, None, restart_ms)
+        if self.times is None:
+            return luck
+        if self.load != 1:
+            raise ConfigError(f"load {self.load}: times {self.times} say what runs take; leave the load at 1")
+        config = config_of(parameters_of(replace(self, times=None)))
+        found = read_step_times(str(self.times), self.times, config, seed, lambda _: None)
+        tiers = {stage: each.tiers for stage, each in zip(STAGES, found, strict=True)}
+        return replace(luck, tiers=tiers, restart_ms=found[0].restart_ms if self.restart_ms is None else restart_ms)
 
 
 @dataclass(frozen=True)
@@ -92,16 +122,18 @@ class Driven:
         world: as it was left, with its trace.
         injected: stamp in ns and kind of each fault.
         counts: of plans: published, checked with which verdict, refused by the vehicle.
+        latch: why the emergency lane latched, and when; "" if it did not.
     """
 
     score: Score
     world: World
     injected: list[tuple[int, str]]
     counts: dict[str, int] = field(default_factory=dict)
+    latch: str = ""
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts}
+        return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts, "latch": self.latch}
 
 
 class _Arm(ExitStack, abc.ABC):
@@ -110,8 +142,13 @@ class _Arm(ExitStack, abc.ABC):
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         super().__init__()
         self.drive, self.world, self._log = drive, world, log
-        self.luck = Luck(drive.scenario.seed, drive.load, drive.faults)
+        self.luck = drive.luck()
         self.counts: dict[str, int] = {}
+        self.lane = drive.scenario.lane  # that the route keeps to by now
+        self.emergency: LaneOnClock | None = None
+        if drive.arm in _HAVE_LANE:
+            self.emergency = LaneOnClock(config_of(parameters_of(drive)).emergency)
+            self.emergency.rules.activate(world.start_ns)
         self._blind = Blindness(self.luck.blind or self.luck.unseen)
 
     @abc.abstractmethod
@@ -122,21 +159,53 @@ class _Arm(ExitStack, abc.ABC):
     def sense(self, messages: Messages, stamp_ns: int) -> None:
         """Take what the sensors send at this time."""
 
-    def start(self, route: bytes) -> None:
-        """Learn which lane to keep, before the first scan."""
-        self.write("route", PATH, route, self.world.start_ns)
+    def start(self) -> None:
+        """Before the first route and the first scan."""
+
+    def route(self, lane: Lane, stamp_ns: int) -> None:
+        """Learn which lane to keep from now on."""
+        self.lane = lane
+        self.learn(route_bytes(lane, self.drive.scenario.speed, stamp_ns), stamp_ns)
+
+    def learn(self, route: bytes, stamp_ns: int) -> None:
+        """The same as a message."""
+        self.write("route", PATH, route, stamp_ns)
+
+    def watch(self, messages: Messages, stamp_ns: int) -> None:
+        """Have the emergency lane judge what the sensors send; while it is latched the vehicle follows its path."""
+        if self.emergency is None:
+            return
+        rules = self.emergency.rules
+        for topic, _, data in messages:
+            if topic == rules.options.odometry:
+                rules.moved(data, stamp_ns)
+            elif topic in rules.options.sensors:
+                rules.saw(rules.options.sensors.index(topic), data, stamp_ns)
+        stop = self.emergency.due(stamp_ns, stamp_ns)
+        if stop is not None:
+            self.write("emergency_stop", PATH, stop, stamp_ns)
+            self.world.take(stop)
+
+    @property
+    def latch(self) -> str:
+        """Why the lane latched, and when."""
+        found = None if self.emergency is None else self.emergency.rules.latch
+        return "" if found is None else f"{(found.at_ns - self.world.start_ns) / NS_PER_S:.2f} s: {found.reason}"
 
     def move(self, plan: bytes, at_ns: int) -> None:
-        """Publish a plan at this time: the vehicle follows it from then on."""
+        """Publish a plan at this time: the vehicle follows it from then on, unless the lane is latched."""
         self.world.advance(at_ns)
         if self.world.over:
+            return
+        if self.latch:
+            self.count("withheld")
             return
         self.count("plans")
         self.world.take(plan)
 
     def injected(self, until_ns: int) -> list[tuple[int, str]]:
         """Stamp in ns and kind of each fault until a time; of one that lasts for a second, where that begins."""
-        starts_ns = range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm != "zero" else ()
+        starts_ns = range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm not in _FAULTLESS else ()
         kind = "unseen" if self.luck.unseen else "blind"
         return sorted([*self.luck.injected, *((at_ns, kind) for at_ns in starts_ns if self._blind.at(at_ns))])
 
@@ -153,9 +222,8 @@ class _Arm(ExitStack, abc.ABC):
         ego, objects = pose_of(content["odom"]), objects_of(content["objects_in_sight"])
         name = TIERS[tier]
         near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
-        objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm != "zero" else None]
-        scenario = self.drive.scenario
-        plan = plan_along(scenario.lane, ego, objects, scenario.speed, AHEAD_S[name])
+        objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm not in _FAULTLESS else None]
+        plan = plan_along(self.lane, ego, objects, self.drive.scenario.speed, AHEAD_S[name])
         return path_bytes(plan, FRAME, stamp_ns, stamp_ns)
 
 
@@ -169,13 +237,46 @@ class _Zero(_Arm):
         self.move(plan, stamp_ns)
 
 
+class _Watched(_Arm):
+    """The rules without latency, or what it comes to with the stages: the plan is out `_AGE_NS` after its frame."""
+
+    def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
+        super().__init__(drive, world, log, workers)
+        options = config_of(parameters_of(drive)).stages[-1].guard
+        assert options is not None
+        self._guard = Guard(replace(options, obstacles=("objects_in_sight",)))
+        self._coming: tuple[int, bytes] | None = None
+
+    def until(self, t_ns: int) -> None:
+        if self._coming is None:
+            return
+        at_ns, plan = self._coming
+        self._coming = None
+        if self.latch:
+            self.count("withheld")
+            return
+        checked = self._guard.check(plan, at_ns, at_ns, _AGE_NS / NS_PER_MS)
+        self.count(f"guard {checked.verdict.word}")
+        if checked.check:
+            self.count(f"{checked.check} fails")
+        if checked.payload is not None:
+            self.write("trajectory", PATH, checked.payload, at_ns)
+            self.move(checked.payload, at_ns)
+
+    def sense(self, messages: Messages, stamp_ns: int) -> None:
+        sent = {topic: data for topic, _, data in messages}
+        self._guard.moved(sent["odom"], stamp_ns)
+        self._guard.saw(0, sent["objects_in_sight"], stamp_ns)
+        self._coming = stamp_ns + _AGE_NS, self.plan(messages, stamp_ns)
+
+
 class _Naive(_Arm):
     """A node with both models in one callback, a queue of one, and a last plan; see `benchmarks/rig/naive_node.py`.
 
     The best tiers run, one after the other, and the callback waits for the result: `naive` no longer than the sum of
     the budgets, when it publishes its last plan again, and the result that still comes is lost; `blocking` until it is
     there. Exceptions are caught. NaN is published. Where a run hangs, one of four threads is gone for ever (of one, in
-    `blocking`); where it kills the process, the node is back 4 s later.
+    `blocking`); where it kills the process, the node is back `naive_restart_s` later.
     """
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
@@ -217,7 +318,8 @@ class _Naive(_Arm):
         done_ns = now_ns + round(took_ms * NS_PER_MS)
         if ending is Outcome.CRASHED:
             self.count("restarts")
-            self._free_ns, self._threads = done_ns + _NAIVE_RESTART_NS, 1 if self._wait_ns is None else _NAIVE_THREADS
+            self._free_ns = done_ns + round(self.drive.naive_restart_s * NS_PER_S)
+            self._threads = 1 if self._wait_ns is None else _NAIVE_THREADS
             return
         if ending is Outcome.HUNG:
             self._threads -= 1
@@ -249,7 +351,7 @@ class _Record(ReplayRecord):
         super().answer(index, answer)
         if index == len(self.topics) - 1:
             self._arm.count(answer.outcome.word if answer.fallback is None else answer.fallback.word)
-            if answer.check is not None:
+            if answer.check is not None and not self._arm.latch:
                 self._arm.count(f"guard {answer.check.word}")
 
 
@@ -269,11 +371,13 @@ class _Stages(_Arm):
         self._stages = ReplayStages(config, self._pace, self._record, lambda _: None, 0, definitions)
         self.callback(self._stages.stop)
 
-    def start(self, route: bytes) -> None:
-        super().start(route)
+    def start(self) -> None:
         self._stages.start()
         self._stages.connect({item.topic: absolute(item.topic) for item in self._stages.wanted()})
         self._stages.settle()
+
+    def learn(self, route: bytes, stamp_ns: int) -> None:
+        super().learn(route, stamp_ns)
         self._stages.offer("/route", route)
 
     def until(self, t_ns: int) -> None:
@@ -311,17 +415,19 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
         values["perception.adapter"] = "torchperf_ros.models.camera_driving:CameraDrivingAdapter"
         values["perception.options"] = json.dumps(view)
         values["perception.max_frame_bytes"] = 1 << 20
-    if drive.arm in {"full", _RADAR, _CAMERA}:
+    if drive.arm in _HAVE_LANE:
+        values |= {"emergency.sensors": ["scan"]}
+    if drive.arm in _GUARDED:
         values |= {"planning.guard.act": ["all"], "planning.guard.obstacles_frame": "plan"}
     if drive.arm == _RADAR:
         values["planning.guard.obstacles"] = ["detections", "echoes"]
     return values
 
 
-OWN_ARMS: Final = ("no_fallback", "no_guard", "full", _RADAR, _CAMERA)
+OWN_ARMS: Final = ("no_fallback", "no_guard", "no_lane", "full", _RADAR, _CAMERA)
 """Those that are stages of this project."""
 _KINDS: Final[dict[str, type[_Arm]]] = {
-    "zero": _Zero, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
+    _ZERO: _Zero, _WATCHED: _Watched, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
 }  # fmt: skip
 
 
@@ -357,18 +463,24 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         camera, lidar = (wanted and log is not None for wanted in (one.camera, one.lidar))
         camera = camera or one.arm == _CAMERA
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=camera, lidar=lidar)
-        stamp_ns = world.start_ns
-        arm.start(route_bytes(one.scenario.lane, one.scenario.speed, stamp_ns))
+        stamp_ns, beside_m, hasty = world.start_ns, math.nan, arm.luck.hasty and one.arm not in _FAULTLESS
+        arm.start()
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)
+            if (wanted_m := world.route(hasty=hasty)) != beside_m:
+                beside_m = wanted_m
+                if hasty and beside_m:
+                    arm.luck.injected.append((stamp_ns, "hasty"))
+                arm.route(one.scenario.lane.beside(beside_m), stamp_ns)
             messages = sensors.messages(stamp_ns)
             for topic, kind, data in messages:
                 arm.write(topic, kind, data, stamp_ns)
+            arm.watch(messages, stamp_ns)
             arm.sense(messages, stamp_ns)
             watch(world)
             stamp_ns += PERIOD_NS
         if log is not None:
             log.close()
     arm.counts["refused by the vehicle"] = world.vehicle.refused
-    return Driven(score_of(world), world, arm.injected(stamp_ns), arm.counts)
+    return Driven(score_of(world), world, arm.injected(stamp_ns), arm.counts, arm.latch)

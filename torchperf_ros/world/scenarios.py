@@ -1,4 +1,4 @@
-"""Eight situations in which driving goes wrong, with the parameters that rules and test protocols publish.
+"""Eight situations in which driving goes wrong, with the parameters that rules and test protocols publish; and traffic.
 
 Each seed draws its own parameters within the published ranges. The vehicle starts at the origin of its lane at the
 wanted speed; a lane is 3.5 m wide (UN R157's figures use it), `d` counts from its middle to the left.
@@ -29,6 +29,7 @@ class Scenario:
         bodies: who else is there.
         duration_s: how long it lasts.
         road: to the right and to the left of the lane's middle in m, where driving is allowed.
+        overtakes: index of the body that the route leads past, on the left; -1: it keeps to the lane.
         drawn: the parameters, with their units in their names.
     """
 
@@ -40,6 +41,7 @@ class Scenario:
     duration_s: float
     drawn: dict[str, float]
     road: tuple[float, float] = (-1.5 * LANE_M, 1.5 * LANE_M)
+    overtakes: int = -1
 
 
 @dataclass
@@ -62,6 +64,7 @@ class _Draw:
 
 _Built = tuple[Lane, float, list[Body], float]
 _LONG: Final = 800.0
+_RAIL_M: Final = 8.0  # of a guard rail, one piece
 
 
 def _straight() -> Lane:
@@ -142,12 +145,63 @@ def _tailback(draw: _Draw) -> _Built:
     return lane, speed, [*queue, *walls], tail / speed + 6.0
 
 
+def _slows(draw: _Draw, speed: float) -> Body:
+    """A car ahead at an ordinary distance, which slows down as drivers do, and goes on more slowly."""
+    lead = Body("car", _FRONT_M + speed * draw("headway_s", 1.2, 2.0) + 2.25, 0.0, speed)
+    lead.brake_at_s, lead.braking, share = draw("slows_after_s", 3, 8), draw("slows_ms2", 0.5, 2), draw("to", 0.5, 0.9)
+    lead.slowest = share * speed
+    return lead
+
+
+def _traffic(draw: _Draw) -> _Built:
+    speed = draw("speed_kmh", 50, 110)
+    bodies = [_slows(draw, speed), _behind(speed)]
+    for side in (-1.0, 1.0):
+        faster = draw(f"side_{side:+g}_ms", -5, 5)
+        at, gap = draw(f"side_{side:+g}_m", -60, 0), draw(f"side_{side:+g}_s", 1.2, 2.5) * speed + 4.5
+        bodies += [Body("car", at + gap * number, side * LANE_M, speed + faster) for number in range(6)]
+    return _straight(), speed, bodies, 15.0
+
+
+def _country(draw: _Draw) -> _Built:
+    radius = draw("radius_m", 80, 400)
+    speed = min(math.sqrt(draw("lateral_ms2", 1.0, 2.0) * radius), 90 * _KMH)
+    begin, turn = speed * draw("curve_after_s", 2, 5), draw("turn_m", 60, 200)
+    towards = draw("towards_kmh", 40, 90)
+    first, apart = draw("first_m", 40, 120), draw("apart_m", 40, 150)
+    bodies = [_slows(draw, speed), _behind(speed)]
+    bodies += [_towards(first + apart * number, towards) for number in range(5)]
+    rail = begin - 40.0, int((turn + 120.0) / _RAIL_M)
+    right, left = -0.5 * LANE_M - draw("right_m", 1.0, 2.0), 1.5 * LANE_M + draw("left_m", 1.0, 2.0)
+    bodies += [
+        Body("wall", rail[0] + _RAIL_M * number, beside, length=1.03 * _RAIL_M, width=0.3)
+        for beside in (right, left) for number in range(rail[1])
+    ]  # fmt: skip
+    return Lane.of(_LONG, begin, radius, turn), speed, bodies, 15.0
+
+
+def _overtake(draw: _Draw) -> _Built:
+    speed, slow = draw("speed_kmh", 60, 90), draw("slow_kmh", 30, 50)
+    towards = draw("towards_kmh", 40, 90)
+    bodies = [Body("car", _FRONT_M + draw("ahead_m", 35, 55), 0.0, slow), _behind(speed)]
+    met_s = 0.0  # when, at the speed of the slower car, we meet them
+    for number in range(3):
+        met_s += draw(f"met_{number}_s", 1.5, 4.0)
+        bodies.append(_towards((slow + towards) * met_s, towards))
+    return _straight(), speed, bodies, 24.0
+
+
+def _towards(at_m: float, speed: float) -> Body:
+    """A car that comes towards us in the lane on the left."""
+    return Body("car", at_m, LANE_M, -speed, turned=math.pi)
+
+
 def _behind(speed: float) -> Body:
     """Traffic that follows."""
     return Body("car", -REAR_M - 1.8 * speed - 2.25, 0.0, speed, wanted=speed)
 
 
-_BUILDERS: Final[dict[str, tuple[Callable[[_Draw], _Built], str, str]]] = {
+_BUILDERS: dict[str, tuple[Callable[[_Draw], _Built], str, str]] = {
     "ccrs": (_ccrs, "a stationary car ahead", "Euro NCAP AEB Car-to-Car 2023, CCRs: 10 to 80 km/h, overlap from 50 %"),
     "ccrm": (_ccrm, "a slower car ahead", "Euro NCAP AEB Car-to-Car 2023, CCRm: 30 to 80 km/h, target 20 km/h"),
     "ccrb": (_ccrb, "the car ahead brakes",
@@ -165,6 +219,16 @@ _BUILDERS: Final[dict[str, tuple[Callable[[_Draw], _Built], str, str]]] = {
 }  # fmt: skip
 
 SCENARIOS: Final = tuple(_BUILDERS)
+"""Those in which driving goes wrong."""
+
+_BUILDERS |= {
+    "traffic": (_traffic, "three lanes of traffic, and the car ahead slows down", "ours: headways of 1.2 to 2 s"),
+    "country": (_country, "a bend between guard rails, cars come towards us, the car ahead slows down",
+                "ours: radii of 80 to 400 m, at most 2 m/s^2 to the side"),
+    "overtake": (_overtake, "a slower car to overtake, and cars that come towards us", "ours"),
+}  # fmt: skip
+TRAFFIC: Final = tuple(name for name in _BUILDERS if name not in SCENARIOS)
+"""Ordinary ones, in which nothing is to be an emergency."""
 
 
 def describe(name: str) -> tuple[str, str]:
@@ -182,7 +246,8 @@ def draw_scenario(name: str, seed: int) -> Scenario:
     builder, *_ = _builder(name)
     draw = _Draw(random.Random(f"{name} {seed}"))
     lane, speed, bodies, duration_s = builder(draw)
-    return Scenario(name, seed, lane, speed, bodies, duration_s, draw.drawn)
+    overtakes = 0 if builder is _overtake else -1
+    return Scenario(name, seed, lane, speed, bodies, duration_s, draw.drawn, overtakes=overtakes)
 
 
 def _builder(name: str) -> tuple[Callable[[_Draw], _Built], str, str]:

@@ -24,6 +24,7 @@ from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.point_cloud import CLOUD
 from torchperf_ros.world.lidar import Pose, cloud_bytes
 from torchperf_ros.world.road_scene import IMAGE_TYPE, RoadScene, SceneObject
+from torchperf_ros.world.vehicles import Vehicle
 from torchperf_ros.world.world import World
 
 BEAMS: Final = 501
@@ -34,7 +35,9 @@ _STEP: Final = 2 * _HALF_VIEW / (BEAMS - 1)
 _SQUARE: Final = np.array([[0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5]])
 _NEXT: Final = [1, 2, 3, 0]
 _LEAST_M: Final = 0.3  # of an echo's box
-_NEAREST_M: Final = 1.0  # of what a camera sees
+_NEAREST_M: Final = 1.0  # of what a camera sees, and of a stray beam
+_NOISE_M: Final = 0.02  # of a range, one sigma
+_STRAY: Final = 0.001  # share of the beams that measure something that is not there, such as rain
 _CAMERA_PX: Final = (640, 360)
 _PAINTS: Final = {"car": (38, 70, 140), "pedestrian": (178, 34, 42), "wall": (150, 150, 146)}
 
@@ -48,15 +51,12 @@ class Sensors:
     def __init__(self, world: World, *, radar: bool = False, camera: bool = False, lidar: bool = False) -> None:
         self._world, self._radar, self._lidar = world, radar, lidar
         self._scene = RoadScene(*_CAMERA_PX) if camera else None
-        self._scan = empty_message(
-            SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
-        )
+        self._scanner = Scanner(world.scenario.seed)
 
     def messages(self, stamp_ns: int) -> tuple[tuple[str, str, bytes], ...]:
         """Topic, type and bytes of all: the scan, which triggers the stages, comes last."""
         vehicle = self._world.vehicle
-        ranges, hit = scan(self._world.boxes, vehicle.x, vehicle.y, vehicle.yaw)
-        self._scan.header, self._scan.ranges = header(stamp_ns, "base_link"), ranges.astype(np.float32)
+        scanned, ranges, hit = self._scanner.scan(self._world.boxes, vehicle, stamp_ns)
         odometry = odometry_message(vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed, vehicle.yaw_rate, stamp_ns)
         arrays = [("objects_in_sight", self.objects(set(hit.tolist()) - {-1}))]
         if self._radar:
@@ -73,7 +73,7 @@ class Sensors:
             kinds = [body.kind for body in self._world.bodies]
             cloud = cloud_bytes(self._world.boxes, kinds, pose, stamp_ns, self._world.scenario.seed)
             sent.append(("cloud", CLOUD, cloud))
-        return *sent, ("scan", SCAN, encoded(self._scan, SCAN))
+        return *sent, ("scan", SCAN, scanned)
 
     def objects(self, seen: set[int]) -> list[SeenObject]:
         """Those of the bodies that are seen and are no walls."""
@@ -114,6 +114,26 @@ class Sensors:
         return sorted(seen, key=lambda one: -one.ahead_m)
 
 
+class Scanner:
+    """Scans as CDR bytes of a `sensor_msgs/msg/LaserScan`, as noisy as a scanner's."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._message = empty_message(
+            SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
+        )
+
+    def scan(self, boxes: Floats, vehicle: Vehicle, stamp_ns: int) -> tuple[bytes, Floats, NDArray[np.int64]]:
+        """The message, and what `scan` says, which is without noise."""
+        ranges, hit = scan(boxes, vehicle.x, vehicle.y, vehicle.yaw)
+        random = np.random.default_rng((self._seed, stamp_ns))
+        measured = ranges + _NOISE_M * random.standard_normal(BEAMS)
+        stray = random.integers(BEAMS, size=random.binomial(BEAMS, _STRAY))
+        measured[stray] = random.uniform(_NEAREST_M, RANGE_M, len(stray))
+        self._message.header, self._message.ranges = header(stamp_ns, "base_link"), measured.astype(np.float32)
+        return encoded(self._message, SCAN), ranges, hit
+
+
 def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray[np.int64]]:
     """Ranges [501] of a scanner in a plane, infinite where nothing is near enough, and which box each beam hits, or -1.
 
@@ -132,6 +152,8 @@ def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray
     side_x, side_y = corner_x[:, _NEXT] - corner_x, corner_y[:, _NEXT] - corner_y
     offset = corner_x * side_y - corner_y * side_x
     facing = np.flatnonzero(offset < 0.0)  # corners go round to the left: the far sides are hidden by the near ones
+    if not len(facing):  # the scanner is within the only box that is near
+        return ranges, none
     px, py, ex, ey, offset = (each.ravel()[facing, None] for each in (corner_x, corner_y, side_x, side_y, offset))
     ux, uy = np.cos(_ANGLES + yaw), np.sin(_ANGLES + yaw)
     with np.errstate(divide="ignore", invalid="ignore"):

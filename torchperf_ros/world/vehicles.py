@@ -43,7 +43,7 @@ class Body:
         s, d: of its middle along the lane, and to the left of it, in m.
         speed, across: m/s along the lane and to the left.
         length, width: m; `turned`: rad from the lane's direction.
-        brake_at_s, braking: when it begins to brake to a standstill, and how hard in m/s^2.
+        brake_at_s, braking: when it begins to brake, and how hard in m/s^2; `slowest`: down to how many m/s.
         move_at_s, move_to_m, move_speed: when it begins to move to another `d`, and how fast in m/s.
         wanted: m/s; above 0 it follows whoever is ahead of it by the Intelligent Driver Model.
     """
@@ -58,6 +58,7 @@ class Body:
     turned: float = 0.0
     brake_at_s: float = math.inf
     braking: float = 0.0
+    slowest: float = 0.0
     move_at_s: float = math.inf
     move_to_m: float = 0.0
     move_speed: float = 0.0
@@ -67,10 +68,12 @@ class Body:
         """Move on by `DT_S`; `ahead` has the gap in m to whoever is ahead of it in its lane, and how fast they are."""
         acceleration = 0.0
         if now_s >= self.brake_at_s:
-            acceleration = -self.braking
+            acceleration = -self.braking if self.speed > self.slowest else 0.0
         elif self.wanted:
             acceleration = idm(self.speed, self.wanted, *(ahead or (math.inf, 0.0)))
-        before, self.speed = self.speed, max(0.0, self.speed + acceleration * DT_S) if acceleration else self.speed
+        before = self.speed
+        if acceleration:
+            self.speed = max(0.0, self.speed + acceleration * DT_S)
         if now_s >= self.move_at_s:
             left = self.move_to_m - self.d
             self.across = math.copysign(min(self.move_speed, abs(left) / DT_S), left)
@@ -149,7 +152,8 @@ class Vehicle:
         path, then_s = self._path, now_s + DELAY_S
         at = path.place(self.x, self.y)
         speed = max(0.0, self.speed + sum(order[0] for order in self._orders) * DT_S)
-        if then_s > path.times_s[-1]:
+        path.has_ended |= then_s > path.times_s[-1]
+        if path.has_ended:
             acceleration = -NO_PLAN_BRAKING
         else:
             wanted_at, wanted, acceleration = path.wanted(then_s)
@@ -178,13 +182,16 @@ class Vehicle:
 
 
 class _Followed:
-    """A path that is followed: its points [n, 2], the times [n] at which they are to be reached."""
+    """A path that is followed: its points [n, 2], the times [n] at which they are to be reached.
+
+    One that has ended is over, also where the clock steps back; whoever wants it driven again has to publish it again.
+    """
 
     def __init__(self, points: Floats, times_s: Floats) -> None:
         steps = np.diff(points, axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         along = np.concatenate(([0.0], np.cumsum(lengths)))
-        self.points = points
+        self.points, self.has_ended = points, False
         self.times_s: list[float] = times_s.tolist()
         self._along: list[float] = along.tolist()
         moving = np.flatnonzero(lengths > 1e-4)  # noqa: PLR2004 - m

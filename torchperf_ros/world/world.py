@@ -16,6 +16,11 @@ _EPOCH_NS: Final = 1_700_000_000 * NS_PER_S
 _APART_NS: Final = 1_000 * NS_PER_S
 STANDING: Final = 0.5
 """m/s; a vehicle that is slower when it is touched has not caused that."""
+_BEHIND: Final = math.cos(math.radians(150.0))
+"""Somebody at such an angle from straight ahead or more is behind, as in nuPlan."""
+_CLEAR_M: Final = 12.0  # ahead of whom we have overtaken, before the route leads back
+_NEAR_S: Final = 2.5  # behind whom we overtake, when the route leads out
+_SPARE_S, _LEAST_GAIN = 5.0, 2.0  # to gain speed and to return, in s; m/s
 _FIRST_PLAN_S: Final = 3.0
 _TTC_EVERY: Final = 10
 _TTC_HORIZON_S: Final = 3.0
@@ -67,8 +72,8 @@ class Seen:
 class World:
     """One scenario while it runs.
 
-    The vehicle is to blame for a contact if it moves and the other's middle is ahead of its own: the rule of nuPlan and
-    NAVSIM without their cases of several lanes, which this vehicle does not change.
+    The vehicle is to blame for a contact if it moves and the other's middle is ahead of its own; or, while it is not
+    wholly in one lane, also where it is beside. This is the rule of nuPlan and NAVSIM.
 
     Attributes:
         vehicle, bodies: who is there; the scenario's own bodies, which move.
@@ -91,6 +96,7 @@ class World:
         self._accelerations = deque([0.0] * _JERK_STEPS, _JERK_STEPS)
         self._boxes = [box_of(scenario.lane, body) for body in self.bodies]
         self.ttc_s = math.inf
+        self._beside = self._passed = False  # of whom the route leads past
 
     @property
     def boxes(self) -> Floats:
@@ -162,12 +168,38 @@ class World:
             if index in self.seen.touched or not overlap(box, (x, y, yaw, length, width)):
                 continue
             ahead = (x - box[0]) * math.cos(vehicle.yaw) + (y - box[1]) * math.sin(vehicle.yaw)
-            if vehicle.speed > STANDING and ahead > 0.0:
+            apart = math.hypot(x - box[0], y - box[1])
+            beside = ahead > _BEHIND * apart and self._is_between_lanes()
+            if vehicle.speed > STANDING and (ahead > 0.0 or beside):
                 self.seen.hit = self.seen.hit or self.bodies[index].kind
                 own = vehicle.speed * math.cos(vehicle.yaw), vehicle.speed * math.sin(vehicle.yaw)
                 self.seen.impact_ms = math.hypot(own[0] - vx, own[1] - vy)
             else:
                 self.seen.touched.add(index)
+
+    def _is_between_lanes(self) -> bool:
+        off = (self._placed()[1] + 0.5 * LANE_M) % LANE_M - 0.5 * LANE_M
+        return abs(off) > 0.5 * (LANE_M - WIDTH_M)
+
+    def route(self, *, hasty: bool = False) -> float:
+        """How far to the left of the scenario's lane the route leads by now, in m: into the next lane, and back.
+
+        It leads past a slower car once that is near, and only while nobody comes towards us, unless it is `hasty`.
+        """
+        if self.scenario.overtakes < 0 or self._passed:
+            return 0.0
+        s, vehicle, slower = self._placed()[0], self.vehicle, self.bodies[self.scenario.overtakes]
+        if self._beside:
+            self._passed = s - REAR_M > slower.s + 0.5 * slower.length + _CLEAR_M
+            return 0.0 if self._passed else LANE_M
+        gap = slower.s - 0.5 * slower.length - s - (LENGTH_M - REAR_M)
+        gained = max(self.scenario.speed - slower.speed, _LEAST_GAIN)
+        needed_s = _SPARE_S + (max(gap, 0.0) + LENGTH_M + slower.length + _CLEAR_M) / gained
+        towards = [body.s - s for body in self.bodies if body.speed < 0.0 and body.s + LENGTH_M > s]
+        fastest = self.scenario.speed - min((body.speed for body in self.bodies), default=0.0)
+        free = hasty or min(towards, default=math.inf) > needed_s * fastest
+        self._beside = free and gap < _NEAR_S * vehicle.speed + LENGTH_M
+        return LANE_M if self._beside else 0.0
 
     def _along(self) -> Floats:
         """s, d, their speeds, half extents along and across the lane of every body, [n, 6]."""
@@ -198,16 +230,18 @@ class World:
 
     def _look_ahead(self) -> None:
         """Find whom traffic follows: the nearest ahead in the same lane, the vehicle among them."""
-        if not any(body.wanted for body in self.bodies):
+        followers = [(number, body) for number, body in enumerate(self.bodies) if body.wanted]
+        if not followers:
             return
         s, d, _ = self._placed()
         others = [(s + 0.5 * LENGTH_M - REAR_M, d, self.vehicle.speed, LENGTH_M)]
-        others += [(b.s, b.d, b.speed, b.length) for b in self.bodies]
-        for number, body in enumerate(self.bodies):
+        others += [(b.s, b.d, b.speed, b.length) for b in self.bodies if b.kind != "wall"]
+        for number, body in followers:
             gaps = [
                 (at - body.s - 0.5 * (length + body.length), speed)
-                for at, beside, speed, length in others if at > body.s and abs(beside - body.d) < LANE_M / 2
-            ]  # fmt: skip
+                for at, beside, speed, length in others
+                if at > body.s and abs(beside - body.d) < LANE_M / 2
+            ]
             self._leads[number] = min(gaps, default=None)
 
 

@@ -14,7 +14,7 @@ from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.runs.run_file import Run, write_run
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-from ..conftest import MS, START_NS, drive, one_stage, two_stages, write_points
+from ..conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points
 
 
 def run(log, folder, times, *, values=None, name="out", **options):
@@ -200,3 +200,88 @@ def test_given_a_run_when_its_times_are_replayed_then_late_frames_are_late_again
     assert rows(result)["fallback"][late].tolist() == [Fallback.HOLD_LAST] * 4 + [Fallback.BACKUP] * 2
     on_time = rows(result)["outcome"] == 0
     np.testing.assert_allclose(rows(result)["total_ms"][on_time], frames["total_ms"][on_time], atol=1e-6)
+
+
+OFFSET_MS = 102
+"""What the stamps are behind the log's clock: as if the camera's host were 0.1 s behind."""
+
+
+def both_stages(log, folder, first=None, second=None, **more):
+    """Both stages with a budget of 50 ms; the first one's counts from the stamp."""
+    stamped = {"budget_ms": 50.0, "budget_from": "stamp", "fallback": ["hold_last"], "hold_last_ms": 300.0}
+    values = two_stages(first={**stamped, **(first or {})}, second={"budget_ms": 50.0, **(second or {})})
+    times = {stage: {tier: {"inference_ms": 10.0} for tier in ("full", "fast")} for stage in ("first", "second")}
+    return run(log, folder, times, values=values, **more)
+
+
+@pytest.mark.parametrize("second", [{"budget_from": "receipt"}, {"budget_from": "stamp"}])
+def test_given_an_offset_between_the_clocks_when_replayed_then_every_frame_of_both_stages_is_answered(tmp_path, second):
+    log = write_points(tmp_path / "log", drive(60, age_ms=OFFSET_MS))
+    result, _ = both_stages(log, tmp_path, second=second)
+    first, behind = (result.stage(name) for name in ("first", "second"))
+    assert (first.received, first.stale, first.superseded) == (60, 60, 0)
+    assert first.outcomes == {"late": 60}
+    assert first.fallbacks == {"none": 1, "hold_last": 59}  # the first frame has nothing to hold
+    assert set(rows(result)["total_ms"]) == {0.0}
+    assert set(rows(result)["lateness_ms"]) == {OFFSET_MS - 50.0}
+    assert {why.partition(":")[0] for why in first.reasons.values()} == {"stale"}
+    xs = [message.message.point.x for message in first.messages]
+    assert xs == list(range(59))  # each is one frame old, of the best tier
+    ys = [message.message.point.y for message in first.messages]
+    assert ys == list(range(1, 60))  # no history misses one
+    assert behind.outcomes == {"bad_input": 1, "on_time": 59}
+    assert set(rows(result, "second")["total_ms"][1:]) == {10.0}
+    assert set(rows(result, "second")["lateness_ms"][1:]) == {-40.0}
+    assert "first: stale" in {alert.name for _, alert in result.anomalies}
+    assert result.summary["stages"][0]["dropped"] == 0
+
+
+def test_given_a_clock_that_steps_for_a_while_when_replayed_then_only_those_frames_are_stale_and_all_is_as_before(
+    tmp_path,
+):
+    """The last frame before the step is held, then each is one frame old; afterwards all is well at once."""
+    messages = drive(60, age_ms=2)
+    late = [(t, ns, data) for t, ns, data in messages if not 20 <= (ns - START_NS) // (40 * MS) < 40]
+    stepped = [("/point", ns, point(ns - (2 + OFFSET_MS) * MS, (ns - START_NS) // (40 * MS)))
+               for _, ns, _ in messages[20:40]]  # fmt: skip
+    log = write_points(tmp_path / "log", sorted([*late, *stepped], key=lambda message: message[1]))
+    result, _ = both_stages(log, tmp_path)
+    first, behind = result.stage("first"), result.stage("second")
+    assert first.outcomes == {"on_time": 40, "late": 20}
+    assert [message.message.point.x for message in first.messages] == [*range(20), *range(19, 39), *range(40, 60)]
+    assert behind.outcomes == {"on_time": 60}
+    (text,) = {alert.message for _, alert in result.anomalies if alert.name == "first: stale" and alert.level > 0}
+    assert "by its stamp when it was received" in text
+    assert "; frame 19 before it was 2.0 ms old; compare the clocks of both hosts" in text
+
+
+@pytest.mark.parametrize("age_ms", [47, 48, 49, 50, 51])
+def test_given_ages_around_the_budget_when_replayed_then_each_frame_is_answered_by_its_deadline_or_at_once(
+    tmp_path, age_ms
+):
+    log = write_points(tmp_path / "log", drive(30, age_ms=age_ms))
+    result, _ = both_stages(log, tmp_path)
+    frames = rows(result)
+    assert len(frames) == 30
+    assert set(result.stage("first").outcomes) == {"late"}
+    assert np.all(frames["total_ms"] <= max(0.0, 50.0 - age_ms))
+    assert result.stage("first").stale == (30 if age_ms >= 50 else 0)
+    assert all(
+        "ms of its budget of 50 ms had passed at its turn" in why for why in result.stage("first").reasons.values()
+    )
+    assert result.stage("second").outcomes["on_time"] == 29
+
+
+def test_given_synchronised_inputs_when_a_frame_is_stale_then_it_waits_for_none(tmp_path):
+    messages = drive(20, age_ms=OFFSET_MS)
+    others = [("/other", t_ns + 20 * MS, data) for _, t_ns, data in messages]
+    log = write_points(tmp_path / "log", sorted([*messages, *others], key=lambda message: message[1]))
+    inputs = {"inputs": {"point": "geometry_msgs/msg/PointStamped", "other": "geometry_msgs/msg/PointStamped"}}
+    values = one_stage(
+        options=json.dumps(inputs), sync=["other slop 10 wait 30"], budget_from="stamp", budget_ms=50.0,
+        fallback=["hold_last"],
+    )  # fmt: skip
+    result, _ = run(log, tmp_path, {"first": {"full": {"inference_ms": 10.0}}}, values=values)
+    assert set(rows(result)["total_ms"]) == {0.0}
+    assert set(rows(result)["wait_ms"]) == {0.0}
+    assert result.stage("first").outcomes == {"late": 20}

@@ -59,6 +59,10 @@ class Kind(Enum):
         "NumPy or other foreign call",
         "Use torch's own function of that kind; if there is none, do it in preprocess or postprocess.",
     )
+    RNN = (
+        "RNN, GRU or LSTM",
+        "torch.compile leaves the function around it uncompiled; torch.export, and so engine aoti, takes it as it is.",
+    )
     UNSUPPORTED = ("unsupported call", "Move it out of forward: into __init__, preprocess or postprocess.")
 
     def __init__(self, label: str, advice: str) -> None:
@@ -84,6 +88,7 @@ _BRANCH = ("Data-dependent branching", "generic_jump", "Data-dependent assertion
 _SCALAR = ("Tensor.item", "Tensor.tolist", "aten._local_scalar_dense", "Backend compiler exception")
 _PRINT = ("builtin operator `print`", "logging.Logger method", "module: _warnings", "module: warnings")
 _DYNAMIC_SHAPE = ("Dynamic shape operator", "Dynamic slicing", "data-dependent expression", "output shape depends")
+_RNN = ("wrap RNN, GRU, or LSTM",)
 _LOG_METHODS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
@@ -110,6 +115,7 @@ class GraphBreak:
         splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split as well.
         gaps: the gaps between graphs that it causes.
         gap_ms: time in these gaps in one run; NaN until measured.
+        tried: what came of the kind's remedy when it was tried on this model; "" where there is none to try.
     """
 
     line: SourceLine
@@ -125,11 +131,17 @@ class GraphBreak:
     splits: list[str] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     gap_ms: float = float("nan")
+    tried: str = ""
 
     @property
     def place(self) -> tuple[str, int]:
         """File and line."""
         return self.line.file, self.line.line
+
+    @property
+    def advice(self) -> str:
+        """What to do instead, in a sentence."""
+        return f"{self.kind.advice} {self.tried}".strip()
 
     @property
     def title(self) -> str:
@@ -206,6 +218,8 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a l
         return any(word in text for word in words)
 
     reads_number = says(_SCALAR)
+    if says(_RNN):
+        return Kind.RNN
     if _prints(line) or says(_PRINT):
         return Kind.PRINT
     if _counts_by_data(line, reads_number, "`range`" in reason):

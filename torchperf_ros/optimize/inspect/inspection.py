@@ -1,7 +1,9 @@
 """One inspection: a model runs under torch.compile with each of its inputs, and what the compiler says is kept."""
 
 import contextlib
+import gc
 import io
+import itertools
 import logging
 import re
 import time
@@ -9,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +37,9 @@ _MOST_RUNS = 30
 _FEWEST_RUNS = 5
 _SECONDS = 1.0
 _SEED = 0
+_ROUNDS = 4  # after the first, in which it compiles; later ones may compile once more
+_HELPS = "was tried: it is captured, and answers are the same"
+_HELPS_NOT = "was tried: it does not help here"
 _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
 _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
@@ -80,8 +85,13 @@ class Inspection(logging.Handler):
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
-    def __init__(self, model: InspectedModel, backend: str, device: torch.device) -> None:
-        """Forget what was compiled before; an `InspectError` where there is no backend of that name."""
+    def __init__(
+        self, model: InspectedModel, backend: str, device: torch.device, *, dynamic: bool | None = None
+    ) -> None:
+        """Forget what was compiled before; an `InspectError` where there is no backend of that name.
+
+        `dynamic` is torch.compile's.
+        """
         super().__init__()  # of the log handler
         self.target, self.backend, self.device = model.name, backend, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
@@ -98,7 +108,7 @@ class Inspection(logging.Handler):
             msg = f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager, aot_eager, {names}"
             raise InspectError(msg) from error
         torch.compiler.reset()
-        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep)
+        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
         self._recompile_reasons: list[tuple[str, int, str]] = []
         self._input_set, self._last_graph, self._ended_ns = 0, BEFORE_FIRST, 0
@@ -164,9 +174,17 @@ class Inspection(logging.Handler):
                 progress(f"capturing again with line {item.line.line} rewritten")
                 if not self._holds(item):
                     item.before = item.after = ""
+            if item.kind is Kind.RNN:
+                progress("capturing again with allow_rnn")
+                with torch._dynamo.config.patch(allow_rnn=True):
+                    helps = self._answers_again(item, nullcontext())
+                item.tried = f"torch._dynamo.config.allow_rnn = True {_HELPS if helps else _HELPS_NOT}."
         torch.compiler.reset()
         self.breaks.sort(key=lambda item: -item.gap_ms if item.gap_ms == item.gap_ms else 0.0)
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
+        if any(found.kind == "size" for found in self.recompilations):
+            progress("capturing again with dynamic=True")
+            self._try_dynamic()
 
     def _function(self, compile_id: str) -> tuple[str, str, int]:
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
@@ -186,19 +204,51 @@ class Inspection(logging.Handler):
 
         A break in a loop hides those behind it, so new ones count only where a rewrite can cause them.
         """
+        return self._answers_again(item, rewritten(item.line, item.after))
+
+    def _try_dynamic(self) -> None:
+        """Compile with dynamic=True, and say of sizes that vary whether that would have avoided their compilations."""
+        again = Inspection(self._model, "eager", self.device, dynamic=True)
+        with again._listening():
+            failure = next(filter(None, (again._compile(index, None) for index in range(len(self.inputs)))), "")
+        torch.compiler.reset()
+        count, now = len(self.recompilations), len(again._recompile_reasons)
+        found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
+        tried = f"torch.compile(dynamic=True) was tried: {found}."
+        if not failure and 0 < now < count:
+            tried += " What is left is compiled for each side of a branch on the size."
+        if failure or now >= count:
+            tried += " It does not help here."
+        self.recompilations = [
+            replace(each, advice=f"{each.advice} {tried}") if each.kind == "size" else each
+            for each in self.recompilations
+        ]
+
+    def _rounds(self, call: Callable[..., Any], sets: range) -> tuple[list[Any], bool]:
+        """What it returns for each input set, and whether it leaves tensors behind in each further round."""
+        outputs = [self._call(call, index) for index in sets]
+        alive = []
+        for _ in range(_ROUNDS):
+            for index in sets:
+                self._call(call, index)
+            alive.append(_tensors_alive())
+        return outputs, all(before < after for before, after in itertools.pairwise(alive))
+
+    def _answers_again(self, item: GraphBreak, changed: contextlib.AbstractContextManager[None]) -> bool:
+        """Whether the model in this context answers as before, without this break, a new one, or a leak."""
         again = Inspection(self._model, "eager", self.device)
         sets = range(item.input_set + 1)
         try:
             with again._listening():
-                expected = [again._call(self._model.call, index) for index in sets]
-                with rewritten(item.line, item.after):
-                    found = [again._call(again._compiled, index) for index in sets]
+                expected, leaks = again._rounds(self._model.call, sets)
+                with changed:
+                    found, leaks_now = again._rounds(again._compiled, sets)
         except Exception:  # whatever the user's code or the compiler raises, this rewrite is none
             return False
         before, after = ({broken.place for broken in inspection.breaks} for inspection in (self, again))
         if item.place in after or again.doubt or (item.kind is not Kind.PRINT and not after <= before):
             return False
-        return _alike(expected, found)
+        return (leaks or not leaks_now) and _alike(expected, found)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -339,6 +389,11 @@ def _alike(expected: object, found: object) -> bool:
         and torch.allclose(a.to(torch.complex128), b.to(torch.complex128), 1e-4, 1e-6, equal_nan=True)
         for a, b in zip(values, others, strict=True)
     )
+
+
+def _tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
 
 def _medians(runs: list[Counter[int]]) -> dict[int, float]:

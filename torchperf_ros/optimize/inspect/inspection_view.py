@@ -83,7 +83,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             {
                 **place(item.line), "function": item.function, "underline": item.underline,
                 "category": item.kind.label, "title": item.title, "reasons": item.reasons,
-                "advice": {"sentence": item.kind.advice, "before": item.before or None, "after": item.after or None},
+                "advice": {"sentence": item.advice, "before": item.before or None, "after": item.after or None},
                 "whole_function_uncompiled": item.whole_function, "splits": item.splits, "input": item.input_set + 1,
                 "gaps": item.gaps, "gap_ms": item.gap_ms,
             }
@@ -153,7 +153,7 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
         effects.append(f"first with input {item.input_set + 1}")
     if effects:
         grid.add_row("effect", Text("; ".join(effects)))
-    grid.add_row("instead", Text(item.kind.advice))
+    grid.add_row("instead", Text(item.advice))
     for sign, code, style in (("-", item.before, "red"), ("+", item.after, "green")):
         for line in code.splitlines():
             grid.add_row("", Text(f"{sign} {line}", style=style))

@@ -12,8 +12,7 @@ from torchperf_ros.optimize.inspect.graph_breaks import readable_function
 
 _PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
 _ADVICE = {
-    "size": "Happens once for each dimension that varies; torch._dynamo.mark_dynamic(x, dim) before the first call"
-    " or torch.compile(dynamic=True) avoids it.",
+    "size": "Happens once for each dimension that varies.",
     "unrolled": "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
     " anew. Work on the whole tensor instead.",
     "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",

@@ -12,6 +12,11 @@ from types import CodeType, FunctionType
 
 _COMPOUND = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_KEEPS = {
+    "add", "append", "dict", "extend", "format", "get", "hash", "index", "insert", "isinstance", "pop", "put", "repr",
+    "set", "setattr", "setdefault", "str", "update",
+}  # fmt: skip
+"""Functions and methods that keep a value, look it up, or make a text of it."""
 _MODULES_OF_NUMPY = ("numpy", "scipy", "cv2", "PIL", "pandas", "sklearn", "shapely", "numba")
 
 
@@ -169,8 +174,49 @@ def rewrite_branch(line: SourceLine) -> str:
 
 
 def rewrite_scalar(line: SourceLine) -> str:
-    """`x.item()` and `float(x)` become x."""
-    return _changed(line, _Numbers())
+    """`x.item()` and `float(x)` become x, where the number is only reckoned with.
+
+    A tensor is no key: two of the same value are two entries of a dict, and one that is kept holds its memory.
+    """
+    return "" if _is_kept_or_looked_up(line) else _changed(line, _Numbers())
+
+
+def _is_kept_or_looked_up(line: SourceLine) -> bool:
+    """Whether the number read at this line may be a key, an index, a text, or kept beyond the call, by the source."""
+    reads = {id(node) for node in line.walk() if isinstance(node, ast.Call) and _read_as_number(node) is not None}
+    names: set[str] = set()
+    nodes = list(ast.walk(line.function)) if line.function else line.walk()
+    assigned = [node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr))]
+
+    def is_read(*parts: ast.AST | None) -> bool:
+        inner = [node for part in parts if part is not None for node in ast.walk(part)]
+        return any(id(node) in reads or (isinstance(node, ast.Name) and node.id in names) for node in inner)
+
+    before = -1
+    while before != len(names):  # a name that is made of such a number is one, too
+        before = len(names)
+        for node in assigned:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if is_read(node.value):
+                if not all(isinstance(target, ast.Name) for target in targets):
+                    return True
+                names |= {name for target in targets for name in names_in(target)}
+
+    def keeps(node: ast.AST) -> bool:
+        match node:
+            case ast.Subscript(slice=part):
+                return is_read(part)
+            case ast.Dict(keys=parts) | ast.Set(elts=parts) | ast.JoinedStr(values=parts):
+                return is_read(*parts)
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                by_identity = any(isinstance(each, (ast.In, ast.NotIn, ast.Is, ast.IsNot)) for each in operators)
+                return by_identity and is_read(left, *others)
+            case ast.Call(func=function, args=parts, keywords=named) if id(node) not in reads:
+                name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+                return name in _KEEPS and is_read(*parts, *(each.value for each in named))
+        return False
+
+    return any(map(keeps, nodes))
 
 
 def rewrite_print(line: SourceLine) -> str:

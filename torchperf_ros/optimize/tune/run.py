@@ -3,8 +3,10 @@
 import datetime
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.config.build_options import installed_engines
+from torchperf_ros.config.build_options import INT8_STATIC, installed_engines
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.optimize.tune.front import TierFront
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
@@ -37,9 +39,16 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
         AdapterError: the adapter cannot be loaded, built or run.
         ConfigError, OSError: the state or a file cannot be read or written.
     """
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        frames = str(Path(folder) / "frames.safetensors") if options.log else ""
+        return _tune(target, options, frames, console)
+
+
+def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -> int:
     stage, node, alone = target.stage, target.node, options.batches is not None
-    with console.status(f"loading {stage.adapter}"):
-        facts = ask_facts(target)  # of all tiers, so that tables and a search share their results
+    with console.status(f"loading {stage.adapter}") as status:
+        # of all tiers, so that tables and a search share their results
+        facts = ask_facts(target, options.log, frames, status.update)
     if options.page is not None and not (facts.has_task and options.judged):
         why = "--judged is 0" if facts.has_task else f"{stage.adapter} has no training_task"
         raise ConfigError(f"--page: {why}, so there is no accuracy to draw")
@@ -58,7 +67,7 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
     if options.dry_run:
         show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
-    search = TuneSearch(target, facts, options, state, console)
+    search = TuneSearch(target, facts, options, state, console, frames)
     why = ""
     try:
         search.run(space, steps, to_the_end=alone)
@@ -106,6 +115,8 @@ def _report(
         if options.output is not None and cut != "Ctrl-C":
             options.output.write_text(text, encoding="utf-8")
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
+            if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
+                _say(console, f"first: torchperf compile --params {options.output} --log {options.log}", "bold")
         if target.made_up:
             _say(console, f"{target.made_up}: made from the class's name; --params FILE keeps those of your file")
     if options.json_file is not None:

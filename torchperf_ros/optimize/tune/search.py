@@ -45,13 +45,19 @@ class TuneOptions:
     json_file: Path | None = None
     judged: int = 100
     page: Path | None = None
+    log: Path | None = None
 
 
-def ask_facts(target: Target) -> Facts:
-    """What the adapter is, asked in a process of its own: its tiers, what can be tried; or an `AdapterError`."""
+def ask_facts(
+    target: Target, log: Path | None = None, frames: str = "", says: Callable[[str], None] = lambda _: None
+) -> Facts:
+    """What the adapter is, asked in a process of its own: its tiers, what can be tried; or an `AdapterError`.
+
+    That one also writes the frames of the log, if there is one, into the file `frames`.
+    """
     started_s = time.monotonic()
-    tiers = [] if target.guessed else list(target.tiers)
-    message = _talk(target.job() | {"tiers": tiers}, _FACTS_TIMEOUT_S, lambda text: None)
+    own = {"tiers": [] if target.guessed else list(target.tiers), "log": "" if log is None else str(log)}
+    message = _talk(target.job() | own | {"frames": frames}, _FACTS_TIMEOUT_S, says)
     if message["kind"] != "facts":
         text = message["text"]
         raise AdapterError(text if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: {text}")
@@ -121,7 +127,10 @@ class TuneSearch:
         out_of_time: whether it ended before everything was tried.
     """
 
-    def __init__(self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console) -> None:
+    def __init__(
+        self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console, frames: str = ""
+    ) -> None:
+        self._frames = frames
         self.trials: list[Trial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
@@ -183,7 +192,7 @@ class TuneSearch:
             "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
             "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
-            "judged": self._judged, "eager_accuracy": self._eager_accuracy(tier),
+            "judged": self._judged, "eager_accuracy": self._eager_accuracy(tier), "frames": self._frames,
         }  # fmt: skip
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
         message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))

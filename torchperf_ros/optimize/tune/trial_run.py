@@ -3,8 +3,8 @@
 A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
 the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
 `reference_threads`, `seconds` (of measuring, for each side), `hopeless_ratio` (or null), `judged` (examples for the
-accuracy, 0: none) and `eager_accuracy` (null: not known yet); for the facts `tiers` (none: those that the adapter
-builds).
+accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or ""); for the
+facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames go).
 
 It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
 adapter cannot be used at all).
@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchperf_ros.config.build_options import PRECISIONS, BuildOptions
+from torchperf_ros.config.build_options import INT8_STATIC, PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
@@ -31,6 +32,7 @@ from torchperf_ros.engines.built_tier import (
     build_model,
     drawing_task,
     judged,
+    read_frames,
     scoring_of,
     varying_dims,
 )
@@ -48,7 +50,9 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError
 from torchperf_ros.model.adapter import Adapter, load_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
+from torchperf_ros.optimize.log_frames import keep_frames
 from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
+from torchperf_ros.packages.package_manifest import file_sha256
 from torchperf_ros.train.task import Task
 
 _LOOK_SECONDS = 0.3
@@ -67,6 +71,9 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     if "candidate" in job:
         say("trial", **run_trial(job, lambda text: say("step", text=text)))
     else:
+        if job.get("log"):
+            say("step", text=f"reading frames of {job['log']}")
+            keep_frames(job)
         say("facts", facts=facts_of(job))
     return True
 
@@ -84,9 +91,12 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
     left_out["blocks"] = _why_no_blocks(tier)
+    left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
-        identity="".join([*(one.key for one in identities), judging]),  # results of all tiers are kept under one name
+        identity="".join(
+            [*(one.key for one in identities), judging, _frames_hash(job)]
+        ),  # results of all tiers are kept under one name
         cuda=device.type == "cuda",
         machine=f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
         f" {platform.node()}, torch {torch.__version__}",
@@ -100,6 +110,10 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         has_task=task is not None,
     )
     return asdict(facts)
+
+
+def _frames_hash(job: Mapping[str, Any]) -> str:
+    return file_sha256(Path(job["frames"])) if job.get("frames") else ""
 
 
 def _why_no_blocks(tier: BuiltTier) -> str:
@@ -178,7 +192,7 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         reference(*example)
     return TierModel(
         model, example, dims, device, adapter, reference, torch.get_num_threads(), changing,
-        scoring=scoring_of(adapter, name, device),
+        scoring=scoring_of(adapter, name, device), frames=read_frames(job.get("frames", ""), example, device),
     )  # fmt: skip
 
 
@@ -222,7 +236,9 @@ class Attempt:
         options, tier = self._candidate.options, self._tier
         call = in_precision(self._call, options.precision, tier.device)
         dims = varying_dims(options, self._dims)
-        scoring = None if self._candidate.batch else tier.scoring  # whose inputs are of the usual batch
+        scoring = None  # whose inputs are of the usual batch
+        if tier.scoring is not None and not self._candidate.batch:
+            scoring = replace(tier.scoring, held_out=tier.held_out())
         self.parity = check_engine(tier.reference, call, self._example, dims, options.precision, scoring=scoring)
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:

@@ -224,12 +224,13 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Pict
     guard = "" if check is GuardVerdict.ACCEPT else f" → guard: {check.word}"
     steps = ", ".join(f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name]))
     time = f"{_utc(t_ns)[11:]}.{t_ns // _NS_PER_MS % 1000:03d}"
+    late = f"{row['lateness_ms']:.1f} ms after its deadline" if row["lateness_ms"] > 0 else ""
     shown: dict[str, Any] = {
         "took": f"{_ms(row['total_ms'])} ms", "of": _of(row["budget_ms"]),
         "css": "good" if outcome in IN_TIME and not guard else "bad",
         "outcome": outcome.word.replace("_", " ") + fallback + guard,
         "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
-                  *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
+                  *([late] if late else []), *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
     }  # fmt: skip
     return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
 

@@ -1,0 +1,217 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rig.messages import S
+from torchperf_ros.safety.tracks import Tracks, follow
+
+PERIOD_NS = S // 20
+
+
+class Source:
+    """Detections of objects, array by array."""
+
+    def __init__(self, sigma_m=0.0, period_ns=PERIOD_NS, seed=0):
+        self.tracks, self.stamp_ns, self.period_ns = None, 1_700_000_000 * S, period_ns
+        self.sigma_m, self.rng = sigma_m, np.random.default_rng(seed)
+
+    def sees(self, places, keys=None, after_ns=None, late_s=0.0):
+        self.stamp_ns += self.period_ns if after_ns is None else after_ns
+        places = np.array(places, np.complex128).reshape(-1)
+        count = len(places)
+        places += self.sigma_m * (self.rng.normal(size=count) + 1j * self.rng.normal(size=count))
+        keys = [(b"car", number) for number in range(count)] if keys is None else keys
+        halves, late_s = np.ones((count, 2)), np.broadcast_to(np.asarray(late_s, float), (count,)).copy()
+        found = follow(self.tracks, self.stamp_ns, 0j, places, np.zeros(count), halves, keys, late_s)
+        self.tracks = found.tracks
+        return found
+
+    def drive(self, place, velocity, arrays):
+        """A single object at constant velocity."""
+        for number in range(arrays):
+            found = self.sees([place + velocity * number * self.period_ns / S])
+        return found
+
+
+@pytest.mark.parametrize("velocity", [0.0, 15.0, -30.0 + 2.0j, 1.4j])
+@pytest.mark.parametrize("period_ns", [S // 30, S // 20, S // 10])
+def test_given_an_object_without_noise_when_followed_then_its_velocity_is_known_from_the_third_array_on(
+    velocity, period_ns
+):
+    source = Source(period_ns=period_ns)
+    for arrays in range(2):
+        found = source.drive(100.0 + velocity * arrays * period_ns / S, velocity, 1)
+        assert (found.velocities[0], found.unsure[0], found.unknown) == (0.0, 15.0, 1)
+    found = source.drive(100.0 + velocity * 2 * period_ns / S, velocity, 1)
+    assert (found.unknown, found.velocities[0]) == (0, pytest.approx(velocity, abs=0.05 * abs(velocity) + 1e-6))
+    found = source.drive(100.0 + velocity * 3 * period_ns / S, velocity, 20)
+    assert found.velocities[0] == pytest.approx(velocity, abs=0.02)
+    assert len(found.coasting.keys) == 0
+
+
+@pytest.mark.parametrize("sigma_m", [0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("hz", [10, 20, 30])
+def test_given_noise_when_followed_then_it_is_learned_and_velocities_are_as_good_as_they_say(sigma_m, hz):
+    source, off, unsure = Source(sigma_m, S // hz), [], []
+    velocities = np.array([20.0, 10.0 + 1j, 0.0, -15.0, 1.4j, 5.0, 8.0, 25.0])
+    places = 30.0 * np.arange(8) * 1j
+    for number in range(6 * hz):
+        found = source.sees(places + velocities * number / hz)
+        if number > 2 * hz:
+            off.append(found.velocities - velocities)
+            unsure.append(found.unsure)
+    rms = math.sqrt(np.mean(np.abs(off) ** 2) / 2)
+    assert math.sqrt(source.tracks.noise) == pytest.approx(max(sigma_m, 0.02), rel=0.25)
+    assert rms < 0.1 + 1.5 * sigma_m
+    assert rms < 1.2 * math.sqrt(np.mean(np.square(unsure)))
+    assert np.median(unsure) < 0.1 + 2.5 * sigma_m
+    assert found.unknown == 0
+
+
+@pytest.mark.parametrize(("change", "within_s"), [(-8.0, 0.3), (-3.0, 0.5), (2.0j, 0.5)])
+def test_given_an_object_that_changes_its_velocity_when_followed_then_it_is_noticed(change, within_s):
+    source, hz = Source(0.1), 20
+    source.drive(50.0, 20.0, 60)
+    place, noticed_s = 50.0 + 20.0 * 60 / hz, None
+    for number in range(40):
+        t = number / hz
+        found = source.sees([place + 20.0 * t + 0.5 * change * t * t])
+        moved = (found.velocities[0] - 20.0) * np.conj(change) / abs(change)
+        if noticed_s is None and moved.real > 2 * found.unsure[0]:
+            noticed_s = t
+    assert noticed_s <= within_s + 0.5
+    assert found.velocities[0] == pytest.approx(20.0 + change * 39 / hz, abs=2.0)
+
+
+@pytest.mark.parametrize(("speed", "unknown"), [(69.0, 0), (72.0, 1)])
+def test_given_something_faster_than_any_road_user_when_followed_then_its_velocity_is_not_known(speed, unknown):
+    found = Source().drive(0.0, speed, 20)
+    assert (found.unknown, abs(found.velocities[0])) == (unknown, pytest.approx(0.0 if unknown else speed, abs=0.1))
+
+
+def test_given_objects_in_any_order_when_followed_then_each_keeps_its_own_velocity():
+    source, rng = Source(0.05), np.random.default_rng(1)
+    places, velocities = np.array([0, 4j, 8j, 30, 34 + 3j]), np.array([10.0, -10.0, 3.0, 0.0, 12.0])
+    for number in range(30):
+        order = rng.permutation(5)
+        found = source.sees((places + velocities * number / 20)[order])
+    assert found.unknown == 0
+    assert found.velocities == pytest.approx(velocities[order], abs=0.5)
+
+
+def test_given_two_that_pass_each_other_closely_when_followed_then_each_keeps_its_velocity():
+    source = Source(0.05)
+    for number in range(80):
+        t = number / 20 - 2.0
+        found = source.sees([15.0 * t, -15.0 * t + 3.0j])
+    assert found.velocities == pytest.approx([15.0, -15.0], abs=0.5)
+
+
+def test_given_an_id_that_stays_when_two_places_fit_then_it_decides():
+    for first in (0, 1):
+        source = Source()
+        for _ in range(10):
+            source.sees([0.0, 3.0], keys=[(b"a", 0), (b"a", 1)])
+        found = source.sees([1.48, 1.52], keys=[(b"a", first), (b"a", 1 - first)])
+        assert found.unknown == 0
+        place = dict(zip(source.tracks.keys, source.tracks.mean()[0], strict=True))
+        assert place[b"a", 0].real < place[b"a", 1].real  # it is the one that was at 0 m
+
+
+def test_given_an_object_that_is_not_detected_when_it_was_sure_then_it_coasts_for_a_bounded_time():
+    source = Source()
+    source.drive(0.0, 10.0, 10)
+    last = 10.0 * 9 / 20
+    for number in range(1, 10):
+        found = source.sees([])
+        if number <= 6:
+            place, velocity, unsure = found.coasting.mean()
+            assert place == pytest.approx([last + 10.0 * number / 20], abs=0.1)
+            assert velocity == pytest.approx([10.0], abs=0.1)
+            assert unsure[0] > 0.0
+        else:
+            assert len(found.coasting.keys) == len(source.tracks.keys) == 0
+    source = Source()
+    source.drive(0.0, 10.0, 2)
+    assert len(source.sees([]).coasting.keys) == 0  # two detections may have been none
+
+
+def test_given_an_object_that_is_back_in_time_when_followed_then_its_velocity_is_known():
+    source = Source(0.02)
+    source.drive(0.0, 10.0, 20)
+    for _ in range(4):
+        source.sees([])
+    found = source.sees([10.0 * 24 / 20])
+    assert (found.unknown, found.velocities[0]) == (0, pytest.approx(10.0, abs=0.5))
+
+
+def test_given_something_new_beside_a_known_object_when_detected_then_it_counts_where_it_is_and_stands():
+    source = Source()
+    source.drive(0.0, 10.0, 20)
+    found = source.sees([10.0, 12.0 + 1j])
+    assert found.places[1] == 12.0 + 1j
+    assert (found.velocities[1], found.unsure[1], found.unknown) == (0.0, 15.0, 1)
+    assert found.velocities[0] == pytest.approx(10.0, abs=0.1)
+
+
+def test_given_an_array_that_is_not_newer_when_followed_then_it_teaches_nothing():
+    source = Source()
+    source.drive(0.0, 10.0, 20)
+    before = source.tracks
+    for after_ns, place in ((0, 9.5), (-PERIOD_NS, 9.0), (-PERIOD_NS, 8.5)):
+        found = source.sees([place], after_ns=after_ns)
+        assert found.tracks is before
+        assert found.velocities[0] == pytest.approx(10.0, abs=0.1)
+    source.tracks = before
+    assert source.sees([9.5], after_ns=-2 * S).unknown == 1  # the log begins anew
+    assert source.sees([9.5], after_ns=2 * S).unknown == 1
+    assert source.tracks.noise == before.noise
+
+
+def test_given_detections_of_several_moments_when_followed_then_each_counts_at_its_own():
+    source, late_s = Source(), [0.0, 0.04]
+    for number in range(30):
+        found = source.sees([10.0 * number / 20, 20j + 10.0 * (number / 20 - 0.04)], late_s=late_s)
+    assert found.velocities == pytest.approx([10.0, 10.0], abs=0.05)
+    assert found.places == pytest.approx([14.5, 20j + 14.1], abs=0.05)
+
+
+def test_given_thousands_of_objects_when_followed_then_the_nearest_have_tracks():
+    source = Source()
+    places = np.arange(1.0, 1001.0) * 5
+    for _ in range(4):
+        found = source.sees(places)
+    assert len(source.tracks.keys) == 256
+    assert found.unknown == 1000 - 256
+    assert np.abs(source.tracks.mean()[0]).max() == pytest.approx(256 * 5, abs=1.0)
+
+
+@settings(max_examples=60)
+@given(
+    arrays=st.lists(
+        st.tuples(
+            st.integers(-3 * S, 3 * S) | st.just(PERIOD_NS),
+            st.lists(st.tuples(st.floats(-1e8, 1e8) | st.floats(-20, 20), st.floats(-20, 20)), max_size=8),
+        ),
+        max_size=10,
+    )
+)
+def test_given_any_detections_when_followed_then_each_counts_nearly_where_it_was_seen(arrays):
+    source, other = Source(), Source()
+    for after_ns, seen in arrays:
+        places = [complex(x, y) for x, y in seen]
+        found, again = source.sees(places, after_ns=after_ns), other.sees(places, after_ns=after_ns)
+        assert len(found.places) == len(found.velocities) == len(places)
+        assert all(np.isfinite(column).all() for column in (found.places, found.velocities, found.unsure))
+        assert (np.abs(found.places - np.array(places, np.complex128).reshape(-1)) <= 1.0 + 1e-6).all()
+        assert all(np.isfinite(column).all() for column in found.tracks[6:])
+        assert len(found.tracks.keys) <= 256
+        for one, two in zip(found.tracks, again.tracks, strict=True):
+            assert np.array_equal(one, two)
+
+
+def test_given_none_when_asked_then_there_is_no_object():
+    assert [len(column) for column in Tracks.none(5).mean()] == [0, 0, 0]

@@ -1,0 +1,271 @@
+"""Whether what is in the vehicle's way comes so near that only braking now avoids it.
+
+Points that lie together are one thing. From one message to the next it is found again, and its speed is measured: a
+car ahead at the vehicle's own speed is none that it runs into. What has been seen for a moment only counts as slow as
+the measurement allows, which at first is standing.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.config.safety_options import EmergencyOptions
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.safety.corridor import Corridor
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.sensor_points import Floats, Points
+
+_CELL_M: Final = 0.5
+_NEAR_CELLS: Final = 2  # things are one where less than three cells, 1.5 m, lie between them
+_NEIGHBOURS: Final = tuple(
+    (dx, dy) for dx in range(-_NEAR_CELLS, _NEAR_CELLS + 1) for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1)
+)
+_NEAREST: Final = 3  # points whose mean is where a thing begins: one alone may be noise
+_BESIDE_M: Final = 2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
+_LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
+_WINDOW_S: Final = 0.5  # over which speeds are measured
+_UNSURE_M: Final = 0.4  # where a thing begins may jump by so much, from one point to another one of it
+_FASTEST_M_S: Final = 50.0
+_GATE_M: Final = 1.5
+_BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
+_HARDEST_M_S2: Final = 9.0
+_BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
+_CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
+_CROSSES_S: Final = 0.2
+_MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
+_LONGEST_WAIT_S: Final = 0.2
+_LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
+_LEAST_LEFT_M: Final = 0.3
+_STEPS: Final = 40
+
+
+@dataclass(slots=True)
+class Thing:
+    """What points that lie together belong to.
+
+    Attributes:
+        x, y: where it begins, and its middle across, in the vehicle's axes, in m.
+        way_m: how far the vehicle moves until it is there.
+        long_m: its length along the way; `sides_m`: the least and the most of its points to the left, in m.
+        points: how many it has.
+        times_s, places: of the messages that showed it, in the window, and where it was, in axes that stay.
+        threatens: in how many messages in a row it did; `shown`: the points that they had of it.
+    """
+
+    x: float
+    y: float
+    way_m: float
+    long_m: float
+    sides_m: tuple[float, float]
+    points: int
+    times_s: list[float]
+    places: list[complex]
+    threatens: int = 0
+    shown: int = 0
+
+    @property
+    def known_s(self) -> float:
+        """For how long it has been followed."""
+        return self.times_s[-1] - self.times_s[0]
+
+    def velocity(self, last_s: float = math.inf) -> complex:
+        """In axes that stay, m/s: the slope of the straight line through its places (least squares)."""
+        first = next(i for i, at_s in enumerate(self.times_s) if at_s >= self.times_s[-1] - last_s)
+        times, places = np.array(self.times_s[first:]), np.array(self.places[first:])
+        times -= times.mean()
+        return complex((times * places).sum() / max(float((times * times).sum()), 1e-12))
+
+    def braking(self, along: complex) -> float:
+        """How hard it brakes in the direction `along`, in m/s^2, by the parabola through its places; 0: it does not."""
+        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < 6:  # noqa: PLR2004 - two for each coefficient
+            return 0.0
+        times = np.array(self.times_s) - self.times_s[-1]
+        moved = (np.array(self.places) * along.conjugate()).real
+        found = -2.0 * float(np.polyfit(times, moved, 2)[0])
+        return min(found, _HARDEST_M_S2) if found > _BRAKES_M_S2 else 0.0
+
+
+class _Follower:
+    """Finds the things of a message again that earlier ones have shown."""
+
+    def __init__(self) -> None:
+        self.things: list[Thing] = []
+        self._missed: list[Thing] = []  # that the last messages did not show, but some just before them
+
+    def look(self, found: list[Thing], now_s: float, passed_s: float) -> None:
+        """Give the things of a message their past: each takes that of the one that was to be expected nearest to it."""
+        oldest_s = now_s - _MISSED_S - _MISSED * passed_s
+        before = [one for one in (*self.things, *self._missed) if one.times_s[-1] >= oldest_s]
+        pairs = []
+        for old in before:
+            since_s = now_s - old.times_s[-1]
+            settled = old.known_s > 0.0
+            expected = old.places[-1] + (old.velocity() * since_s if settled else 0.0)
+            gate_m = _GATE_M + (_UNSURE_M / max(old.known_s, 0.05) if settled else _FASTEST_M_S) * since_s
+            for new in found:
+                off_m = abs(new.places[-1] - expected)
+                if off_m <= gate_m:
+                    pairs.append((off_m, id(old), id(new), old, new))
+        used: set[int] = set()
+        for _, old_id, new_id, old, new in sorted(pairs, key=lambda pair: pair[0]):
+            if old_id in used or new_id in used:
+                continue
+            used |= {old_id, new_id}
+            first = next((i for i, at_s in enumerate(old.times_s) if at_s >= now_s - _WINDOW_S), len(old.times_s))
+            new.times_s, new.places = old.times_s[first:] + new.times_s, old.places[first:] + new.places
+            new.threatens, new.shown = old.threatens, old.shown
+        self.things, self._missed = found, [one for one in before if id(one) not in used]
+        for one in self._missed:
+            one.threatens = one.shown = 0
+
+
+class Approach:
+    """Follows what one sensor shows in the vehicle's way, and says what threatens."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen yet."""
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been seen."""
+        self._in_way, self._beside = _Follower(), _Follower()
+        self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
+
+    def look(
+        self, points: Points, way: Corridor, motion: Motion | None, options: EmergencyOptions, now_ns: int
+    ) -> Thing | None:
+        """What threatens most among the points of a message, None if nothing does; `way` is the vehicle's corridor."""
+        now_s, speed = now_ns / NS_PER_S, 0.0 if motion is None else motion.speed
+        passed_s = now_s - self._at_s if math.isfinite(self._at_s) else 0.0
+        self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
+        self._at_s = now_s
+        far_m, x, y = way.length_m + abs(speed) * _LOOKS_S, points.x, points.y
+        wide_way_m = replace(way, margin_m=way.margin_m + _BESIDE_M).way_m(x, y)
+        near = wide_way_m <= far_m
+        x, y, wide_way_m = x[near], y[near], wide_way_m[near]
+        way_m = way.way_m(x, y)
+        inside = way_m <= far_m
+        least = min(options.min_points, max(points.most, 1))
+        self._beside.look(self._things(x, y, wide_way_m, now_s, least), now_s, passed_s)
+        self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s, passed_s)
+        worst = None
+        for thing in self._in_way.things:
+            if self._threatens(thing, way, options, abs(speed), passed_s):
+                thing.threatens, thing.shown = thing.threatens + 1, thing.shown + min(thing.points, points.most)
+                if worst is None or (thing.threatens, -thing.way_m) > (worst.threatens, -worst.way_m):
+                    worst = thing
+            else:
+                thing.threatens = thing.shown = 0
+        return worst
+
+    def _move(self, speed: float, yaw_rate: float, passed_s: float) -> None:
+        """Move the vehicle on in axes that stay: by its speed and yaw rate, as a place that jumps moves nothing."""
+        turned = yaw_rate * passed_s
+        heading = self._yaw + 0.5 * turned
+        self._place += speed * passed_s * complex(math.cos(heading), math.sin(heading))
+        self._yaw += turned
+
+    def _things(self, x: Floats, y: Floats, way_m: Floats, now_s: float, least: int) -> list[Thing]:
+        turn = complex(math.cos(self._yaw), math.sin(self._yaw))
+        things = []
+        for members in together(x, y):
+            if len(members) < least:
+                continue
+            ordered = members[np.argsort(way_m[members])]
+            first = ordered[:_NEAREST]
+            at_x, at_m = float(x[first].mean()), float(way_m[first].mean())
+            at_y = float(y[members].mean())  # the nearest may be any of a flat side's
+            long_m = float(way_m[ordered[-1]]) - at_m
+            sides_m = float(y[members].min()), float(y[members].max())
+            place = self._place + complex(at_x, at_y) * turn
+            things.append(Thing(at_x, at_y, at_m, long_m, sides_m, len(members), [now_s], [place]))
+        return things
+
+    def _threatens(self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, passed_s: float) -> bool:
+        """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
+        if thing.way_m <= options.min_length_m:
+            return True
+        known = self._known(thing)
+        ahead = 0.0
+        yaw = self._yaw + way.curvature * (thing.way_m + way.ahead_m)  # of the way there
+        along = complex(math.cos(yaw), math.sin(yaw))
+        if known.known_s > 0.0 and not way.backwards:
+            velocity = known.velocity() * along.conjugate()
+            if known.known_s > _BRAKING_AFTER_S and _leaves(known, velocity, way, speed):
+                latest = known.velocity(_CROSSES_S) * along.conjugate()  # it may have stopped just now
+                if _leaves(known, latest, way, speed):
+                    return False
+            ahead = velocity.real - _UNSURE_M / known.known_s
+        # The first of the messages that have to show it may come as late as the time between two after it could have.
+        reaction_s = options.reaction_ms / 1000 + options.scans * min(passed_s, _LONGEST_WAIT_S)
+
+        def is_left(brakes: float) -> bool:
+            slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle
+            return gap_left_m(thing.way_m, speed, slower, brakes, options.deceleration, reaction_s) > _LEAST_LEFT_M
+
+        if ahead <= 0.0 or is_left(_HARDEST_M_S2):
+            return not is_left(0.0)
+        return not is_left(known.braking(along))
+
+    def _known(self, thing: Thing) -> Thing:
+        """The same thing as it was followed before it came into the way, if that says more."""
+        for other in self._beside.things:
+            near = abs(other.x - thing.x) < _GATE_M and abs(other.y - thing.y) < _LONGEST_M / 2
+            if near and other.long_m <= _LONGEST_M and other.known_s > thing.known_s:
+                return other
+        return thing
+
+
+def _leaves(thing: Thing, velocity: complex, way: Corridor, speed: float) -> bool:
+    """Whether all of a thing that crosses the way will have left it by the time at which the vehicle would be there."""
+    closing = speed - velocity.real
+    if closing <= 0.0 or abs(velocity.imag) < _CROSSES_M_S:
+        return False
+    moved_m, half_m = velocity.imag * thing.way_m / closing, way.half_width_m + way.margin_m + _LEAST_LEFT_M
+    right_m, left_m = thing.sides_m
+    return right_m + moved_m > half_m if moved_m > 0 else left_m + moved_m < -half_m
+
+
+def gap_left_m(
+    gap_m: float, speed: float, ahead: float, ahead_brakes: float, deceleration: float, reaction_s: float
+) -> float:
+    """The least distance to what is ahead, in m, if the vehicle begins to brake now; negative: it is hit.
+
+    It goes on at its speed v for the reaction time r, and brakes by a then: v t - a (t - r)^2 / 2. What is ahead goes
+    on at its speed u, or brakes by b to a standstill: u t - b t^2 / 2.
+    """
+    times = np.linspace(0.0, reaction_s + speed / deceleration, _STEPS)
+    own = speed * times - 0.5 * deceleration * np.maximum(times - reaction_s, 0.0) ** 2
+    moving_s = np.minimum(times, ahead / ahead_brakes) if ahead_brakes else times
+    other = ahead * moving_s - 0.5 * ahead_brakes * moving_s**2
+    return float(gap_m + (other - own).min())
+
+
+def together(x: Floats, y: Floats) -> list[NDArray[np.int64]]:
+    """Indices of points that lie together, of each thing: linked over cells of a grid."""
+    if not len(x):
+        return []
+    cells = np.floor(np.column_stack((x, y)) / _CELL_M).astype(np.int64)
+    own, of_point = np.unique(cells, axis=0, return_inverse=True)
+    of_point = of_point.reshape(-1)
+    places = {(cx, cy): number for number, (cx, cy) in enumerate(own.tolist())}
+    label = [-1] * len(places)
+    count = 0
+    for start in range(len(label)):
+        if label[start] >= 0:
+            continue
+        label[start], waiting = count, [start]
+        while waiting:
+            cx, cy = own[waiting.pop()].tolist()
+            for dx, dy in _NEIGHBOURS:
+                other = places.get((cx + dx, cy + dy))
+                if other is not None and label[other] < 0:
+                    label[other] = count
+                    waiting.append(other)
+        count += 1
+    labels = np.array(label)[of_point]
+    order = np.argsort(labels, kind="stable")
+    return list(np.split(order, np.flatnonzero(np.diff(labels[order])) + 1))

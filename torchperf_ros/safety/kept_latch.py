@@ -1,0 +1,114 @@
+"""The emergency lane's latch on disk: it outlasts the node, its restart, and the power."""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from torchperf_ros.config.bounded_file import read_bounded
+from torchperf_ros.config.user_folder import node_folder, remove_file, replace_file, user_folder
+from torchperf_ros.safety.emergency import KINDS, SILENT, Latch
+
+_VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 10
+_LONGEST_REASON: Final = 10_000  # characters
+_AGAIN_S: Final = 1.0
+_ENDS_WITHIN_S: Final = 2.0
+
+
+def latch_file(node: str) -> Path:
+    """Of a node, by its fully qualified name: /front/perf."""
+    return node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "emergency", node) / "latch.json"
+
+
+def read_latch(path: Path, now_ns: int) -> Latch | None:
+    """The latch that a node before this one has left; None: it has left none.
+
+    A file that is damaged, or cannot be read, is a latch: what it said may have been one.
+    """
+    try:
+        whole = json.loads(read_bounded(path, _MOST_BYTES))
+        content = whole["latch"]
+        if whole["v"] != _VERSION or whole["sha256"] != _sum(content):
+            raise ValueError("another version, or changed since it was written")
+        if content["kind"] not in KINDS:
+            raise ValueError(f"kind {content['kind']!r} has to be one of {', '.join(KINDS)}")
+        since = f"since {content['since']}, before the node's start"
+        return Latch(content["kind"], f"{content['reason']} ({since})", now_ns)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"is damaged ({error})"
+    return Latch(SILENT, f"whether it was latched before the node's start is not known: {path} {why}", now_ns)
+
+
+def _bytes_of(latch: Latch) -> bytes:
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    content = {"kind": latch.kind, "reason": latch.reason[:_LONGEST_REASON], "since": since}
+    return json.dumps({"v": _VERSION, "sha256": _sum(content), "latch": content}).encode()
+
+
+def _sum(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class LatchKeeper:
+    """Writes what is latched now, on a thread of its own: a disk may take as long as it likes.
+
+    Attributes:
+        problem: why the file does not say what holds, empty if it does; it is tried again each second.
+    """
+
+    def __init__(self, path: Path, latch: Latch | None, begin: Callable[[], None]) -> None:
+        """The file says that this is latched; `begin` is called on the thread first."""
+        self._path, self._begin = path, begin
+        self._wanted = self._written = latch
+        self._news = threading.Condition()
+        self._ending = False
+        self.problem = ""
+        self._thread = threading.Thread(target=self._run, name="latch", daemon=True)
+        self._thread.start()
+
+    def keep(self, latch: Latch | None) -> None:
+        """Have the file say this; returns at once."""
+        if latch is not self._wanted:
+            with self._news:
+                self._wanted = latch
+                self._news.notify()
+
+    def close(self) -> None:
+        """Wait until the file says what it has to, but not for long."""
+        with self._news:
+            self._ending = True
+            self._news.notify()
+        self._thread.join(_ENDS_WITHIN_S)
+
+    def _run(self) -> None:
+        self._begin()
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._ending or self._wanted is not self._written)
+                wanted, ending = self._wanted, self._ending
+            if wanted is not self._written:
+                self._write(wanted)
+            if ending:
+                return
+            if self.problem:
+                time.sleep(_AGAIN_S)
+
+    def _write(self, latch: Latch | None) -> None:
+        try:
+            if latch is None:
+                remove_file(self._path)
+            else:
+                replace_file(self._path, _bytes_of(latch))
+        except OSError as error:
+            said = "that nothing is latched" if latch is None else f"that it is latched: {latch.reason}"
+            self.problem = f"{self._path} does not say {said}: {error.strerror}; it is tried again"
+        else:
+            self._written, self.problem = latch, ""

@@ -1,0 +1,267 @@
+"""Objects over time, of a source that sends no velocities: which detection is which object, and how fast each moves.
+
+Each object has two Kalman filters of constant velocity, one for steady motion and one for braking, swerving and
+pulling out, which are mixed by how well either foresees what is seen: an interacting multiple model (Blom and
+Bar-Shalom 1988; Bar-Shalom, Li and Kirubarajan 2001, 11.6.6). How noisy a source's places are is learned from how far
+off the filters are. A detection belongs to the object that it fits best, and each to one (greedy, the best pair first).
+"""
+
+import math
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.safety.markers import Floats, Key
+
+Complex = NDArray[np.complex128]
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.intp]
+
+_MOST: Final = 256  # objects; of more, the nearest to the vehicle have tracks
+_LONGEST_NS: Final = NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
+_COAST_S: Final = 0.3  # for which an object counts that is not detected
+_SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and counts if it is not detected
+_JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
+_STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
+_FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
+_MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
+_GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
+_LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
+_SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
+_MOST_SHIFT: Final = 2.0  # standard deviations, by which the filters may have an object elsewhere than it was detected
+_NOISE_M: Final = (0.02, 0.1, 0.5)  # least, first and largest standard deviation of a detection's place
+_LEARNS: Final = 0.05  # of the noise in each array
+
+
+class Tracks(NamedTuple):
+    """The objects of a source; shapes [n], and of each kind of motion [2, n].
+
+    Attributes:
+        stamp_ns: by the source's clock.
+        noise: variance of a detection's place in m^2, along each axis.
+        keys: `ns` and `id` of the last detection.
+        seen_ns: when each was detected last.
+        times: how often it was.
+        yaws, halves: as it was detected last; halves [n, 2].
+        chance: of each kind of motion.
+        place, velocity: of each kind, as x + iy.
+        pp, pv, vv: of each kind the covariance of both, the same along each axis.
+    """
+
+    stamp_ns: int
+    noise: float
+    keys: tuple[Key, ...]
+    seen_ns: NDArray[np.int64]
+    times: Numbers
+    yaws: Floats
+    halves: Floats
+    chance: Floats
+    place: Complex
+    velocity: Complex
+    pp: Floats
+    pv: Floats
+    vv: Floats
+
+    @classmethod
+    def none(cls, stamp_ns: int, noise: float = _NOISE_M[1] ** 2) -> "Tracks":
+        """Without any object."""
+        flat, many, none = np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), np.complex128)
+        seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
+        return cls(
+            stamp_ns, noise, (), seen_ns, count, flat, np.zeros((0, 2)), many, none, none, many, many, many
+        )  # fmt: skip
+
+    def mean(self) -> tuple[Complex, Complex, Floats]:
+        """Place, velocity and the standard deviation of that along each axis, of both kinds together."""
+        place, velocity = (self.chance * self.place).sum(axis=0), (self.chance * self.velocity).sum(axis=0)
+        variance = (self.chance * (self.vv + 0.5 * _squares(self.velocity - velocity))).sum(axis=0)
+        return place, velocity, np.sqrt(variance)
+
+    def only(self, kept: Numbers) -> "Tracks":
+        """Some of them."""
+        return Tracks(
+            self.stamp_ns, self.noise, tuple(self.keys[at] for at in kept.tolist()), self.seen_ns[kept],
+            self.times[kept], self.yaws[kept], self.halves[kept], self.chance[:, kept], self.place[:, kept],
+            self.velocity[:, kept], self.pp[:, kept], self.pv[:, kept], self.vv[:, kept],
+        )  # fmt: skip
+
+    def moved(self, stamp_ns: int) -> "Tracks":
+        """What is expected at a time."""
+        dt = (stamp_ns - self.stamp_ns) / NS_PER_S
+        changes = 0.5 * (1.0 - math.exp(-dt / _STAYS_S))
+        shares = np.array([[1.0 - changes, changes], [changes, 1.0 - changes]])[:, :, None] * self.chance
+        chance = shares.sum(axis=1)  # from the second kind to the first
+        shares = shares / chance[:, None]
+        place, velocity = (shares * self.place).sum(axis=1), (shares * self.velocity).sum(axis=1)
+        off, faster = self.place - place[:, None], self.velocity - velocity[:, None]
+        pp = (shares * (self.pp + 0.5 * _squares(off))).sum(axis=1)
+        pv = (shares * (self.pv + 0.5 * (off * faster.conj()).real)).sum(axis=1)
+        vv = (shares * (self.vv + 0.5 * _squares(faster))).sum(axis=1)
+        pp = pp + dt * (2.0 * pv + dt * (vv + dt / 3.0 * _JERKS))
+        pv = pv + dt * (vv + 0.5 * dt * _JERKS)
+        return self._replace(
+            stamp_ns=stamp_ns, chance=chance, place=place + dt * velocity, velocity=velocity,
+            pp=pp, pv=pv, vv=vv + dt * _JERKS,
+        )  # fmt: skip
+
+
+def _squares(values: Complex) -> Floats:
+    return values.real * values.real + values.imag * values.imag
+
+
+class Tracked(NamedTuple):
+    """What an array's detections are, and what was not detected.
+
+    Attributes:
+        tracks: for the next array.
+        places: of each detection, where it is, as x + iy.
+        velocities: of each, 0 where it is not known.
+        unsure: of each, the standard deviation of that in m/s along each axis; 15 where it is not known.
+        unknown: of how many it is not known.
+        coasting: tracks that were not detected, and count all the same.
+    """
+
+    tracks: Tracks
+    places: Complex
+    velocities: Complex
+    unsure: Floats
+    unknown: int
+    coasting: Tracks
+
+
+def follow(
+    before: Tracks | None,
+    stamp_ns: int,
+    here: complex,
+    places: Complex,
+    yaws: Floats,
+    halves: Floats,
+    keys: list[Key],
+    late_s: Floats,
+) -> Tracked:
+    """Take the detections of an array, in a frame that does not move.
+
+    An array that is not newer than the one before teaches nothing; its objects have the velocities that are known.
+
+    Args:
+        before: the tracks after the array before, None for none.
+        stamp_ns: of the array, by the source's clock.
+        here: where the vehicle is, as x + iy in m.
+        places: of the detections, as x + iy in m.
+        yaws: their headings in rad.
+        halves: half of their lengths and widths in m, shape [n, 2].
+        keys: their `ns` and `id`.
+        late_s: how long before the array's stamp each was seen.
+    """
+    expected, teaches = _expected(before, stamp_ns)
+    if not teaches:
+        late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
+    number, found = _pairs(expected, places, keys, late_s)
+    there = expected.only(number)
+    noise = expected.noise
+    if teaches:
+        there, noise = _corrected(there, places[found], late_s[found])
+        there = there._replace(
+            keys=tuple(keys[at] for at in found.tolist()), yaws=yaws[found], halves=halves[found],
+            times=there.times + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
+        )  # fmt: skip
+    missed = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
+    missed[number] = False
+    coasting, tracks = expected.only(missed.nonzero()[0]), expected
+    if teaches:
+        is_new = np.ones(len(places), np.bool_)
+        is_new[found] = False
+        new = is_new.nonzero()[0]
+        begun = _begun(stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
+        tracks = _joined(there, begun, coasting)._replace(stamp_ns=stamp_ns, noise=noise)
+    if len(tracks.keys) > _MOST:
+        tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
+    velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
+    place, velocity, spread = there.mean()
+    sure = (there.times >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
+    which = found[sure]
+    velocities[which], unsure[which] = velocity[sure], spread[sure]
+    # Where the filters have it, but never further from where it was seen than noise explains.
+    shift = place[sure] - velocity[sure] * late_s[which] - places[which]
+    places = places.copy()
+    places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
+    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting)
+
+
+def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
+    """What is expected of an array with this stamp, and whether it teaches anything."""
+    if before is None:
+        return Tracks.none(stamp_ns), True
+    since_ns = stamp_ns - before.stamp_ns
+    if abs(since_ns) > _LONGEST_NS:
+        return Tracks.none(stamp_ns, before.noise), True
+    if since_ns <= 0:
+        return before, False
+    return before.moved(stamp_ns) if len(before.keys) else before._replace(stamp_ns=stamp_ns), True
+
+
+def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers]:
+    """Which track and which detection belong together."""
+    if not len(expected.keys) or not len(places):
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
+    place, velocity, _ = expected.mean()
+    spread = (expected.chance * (expected.pp + 0.5 * _squares(expected.place - place))).sum(axis=0)
+    variance = np.maximum(spread, expected.pp[1]) + max(expected.noise, _LEAST_GATE)  # that of the lively kind
+    off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
+    tracks, found = (off <= 2.0 * _GATE * _GATE).nonzero()  # of two axes
+    cost = off[tracks, found] + 2.0 * np.log(variance)[tracks]
+    same = [expected.keys[track] == keys[one] for track, one in zip(tracks.tolist(), found.tolist(), strict=True)]
+    cost -= _SAME_KEY * np.array(same, np.float64)
+    taken, given = set[int](), dict[int, int]()
+    for at in np.argsort(cost, kind="stable").tolist():
+        track, one = int(tracks[at]), int(found[at])
+        if track not in given and one not in taken:
+            taken.add(one)
+            given[track] = one
+    return np.array(list(given), np.intp), np.array(list(given.values()), np.intp)
+
+
+def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Tracks, float]:
+    """Tracks once they were detected there, and the noise that this teaches (Kalman 1960)."""
+    if not len(places):
+        return expected, expected.noise
+    off = places + expected.velocity * late_s - expected.place
+    squares = 0.5 * _squares(off)
+    variance = expected.pp + expected.noise
+    gain, gain_v = expected.pp / variance, expected.pv / variance
+    fits = np.exp(np.maximum(-squares / variance, -30.0)) / variance * expected.chance
+    chance = fits / fits.sum(axis=0)
+    sure = expected.times >= _SURE_AFTER
+    noise = expected.noise
+    if sure.any():
+        weight = chance[0, sure]
+        learned = float((weight * np.minimum(squares[0, sure] - expected.pp[0, sure], 9.0 * noise)).sum() / len(weight))
+        rest = float((1.0 - weight).sum() / len(weight)) * noise
+        noise = min(max(noise + _LEARNS * (learned + rest - noise), _NOISE_M[0] ** 2), _NOISE_M[2] ** 2)
+    return expected._replace(
+        chance=chance, place=expected.place + gain * off, velocity=expected.velocity + gain_v * off,
+        pp=expected.pp - gain * expected.pp, pv=expected.pv - gain * expected.pv,
+        vv=expected.vv - gain_v * expected.pv,
+    ), noise  # fmt: skip
+
+
+def _begun(stamp_ns: int, noise: float, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]) -> Tracks:
+    """Tracks of what is seen for the first time."""
+    count = len(places)
+    both, none = np.ones((2, count)), np.zeros((2, count))
+    return Tracks(
+        stamp_ns, noise, tuple(keys), np.full(count, stamp_ns, np.int64), np.ones(count, np.intp), yaws, halves,
+        0.5 * both, both * places, none.astype(np.complex128), noise * both, none, _FASTEST**2 * both,
+    )  # fmt: skip
+
+
+def _joined(*parts: Tracks) -> Tracks:
+    some = [part for part in parts if len(part.keys)]
+    if len(some) <= 1:
+        return some[0] if some else parts[0]
+    keys = tuple(key for part in some for key in part.keys)
+    flat = (np.concatenate([part[at] for part in some]) for at in range(3, 7))
+    of_kinds = (np.concatenate([part[at] for part in some], axis=1) for at in range(7, 13))
+    return Tracks(some[0].stamp_ns, some[0].noise, keys, *flat, *of_kinds)
