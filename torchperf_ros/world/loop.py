@@ -60,7 +60,7 @@ ARMS: Final = {
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 NAIVE_RESTART_S: Final = 2.7
-"""From the naive node's death until it takes frames again, on a processor of its own: `bench safety --parts restarts`."""
+"""From its death until it takes frames again, on a processor of its own: `./run bench safety --parts restarts`."""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
@@ -257,6 +257,8 @@ class _Watched(_Arm):
             return
         checked = self._guard.check(plan, at_ns, at_ns, _AGE_NS / NS_PER_MS)
         self.count(f"guard {checked.verdict.word}")
+        if checked.check:
+            self.count(f"{checked.check} fails")
         if checked.payload is not None:
             self.write("trajectory", PATH, checked.payload, at_ns)
             self.move(checked.payload, at_ns)
