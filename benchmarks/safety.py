@@ -344,7 +344,8 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
         return f"{one['collisions']} ({100 * low:.0f} to {100 * high:.0f} %){'' if same else ' ='}"
 
     report.table(
-        f"Collisions in {len(drawn)} drives each (95 %), from seed {arguments.seed}; =: no difference to {_FULL}",
+        f"Collisions in {len(drawn)} drives each (95 %), from seed {arguments.seed}, by how long the naive node is"
+        f" gone after a death; =: no difference to {_FULL}",
         ("faults of each kind", _FULL, *(_title_of(restart_s, real) for restart_s in restarts_s)),
         [
             [name, shown(_FULL, faults, None), *(shown(_NAIVE, faults, restart_s) for restart_s in restarts_s)]
@@ -364,7 +365,7 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
 
 
 def _title_of(restart_s: float, real: _Row) -> str:
-    return f"naive, back in {restart_s:g} s" + (" (measured)" if restart_s == real["processor_s"] else "")
+    return f"naive, {restart_s:g} s" + (" (measured)" if restart_s == real["processor_s"] else "")
 
 
 def measured_restart(starts: int = 3) -> _Row:

@@ -59,8 +59,8 @@ ARMS: Final = {
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
-NAIVE_RESTART_S: Final = 2.7
-"""From the naive node's death until it takes frames again, on a processor of its own: `bench safety --parts restarts`."""
+NAIVE_RESTART_S: Final = 2.6
+"""From the naive node's death until it takes frames again, on a processor of its own; see docs/safety.md."""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
