@@ -52,8 +52,8 @@ ARMS: Final = {
     "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
-    "no_lane": "the same, and the guard checks every plan",
-    "full": "the same, and the emergency lane watches the scan",
+    "no_lane": "as no_guard, and the guard checks every plan",
+    "full": "as no_lane, and the emergency lane watches the scan",
     "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
     "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
 }
