@@ -78,12 +78,13 @@ def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_i
 
     def told():
         order.touch()  # again and again: too few frames may come while it sleeps
-        return watched.told("camera: misses", 1) or watched.told("camera: misses", 2)
+        statuses = [one for array in watched.node.anomalies for one in array.status if one.name == "camera: misses"]
+        values = [{pair.key: pair.value for pair in one.values} | {"message": one.message} for one in statuses]
+        return next((each for each in values if each.get("others_cpu_percent")), None)  # not known in the first second
 
-    status = watched.drive(told, "misses")
+    values = watched.drive(told, "misses")
     order.unlink(missing_ok=True)
-    assert "late" in status.message
-    values = {pair.key: pair.value for pair in status.values}
+    assert "late" in values["message"]
     assert 0 <= float(values["others_cpu_percent"]) <= 100
     assert int(values["misses"]) >= 3
 

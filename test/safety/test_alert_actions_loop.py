@@ -36,6 +36,7 @@ RETURN_S = 10.0
 LEARNT_S = 100
 OTHERS = 35.0  # percent of the processors: an alert only where frames suffer
 OUTCOMES = {
+    "stale": (Outcome.LATE, Fallback.HOLD_LAST),
     "misses": (Outcome.LATE, Fallback.HOLD_LAST), "result too slow": (Outcome.LATE, Fallback.HOLD_LAST),
     "load": (Outcome.LATE, Fallback.HOLD_LAST), "deadline missed": (Outcome.LATE, Fallback.NONE),
     "model error": (Outcome.ERROR, Fallback.HOLD_LAST), "invalid output": (Outcome.INVALID, Fallback.HOLD_LAST),
@@ -164,19 +165,18 @@ class Loop:
             outcome, fallback, tier, took_ms = Outcome.BAD_INPUT, Fallback.HOLD_LAST, -1, 0.2
         if on and cause == "output":
             count *= 4
-        place, count = (
-            (0 if on and cause == "output frozen" else self.seq % 50),
-            0 if on and cause == "output empty" else count,
-        )
+        place = 0 if on and cause == "output frozen" else self.seq % 50
+        count = 0 if on and cause == "output empty" else count
         made = outcome is Outcome.ON_TIME
         record = frame_record(
             seq=self.seq, stamp_ns=received_ns, received_ns=received_ns, outcome=outcome, fallback=fallback, tier=tier,
             total_ms=took_ms, age_ms=40.0 if on and cause == "age" else self.rng.uniform(3.0, 5.0),
             lateness_ms=5.0 if fallback is Fallback.NONE else took_ms - BUDGET_MS,
+            stale=on and cause == "stale" and outcome is Outcome.LATE,
             steps=StepTimes(1.0, 1.0, took_ms - 2.0, 0.0) if made else None, inputs=self._inputs(received_ns),
             payload=objects(count, place) if made else None,
         )  # fmt: skip
-        if (alert := answer_alert("camera", record.answer, 1, 5)) is not None:
+        if (alert := answer_alert("camera", record.answer, 1, 5, None)) is not None:
             actions.report(alert, received_ns)
         if made:
             self.drift.add(tier, took_ms)

@@ -11,6 +11,7 @@ from torchperf_ros.config.stage_rules import (
     LOWER_TIER,
     OFF,
     SCENE,
+    STALE,
     SWITCHES,
     ActionRule,
     alert_kind,
@@ -31,7 +32,7 @@ _CAUSES: dict[str, frozenset[str]] = {
 """Alerts that an action brings about for certain: while it is in force, and for 15 s more, they say nothing."""
 _OF_ANSWERS = _OUTPUT | {
     "bad input", "misses", "drops", "tier", "worker died", "restarts", "model error", "invalid output", "recompilation",
-    "latency", "drift", "worker failed", "result too slow", "deadline missed", "partial result",
+    "latency", "drift", "worker failed", "result too slow", "deadline missed", "partial result", STALE,
 }  # fmt: skip
 _OF_MACHINE = frozenset({"load", "temperature", "gpu", "gpu memory", "memory", "memory grows"})
 _MAY_CAUSE = {
@@ -60,6 +61,7 @@ class _Line:
         began_with: signal and usual value of the alert that led to the first step, where it says so.
         counted, counted_ns: of an alert that counts what happened in some span of time: the last number, and when.
         doubted_ns: when it was found the last time and may have been what the action causes.
+        on_trial: a step was taken back although that was found: only without the action it shows what it is.
     """
 
     rule: ActionRule
@@ -74,6 +76,7 @@ class _Line:
     counted: float = 0.0
     counted_ns: int = 0
     doubted_ns: int = _NEVER_NS
+    on_trial: bool = False
 
 
 class AlertActions:
@@ -184,12 +187,14 @@ class AlertActions:
             line.doublings = min(line.doublings + 1, _MOST_DOUBLINGS) if again else line.doublings
             line.steps, line.changed_ns, line.returned_ns = line.steps + 1, now_ns, None
             line.began_ns = now_ns if line.steps == 1 else line.began_ns
+            line.on_trial = False
             self.taken += 1
             return f"{line.rule}: step {line.steps} begins"
         quiet_ns = now_ns - line.seen_ns
         if line.steps and quiet_ns >= back_ns and now_ns - (line.changed_ns or 0) >= back_ns:
             line.steps, line.changed_ns, line.returned_ns = line.steps - 1, now_ns, now_ns
-            but = ", but for what the action may cause" if line.doubted_ns > line.seen_ns else ""
+            line.on_trial = now_ns - line.doubted_ns < max(_late_ns(line), _USUALLY_LATE_S * NS_PER_S)
+            but = ", but for what the action may cause" if line.on_trial else ""
             return (
                 f"{line.rule}: a step back, {line.steps} left, after {quiet_ns / NS_PER_S:.0f} s without the alert{but}"
             )
@@ -203,12 +208,11 @@ class AlertActions:
             return False
         if line.changed_ns is None:
             return True
-        late_ns = _LATE_S.get(line.rule.alert, _USUALLY_LATE_S) * NS_PER_S
+        late_ns = _late_ns(line)
         after_ns = line.found_ns - line.changed_ns
         if line.steps:
-            return after_ns >= max(cooldown_ns, late_ns)
-        was_there = line.changed_ns - line.doubted_ns < late_ns  # what is found now may be of the time before
-        return after_ns > (late_ns if was_there else 0.0)
+            return not line.on_trial and after_ns >= max(cooldown_ns, late_ns)
+        return after_ns > (late_ns if line.on_trial else 0.0)  # what is found until then may be of the time before
 
     def words(self, now_ns: int) -> str:
         """What is in force, in words; empty for nothing."""
@@ -216,6 +220,11 @@ class AlertActions:
             f"{line.rule} ({line.steps} step{'s' * (line.steps > 1)}, for {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
             for line in self._lines if line.steps
         )  # fmt: skip
+
+
+def _late_ns(line: _Line) -> float:
+    """For how long after a change the rule's alert may still be about the time before it."""
+    return _LATE_S.get(line.rule.alert, _USUALLY_LATE_S) * NS_PER_S
 
 
 def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:
