@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rig import ordinary_traffic
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from benchmarks.rig.report import Report, Target, say
+from benchmarks.traffic import detections
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
@@ -102,13 +102,13 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
 def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tuple[int, int, int, float]:
     """Plans drawn; those that are accepted with exact objects; how many of these are replaced; most of a scene in %."""
     options, drawn, good, replaced, worst = guard_options({"guard.act": ["all"]}), 0, 0, 0, 0.0
-    for scene in ordinary_traffic.SCENES.values():
+    for scene in detections.SCENES.values():
         exact, guard, of_scene = Guard(options), Guard(options), [0, 0]
-        detector = ordinary_traffic.Detector(sigma_m, _MISSING, arguments.seed)
-        for number, moment in enumerate(ordinary_traffic.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)):
+        detector = detections.Detector(sigma_m, _MISSING, arguments.seed)
+        for number, moment in enumerate(detections.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)):
             drawn += 1
-            is_good = ordinary_traffic.check(exact, moment, moment.exact).verdict is GuardVerdict.ACCEPT
-            found = ordinary_traffic.check(guard, moment, detector.markers(moment))
+            is_good = detections.check(exact, moment, moment.exact).verdict is GuardVerdict.ACCEPT
+            found = detections.check(guard, moment, detector.markers(moment))
             if is_good and number >= _FIRST:
                 of_scene[0] += 1
                 of_scene[1] += found.verdict is not GuardVerdict.ACCEPT
@@ -120,10 +120,10 @@ def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tup
 def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[str, dict[str, float]]:
     """How many frames later than with exact objects and velocities each event is seen; and plans refused before it."""
     found = {}
-    for kind in ordinary_traffic.EVENTS:
+    for kind in detections.EVENTS:
         later, false = [], 0
         for seed in range(arguments.seed, arguments.seed + arguments.events):
-            detector = ordinary_traffic.Detector(sigma_m, _MISSING, seed)
+            detector = detections.Detector(sigma_m, _MISSING, seed)
             exact, _ = _seen_at(kind, hz, seed, lambda moment: moment.exact)
             noisy, before = _seen_at(kind, hz, seed, detector.markers)
             later.append(noisy - exact)
@@ -134,11 +134,11 @@ def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[st
     return found
 
 
-def _seen_at(kind: str, hz: float, seed: int, markers: Callable[[ordinary_traffic.Moment], bytes]) -> tuple[int, int]:
+def _seen_at(kind: str, hz: float, seed: int, markers: Callable[[detections.Moment], bytes]) -> tuple[int, int]:
     """The frame from which on an event is seen, by which a plan is refused; and plans refused before it."""
     guard, before = Guard(guard_options({"guard.act": ["all"]})), 0
-    for number, moment in enumerate(ordinary_traffic.event(kind, 1.0 / hz, seed)):
-        refused = ordinary_traffic.check(guard, moment, markers(moment)).verdict is not GuardVerdict.ACCEPT
+    for number, moment in enumerate(detections.event(kind, 1.0 / hz, seed)):
+        refused = detections.check(guard, moment, markers(moment)).verdict is not GuardVerdict.ACCEPT
         if moment.t_s >= 0.0 and refused:
             return number, before
         before += refused and number >= _FIRST

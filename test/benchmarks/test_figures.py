@@ -16,7 +16,7 @@ from benchmarks.rig.frames import frame_figures, match
 from benchmarks.rig.observer import Output, Row
 from benchmarks.rig.ramp_adapter import RampAdapter
 from benchmarks.rig.report import Target, plain, shown
-from benchmarks.safety import paired_difference, pdms
+from benchmarks.safety import paired_difference, pdms, wilson
 from torchperf_ros.config.message_types import empty_message
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.model.adapter import Received
@@ -28,7 +28,7 @@ NAN = math.nan
 
 def row(written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN, tier=0):
     known = {"age_ms": age_ms, "total_ms": total_ms, "budget_ms": budget_ms, "outcome": outcome, "fallback": fallback,
-             "tier": tier}  # fmt: skip
+             "tier": tier, "lateness_ms": total_ms - budget_ms}  # fmt: skip
     return Row(round(written_ms * MS), tuple(float(known.get(label, 0.0)) for label in LABELS))
 
 
@@ -163,3 +163,9 @@ def test_an_option_of_names_takes_those_it_knows_once_each_and_has_a_default(cap
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["--parts", "one,three"])
     assert "argument --parts: 'three' is none of one, two" in capsys.readouterr().err
+
+
+def test_given_few_hits_when_the_share_is_asked_for_then_its_interval_is_wilsons():
+    assert wilson(0, 48) == pytest.approx((0.0, 0.0741), abs=1e-3)
+    assert wilson(7, 48) == pytest.approx((0.0725, 0.2717), abs=1e-3)
+    assert wilson(48, 48) == pytest.approx((0.9259, 1.0), abs=1e-3)

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks import engines, telemetry, training
+from benchmarks import engines, safety, telemetry, training
 from benchmarks.rig.graph import PerfNodeProcess
 from torchperf_ros.config.build_options import BLOCKS, BuildOptions
 from torchperf_ros.engines.engine import make_runner
@@ -120,11 +120,27 @@ def test_rollout_has_fleets_on_which_nothing_differs_and_a_candidate_that_is_sto
 
 
 def test_safety_drives_every_scenario_with_every_arm(run_here):
-    figures = run_here("safety", "--seeds 1 --scenarios ccrb --arms zero,naive --jobs 1")
+    figures = run_here("safety", "--parts drives --seeds 1 --scenarios ccrb --arms zero,naive --jobs 1")["drives"]
     assert figures["arms"].keys() == {"zero", "naive"}
     assert [drive["scenario"] for drive in figures["drives"]] == ["ccrb", "ccrb"]
     assert figures["arms"]["zero"]["collisions"] == 0
     assert figures["less_naive"]["zero"]["mean"] <= 0
+
+
+def test_safety_has_the_naive_nodes_restarts_ordinary_drives_and_the_lanes_sequences(run_here, monkeypatch):
+    real = {"starts": 1, "elapsed_s": 3.0, "processor_s": 2.5}
+    monkeypatch.setattr(safety, "measured_restart", lambda: real)
+    monkeypatch.setattr(safety, "_RATES", {"none": "none", "bench": "as bench deadline"})
+    monkeypatch.setattr(safety, "_RESTARTS_S", (0.3, 4.0))
+    words = "--seeds 1 --scenarios pedestrian --ordinary 1 --sequences 3 --jobs 1 --seed 2"
+    figures = run_here("safety", f"--parts restarts,ordinary,lane {words}")
+    found = {(one["arm"], one["faults"], one["restart_s"]): one["collisions"] for one in figures["restarts"]["cells"]}
+    assert found["naive", "bench", 4.0] == 1
+    assert found["naive", "bench", 0.3] == found["full", "bench", None] == 0
+    assert ("naive", "none", 4.0) not in found, "without faults nothing restarts"
+    assert figures["restarts"]["measured_restart"] == real
+    assert figures["ordinary"]["scenarios"]["pedestrian"]["drives"] == 1
+    assert figures["lane"]["sequences"] == 3
 
 
 def test_scenes_switches_and_compiles_nothing(run_here):

@@ -131,7 +131,25 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     drive("candidate", "b: shadow")
 
 
-def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_serves(node, candidate, monkeypatch):
+@pytest.fixture
+def while_driving(node, camera, image, warm_process, tmp_path):
+    """Run a command of `torchperf rollout` while frames come; returns exit status, and the last line that it said."""
+
+    def run(*words):
+        environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
+        with (tmp_path / "said").open("w") as prints:
+            words = ["rollout", *words, "--node", node.name]
+            process = warm_process.start("torchperf", words, environment, prints.fileno())
+        node.drive(camera, image, lambda: process.poll() is not None, "the end of the command", 240.0)
+        return process.returncode, (tmp_path / "said").read_text().strip().splitlines()
+
+    return run
+
+
+@pytest.mark.timeout(600)
+def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_serves(
+    node, candidate, while_driving, monkeypatch
+):
     monkeypatch.setenv("ROS_DOMAIN_ID", str(node.graph.context.get_domain_id()))
 
     def run(*words):
@@ -140,7 +158,9 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
 
     assert run("end", "perception") == (0, "perception: version base serves")
     assert run("start", str(candidate), "perception") == (0, "perception: version base serves")
-    assert run("serve", "perception") == (0, "perception: version b serves")
+    status, said = while_driving("serve", "perception")
+    assert (status, said[-1]) == (0, "perception: version b serves")
+    assert "of the 50 frames beside the base that it has to have first" in "".join(said)
     assert run("back", "perception") == (0, "perception: version base serves")
     assert run("end", "perception") == (0, "perception: version base serves")
     status, said = run("start", __file__)

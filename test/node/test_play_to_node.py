@@ -79,9 +79,9 @@ def rows_of_play(graph, node, play, log, frames):
 
     def all_over():
         count = {name: int(node.values("camera")[name]) for name in
-                 ("frames", "answered", "unanswered", "superseded", "stale")}  # fmt: skip
+                 ("frames", "answered", "unanswered", "superseded", "dropped")}  # fmt: skip
         rows = count["answered"] + count["unanswered"]
-        is_over = count["frames"] == rows + count["superseded"] + count["stale"] >= before + frames
+        is_over = count["frames"] == rows + count["superseded"] + count["dropped"] >= before + frames
         return is_over and rows == len(node.rows)
 
     node.wait_for(all_over, lambda: f"the end of each frame; the player printed {printed()}")

@@ -121,6 +121,43 @@ def test_given_a_reader_that_goes_away_then_the_process_goes_on(start):
     assert process.wait(60) == 0
 
 
+def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints_as_before(start):
+    process = start(
+        """
+        import errno
+
+        def refuse():
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+        os.fork = refuse
+        with passed_on() as lost:
+            os.write(2, b"goes on")
+            assert lost() == 0
+        """
+    )
+    _, err = process.communicate(timeout=60)
+    assert b"no process can be forked for it: [Errno 11] no more processes" in err
+    assert err.endswith(b"goes on")
+    assert process.returncode == 0
+
+
+def test_given_the_process_that_passes_lines_on_when_it_is_killed_then_they_are_printed_as_before(start):
+    process = start(
+        """
+        with passed_on() as lost:
+            (pid,) = map(int, open(f"/proc/self/task/{os.getpid()}/children").read().split())
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            assert lost() == lost() == 0
+            os.write(2, b"goes on")
+        os.write(2, b", and ends")
+        """
+    )
+    _, err = process.communicate(timeout=60)
+    assert err == b"what is printed may hold the node up: the process that passes it on is gone\ngoes on, and ends"
+    assert process.returncode == 0
+
+
 @pytest.fixture
 def paused():
     """The writing end of a full pipe that nobody reads."""

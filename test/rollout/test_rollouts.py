@@ -118,13 +118,13 @@ def beside(stage):
 @pytest.mark.parametrize(
     ("pairs", "waits"),
     [
-        ({"number": 0}, "0 of the 150 frames beside the base that it has to have first"),
-        ({"number": 149}, "149 of the 150 frames beside the base that it has to have first"),
-        ({"number": 500, "untimed": True}, "0 of the 150 frames beside the base that it has to have first"),
+        ({"number": 0}, "0 of the 50 frames beside the base that it has to have first"),
+        ({"number": 49}, "49 of the 50 frames beside the base that it has to have first"),
+        ({"number": 500, "untimed": True}, "0 of the 50 frames beside the base that it has to have first"),
         ({"number": 200, "late": 5}, "5 of 200 frames would be over the budget or without a result; at most 2.00% may"),
         ({"number": 200, "late": 200}, "200 of 200 frames would be over the budget"),
         ({"number": 200, "late": 4}, ""),
-        ({"number": 150}, ""),
+        ({"number": 50}, ""),
     ],
 )
 def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_and_never_over_the_budget(

@@ -105,6 +105,65 @@ def test_given_a_stage_that_was_off_when_its_alert_is_back_after_it_ran_again_th
     assert off == [*range(1, 11), *range(40, 50)]
 
 
+OF_ANSWERS = (
+    "worker died", "model error", "invalid output", "restarts", "stale", "bad input", "recompilation", "tier", "output",
+    "output frozen", "output empty", "drops", "misses", "worker failed", "result too slow", "deadline missed",
+    "partial result", "plan refused", "plan unchecked",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("action", ["lower_tier", "lower_rate", "scene slow", "backup_active", "off"])
+@pytest.mark.parametrize("kind", OF_ANSWERS)
+@pytest.mark.parametrize("lag", [0, 2])
+def test_given_an_action_that_brings_its_own_alert_about_when_the_cause_is_over_then_it_ends(kind, action, lag):
+    """Whatever the action is: the alert is found as long as it is in force, and for a while after."""
+    rules, in_force = actions(f"{kind} -> {action}", action_return_s=10.0, backup="standby"), [False] * 3
+
+    def found(second):
+        return [f"camera: {kind}"] if 5 <= second <= 12 or in_force[-1 - lag] else []
+
+    for second in drive(rules, 400, found):
+        in_force.append(bool(rules.words(second * S)))
+    assert any(in_force[5:20])
+    assert not any(in_force[100:])
+
+
+def test_given_two_rules_with_one_action_when_each_alert_is_its_effect_then_neither_keeps_the_other_going():
+    rules = actions("misses -> lower_tier", "output -> lower_tier", action_return_s=10.0)
+    in_force = [False]
+
+    def found(second):
+        return ["camera: misses", "camera: output"] if second == 5 or in_force[-1] else []
+
+    for _ in drive(rules, 300, found):
+        in_force.append(rules.lower_tiers > 0)
+    assert not any(in_force[100:])
+
+
+def test_given_an_alert_of_frames_from_before_the_step_when_it_is_told_late_then_it_leads_no_further():
+    rules = actions("latency -> lower_tier")
+    values = {"value": "41.6", "baseline": "32.0", "signal": "p50"}
+    for second, tier in ((1, "full"), (2, "full"), (3, "full"), (6, "full"), (7, "medium")):
+        tiers = values | {"tier": tier} | ({"value": "26.0", "baseline": "20.0"} if tier == "medium" else {})
+        rules.report(Alert(Level.WARN, "camera: latency", "", tiers), second * S)
+        rules.step(second * S)
+        assert rules.lower_tiers == 1
+    rules.step(37 * S)
+    assert rules.lower_tiers == 0
+
+
+def test_given_restarts_in_a_span_of_time_when_none_is_added_then_they_lead_to_one_step_and_the_next_to_another():
+    rules = actions("restarts -> lower_tier", action_return_s=10.0)
+
+    def at(second, count):
+        rules.report(Alert(Level.WARN, "camera: restarts", "", {"value": str(count), "kind": "level"}), second * S)
+        rules.step(second * S)
+        return rules.lower_tiers
+
+    assert [at(second, 3) for second in range(1, 60)] == [1] * 10 + [0] * 49
+    assert at(60, 4) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "counts"),
     [

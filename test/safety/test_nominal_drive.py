@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from benchmarks.rig.ordinary_traffic import EVENTS, SCENES, Detector, check, drive, event
+from benchmarks.traffic.detections import EVENTS, SCENES, Detector, check, drive, event
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard

@@ -8,7 +8,9 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.scene_options import ODOMETRY
 from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.workers.frame_ring import FrameReader
 
 from .conftest import wait_until
 
@@ -151,6 +153,8 @@ def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_befor
     answer = stage.ask()
     assert (answer.outcome, answer.fallback) == (Outcome.BAD_INPUT, Fallback.HOLD_LAST)
     assert "age -> off" in answer.reason
+    (seen,) = FrameReader(actor.pool.ring.fd).read(answer.offset, answer.length, answer.frame.seq)
+    assert header_stamp_ns(seen.data) == answer.frame.stamp_ns  # the inputs are watched while no model runs
     for second in range(5, 60):
         actor.act(now_ns + second * S)
     settle(stage)

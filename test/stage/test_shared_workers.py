@@ -1,7 +1,9 @@
 """Two stages whose workers share processes: they answer, fall and come back together, and pay for their own faults."""
 
 import os
+import resource
 import signal
+import socket
 import time
 
 import pytest
@@ -227,3 +229,35 @@ def test_given_an_error_or_bad_input_in_one_stage_then_no_worker_ends(pair):
     assert pair.first.ask({"do": "exit"}).outcome is Outcome.ERROR
     assert pair.first.ask({"do": "bad_input"}).outcome is Outcome.BAD_INPUT
     assert pair.first.pids == pids
+
+
+def test_given_a_process_without_descriptors_when_a_session_is_to_join_then_the_others_live_and_it_is_tried_again(
+    start_pair,
+):
+    pair = start_pair(forgiving=True, second={"start_timeout_s": 250.0})
+    pid = pair.runner_pid(pair.second)
+    worker = pair.worker(pair.second, pid)
+    limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))  # what it has open stays open
+    try:
+        worker.frames.shutdown(socket.SHUT_RDWR)  # which ends its session
+        ends = lambda: [text for text in reasons(pair.second) if "the end of its session" in text]  # noqa: E731
+        pair.second.wait_for(lambda: len(ends()) >= 3, "others cannot join")
+        assert pid in pair.first.pids
+        assert [stage.ask().outcome for stage in pair.both] == [Outcome.ON_TIME] * 2
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    pair.wait_for_all()
+    assert pid in pair.second.pids
+    assert not reasons(pair.first)
+
+
+def test_given_a_session_that_ends_again_and_again_then_its_process_remembers_the_last_ones_only(start_pair):
+    pair = start_pair(forgiving=True)
+    pid = pair.runner_pid(pair.second)
+    for _ in range(20):
+        worker = pair.worker(pair.second, pid)
+        worker.frames.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: worker not in pair.second.actor.pool.everyone, lambda: "it is replaced")  # noqa: B023
+        pair.second.wait_for_workers()
+    assert len(pair.worker(pair.first, pid).seat.process.seats) <= 19

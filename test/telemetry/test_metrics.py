@@ -1,5 +1,8 @@
+import contextlib
+import http.client
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -8,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -324,5 +328,47 @@ def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_f
                 silent.settimeout(20)
                 assert silent.recv(100) == b""
         assert exporter._server.refused == 0
+    finally:
+        exporter.close()
+
+
+def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(stages):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        client.recv(100)
+        client.close()
+        client = socket.socket()
+        with open(os.devnull, "rb") as lowest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), before[1]))
+        client.connect(("127.0.0.1", port))
+        asked = exporter._server.get_request
+        calls = []
+        exporter._server.get_request = lambda: (calls.append(1), asked())[1]
+        time.sleep(1.0)
+        assert 0 < len(calls) < 50
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 200")
+        client.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        exporter.close()
+
+
+def test_given_a_machine_that_gives_no_threads_when_scraped_then_no_place_is_lost(stages, monkeypatch):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(exporter._server, "handle_error", lambda *_: None)
+            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+            for _ in range(8):
+                with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=20):
+                    pass
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            assert reply.status == 200
     finally:
         exporter.close()

@@ -261,14 +261,26 @@ class _Sessions:
         session.set_up_shared_process()
         self._start(sockets, self._prints[0], joins)
         while True:
-            data, passed, _, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
+            data, passed, flags, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
             if not data:
                 return 0
+            if flags & socket.MSG_CTRUNC:  # no descriptor is left for it: the node finds its sockets closed
+                for each in passed:
+                    os.close(each)
+                continue
             for each in passed:
                 os.set_inheritable(each, False)
             with self._lock:
                 self.print_to(passed[4])
-            self._start(passed[:4], passed[4], joins)
+            try:
+                self._start(passed[:4], passed[4], joins)
+            except RuntimeError:  # the machine gives no more threads: the node finds the session's sockets closed
+                with self._lock:
+                    self._prints.remove(passed[4])
+                    if self._prints:
+                        self._redirect()
+                for each in passed:
+                    os.close(each)
 
     def _start(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
         threading.Thread(target=self._run, args=(sockets, prints, joins), daemon=True).start()

@@ -88,8 +88,11 @@ class AlertPublisher:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
-            for finding in self._recorder_finds(recording, now_ns):
-                self.found(finding)
+            is_new, findings = self._recorder_finds(recording, now_ns)
+            for finding in findings:
+                self._grouping.report(finding, monotonic_ns())
+                if is_new:
+                    self.heard(finding)
         for event in self._grouping.tick(now_ns):
             self._tell(self._with_evidence(event, now_ns), ros_now_ns)
         for stage, health in healths:
@@ -99,12 +102,16 @@ class AlertPublisher:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
 
-    def _recorder_finds(self, recording: Recording, now_ns: int) -> Sequence[Alert]:
-        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look."""
+    def _recorder_finds(self, recording: Recording, now_ns: int) -> tuple[bool, Sequence[Alert]]:
+        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look.
+
+        And whether that is new: it leads to no action twice.
+        """
         status = recording.status
         found = [Alert(Level[one["level"]], one["name"], one["message"], one["values"]) for one in recording.step()]
         found = [self._with_suspect(alert) if alert.name in _MEMORY else alert for alert in found]
-        return self._last_findings.update(found, now_ns, looked=recording.status is not status)
+        looked = recording.status is not status
+        return bool(found) or looked, self._last_findings.update(found, now_ns, looked=looked)
 
     def _with_suspect(self, alert: Alert) -> Alert:
         """Where the machine's memory runs out: also which worker took it, which the recorder does not know."""

@@ -240,11 +240,13 @@ class Rollouts:
         Raises:
             ConfigError: one cannot; the message names the file, or the parameter.
         """
-        self._check(config, {} if self._config is None else {one.name: one.candidate for one in self._config.stages})
+        self._check(config, self._config)
 
-    def _check(self, config: NodeConfig, known: Mapping[str, str]) -> None:
-        if any(stage.rollout_plan for stage in config.stages):
+    def _check(self, config: NodeConfig, before: NodeConfig | None) -> None:
+        is_followed = any(stage.rollout_plan for stage in config.stages)
+        if is_followed and (before is None or before.rollout != config.rollout):
             facts_of_vehicle(config.rollout)
+        known = {} if before is None else {stage.name: stage.candidate for stage in before.stages}
         for stage in config.stages:
             if stage.candidate and stage.candidate != known.get(stage.name):
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
@@ -255,7 +257,7 @@ class Rollouts:
         Raises:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
         """
-        self._check(config, {})
+        self._check(config, None)
         self._sources, self._begins, self._config = {}, {}, config
         return replace(config, stages=tuple(self._prepared(stage, config) for stage in config.stages))
 
@@ -310,15 +312,16 @@ class Rollouts:
     def end(self) -> None:
         """Look after none any more, before the stages stop."""
         self._stopping.set()
+        hangs = False
         if self._thread is not None:
             self._thread.join(_END_S)
-            if self._thread.is_alive():
+            if hangs := self._thread.is_alive():
                 what = "the thread that looks after candidates has not ended"
                 self._log("error", f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder")
         self._thread = None
         for trial in self._trials.values():
             trial.close()
-        for source in self._sources.values():
+        for source in () if hangs else self._sources.values():  # of the same disk, and still that thread's
             source.stops()
         self._stages, self._trials, self._said, self._sources = (), {}, {}, {}
         self._unpromoted = set()

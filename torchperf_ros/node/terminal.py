@@ -38,7 +38,8 @@ _COLOURS: Final = "RCUTILS_COLORIZED_OUTPUT"
 def passed_on() -> Iterator[Callable[[], int]]:
     """Within the block nothing that is printed waits; gives a function that says how many lines were left out.
 
-    To be entered while the process has one thread: it forks.
+    To be entered while the process has one thread: it forks. Should the other process be killed, that function, which
+    is asked once a second, has all printed as before.
     """
     if os.isatty(2):  # the logger would not see that any more
         os.environ.setdefault(_COLOURS, "1")
@@ -48,17 +49,40 @@ def passed_on() -> Iterator[Callable[[], int]]:
     _flush()
     with warnings.catch_warnings():  # numpy's threads are idle, and of no use to the fork
         warnings.simplefilter("ignore", DeprecationWarning)
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"what is printed may hold the node up: no process can be forked for it: {error}", file=sys.stderr)
+            pid, relays = -1, []
+        if pid == 0:
             _serve(relays)
     for relay in relays:
         relay.begin()
+    is_there = pid > 0
+
+    def lost() -> int:
+        nonlocal is_there
+        if is_there and _has_ended(pid):
+            is_there = False
+            for relay in relays:
+                relay.end(0.0)
+            print("what is printed may hold the node up: the process that passes it on is gone", file=sys.stderr)
+        return sum(relay.lost for relay in relays)
+
     try:
-        yield lambda: sum(relay.lost for relay in relays)
+        yield lost
     finally:
         _flush()
         give_up_at = time.monotonic() + _FLUSH_S
         for relay in relays:
             relay.end(give_up_at)
+
+
+def _has_ended(child: int) -> bool:
+    try:
+        return bool(os.waitpid(child, os.WNOHANG)[0])
+    except ChildProcessError:  # whoever started this process has the kernel reap its children
+        return True
 
 
 def _by_file() -> list[list[int]]:
@@ -142,7 +166,9 @@ class _Relay:
         os.close(self.source)
 
     def end(self, give_up_at: float) -> None:
-        """Have it go where it went before, once all that was printed has left."""
+        """Have it go where it went before, once all that was printed has left; nothing if that was done."""
+        if self.target < 0:
+            return
         unread = array.array("i", [0])
         while time.monotonic() < give_up_at:
             fcntl.ioctl(self._outputs[0], termios.FIONREAD, unread)
@@ -152,6 +178,7 @@ class _Relay:
         for output in self._outputs:
             os.dup2(self.target, output)
         os.close(self.target)
+        self.target = -1
 
     # -- the process that passes it on --------------------------------------------------------------------------------
 

@@ -355,8 +355,9 @@ class Dispatcher:
         """Learn from a frame, and let the other workers see it; done when its answer is out."""
         if answered.hedged and answered.result is None:
             self.hedge_rule.hedged(in_time=answered.backup_result is not None)
-        if answered.survived or answered.runner is None:  # nobody had time to run it: one of them is to see it
-            self._observe(answered, now_ns, one=answered.runner is None)
+        is_nobodys = answered.runner is None and not answered.frame.refusal
+        if answered.survived or is_nobodys:  # nobody had time to run it: one of them is to see it
+            self._observe(answered, now_ns, one=is_nobodys)
         for tier, inference_ms, overhead_ms in self._lessons:
             self.ladder.learn(tier, inference_ms, overhead_ms)
         self._lessons.clear()

@@ -111,9 +111,10 @@ class Shadow:
     def follow(self, answered: FrameInFlight, answer: Answer, now_ns: int, *, free: bool) -> None:
         """A frame was answered: run it if the stage is `free`, else observe it. Not one that ended its runner.
 
-        One that was stale is observed only: that it was late says nothing about either version.
+        One that was stale is observed only: that it was late says nothing about either version. Nor does one that was
+        refused, which nobody is to run.
         """
-        if self.refused or not self.pool.ready or not answered.length:
+        if self.refused or not self.pool.ready or not answered.length or answered.frame.refusal:
             return
         runs = free and self._running is None and not answered.frame.stale
         self._disturbed = not runs

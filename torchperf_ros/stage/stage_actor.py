@@ -6,6 +6,7 @@ thread waits for results and for the deadline, and publishes. Events only change
 follows.
 """
 
+import contextlib
 import threading
 import time
 import traceback
@@ -273,6 +274,8 @@ class StageActor(StageVersions):
         frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
+                if self.actions.off and frame.data is not None:  # the inputs are watched: they may be well again
+                    self._dispatcher.write(in_flight, frame.data)
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
             elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
                 return
@@ -341,7 +344,8 @@ class StageActor(StageVersions):
             try:
                 self.step(self._waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                self._note_error("lost a frame")
+                with contextlib.suppress(Exception):  # of what writes it down, too
+                    self._note_error("lost a frame")
                 with self._lock:
                     if self._in_flight is not None:
                         self._in_flight.answered = True  # what still comes for it is late
@@ -469,7 +473,8 @@ class StageActor(StageVersions):
         """Begin the waiting frame if there is one; else there may be time to practise."""
         with self._lock:
             now_ns = self._clock()
-            if answered.frame.stale and answered.length and self.mailbox.waiting is None:
+            runs_late = answered.frame.stale and answered.length and not answered.frame.refusal
+            if runs_late and self.mailbox.waiting is None:
                 self._dispatcher.start(answered, self._fresh_ms, now_ns)  # for the histories, and the next `hold_last`
             self._dispatcher.learn(answered, now_ns)
             self._in_flight = None

@@ -7,6 +7,7 @@ import platform
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -292,6 +293,7 @@ class StageCollector(Collector):
 
 
 _MOST_SCRAPES: Final = 4
+_AFTER_ERROR_S: Final = 0.2
 _SCRAPE_TIMEOUT_S: Final = 10.0  # Prometheus's own for the whole scrape
 
 
@@ -320,9 +322,21 @@ class _ScrapeServer(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def get_request(self) -> Any:  # noqa: ANN401 - socketserver's
+        """The next client; where this process has no descriptor left for it, it waits, and nobody spins meanwhile."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_AFTER_ERROR_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's
         if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # the machine gives no more threads
+                self._free.release()
+                raise
             return
         self.refused += 1
         with contextlib.suppress(OSError):

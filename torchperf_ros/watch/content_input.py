@@ -24,6 +24,7 @@ _LOOK_EVERY_NS = NS_PER_S // 2
 _BLIND_LOOKS = 3
 _FROZEN_S, _FROZEN_FRAMES = 1.0, 3
 _STOOD_S, _STOOD_INTERVALS = 1.0, 5.0
+_LAPSES_S = 5.0  # after the last message: what it showed is not known to be so any more
 _MOST_BYTES = 64 << 20
 _CLOUD_POINTS = 2048
 _IMAGE_POINTS = 64  # rows and columns that are looked at
@@ -65,9 +66,11 @@ class InputContent:
         self._next_look_ns = 0
         self._looks = 0
         self._blind_since_ns = 0
+        self._taken_ns = 0
 
     def take(self, item: InputBytes, now_ns: int) -> None:
         """Take what one frame was computed from; `now_ns`: monotonic time of its receipt."""
+        self._taken_ns = now_ns
         if self._stamped:
             self._follow_stamp(item.stamp_ns, now_ns)
         if not self._sensed or self._stamp_frames:  # the message of the frame before once more: nothing new
@@ -110,7 +113,10 @@ class InputContent:
 
     def alerts(self, now_ns: int) -> list[Alert]:
         """What is wrong at present, once a second."""
-        found, topic = [], self._topic
+        found: list[Alert] = []
+        if now_ns - self._taken_ns > _LAPSES_S * NS_PER_S:
+            return found
+        topic = self._topic
         since_ns = (self._same_since_ns, self._stamp_since_ns, self._blind_since_ns)
         frozen_s, stood_s, blind_s = ((now_ns - began_ns) / NS_PER_S for began_ns in since_ns)
         if self._same >= _FROZEN_FRAMES and frozen_s >= _FROZEN_S and not self._stamp_frames:

@@ -25,6 +25,11 @@ _HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are told apar
 _STAMP = struct.Struct("<iI")
 _LEAST_S, _FACTOR = 10.0, 3.0
 _KNOWN_S = 30.0
+_BREAK_S = 3.0  # without an output of a model: nothing is known of the time between
+_RULES = {
+    "objects": SignalRule("objects per output", "output", "", "both", 2.0, 0.5, confirm_s=10),
+    "score": SignalRule("mean score of the outputs", "output", "", "both", 0.1, 0.15, confirm_s=10),
+}
 
 
 class Stretch:
@@ -33,11 +38,14 @@ class Stretch:
     def __init__(self) -> None:
         """Begin with the first call of `update`."""
         self.longest_s = 0.0  # the longest stretch that is over
-        self._first_ns = self._since_ns = 0
+        self._first_ns = self._since_ns = self._last_ns = 0
 
     def update(self, now_ns: int, *, is_so: bool) -> None:
         """Whether it is so now."""
         self._first_ns = self._first_ns or now_ns
+        if self._since_ns and now_ns - self._last_ns > _BREAK_S * NS_PER_S:
+            self._since_ns = 0
+        self._last_ns = now_ns
         if is_so:
             self._since_ns = self._since_ns or now_ns
         elif self._since_ns:
@@ -60,12 +68,9 @@ class OutputContent:
         self._stage = stage
         self._topic = topic
         self._type_name = type_name
-        count = SignalRule("objects per output", "output", "", "both", 2.0, 0.5, confirm_s=10)
-        score = SignalRule("mean score of the outputs", "output", "", "both", 0.1, 0.15, confirm_s=10)
-        self._signals: dict[str, tuple[Signal, list[float]]] = {  # and what it was in this second
-            "objects": (Signal(count), []),
-            "score": (Signal(score), []),
-        }
+        self._usual: dict[tuple[str, int], Signal] = {}  # by name and tier: each tier has an output of its own
+        self._found: dict[str, list[float]] = {name: [] for name in _RULES}  # in this second, on the tier that ran last
+        self._tier = 0
         self._next_look_ns = 0
         self._same, self._empty = Stretch(), Stretch()
         self._last: tuple[bytes, bytes] | None = None  # an output and the input that it came of
@@ -83,9 +88,13 @@ class OutputContent:
         except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
             return
         count, scores = statistics_of(message, self._type_name)
+        if record.answer.tier != self._tier:
+            self._tier = record.answer.tier
+            for found in self._found.values():
+                found.clear()
         if not math.isnan(count):
-            self._signals["objects"][1].append(count)
-        self._signals["score"][1].extend(scores)
+            self._found["objects"].append(count)
+        self._found["score"].extend(scores)
         trigger = next((item.data for item in record.inputs if item.index == 0), b"")
         self._empty.update(now_ns, is_so=count == 0)
         self._same.update(now_ns, is_so=self._has_frozen(record, trigger, count))
@@ -101,9 +110,10 @@ class OutputContent:
     def second(self, now_ns: int) -> tuple[dict[str, float], list[Alert]]:
         """Means over the last second, and what is unusual about them."""
         values, alerts = {}, []
-        for name, (signal, found) in self._signals.items():
+        for name, found in self._found.items():
             values[name] = fmean(found) if found else math.nan
             found.clear()
+            signal = self._usual.setdefault((name, self._tier), Signal(_RULES[name]))
             if signal.update(now_ns / NS_PER_S, values[name]):
                 alerts.append(signal.alert(self._stage, f" ({self._topic})"))
         outputs_come = now_ns < self._next_look_ns + NS_PER_S

@@ -63,9 +63,9 @@ class Signal:
     """Judges the seconds of one signal.
 
     A departure begins with a second that the detector finds unusual. It is an alert once `confirm_s` seconds since
-    then were half as far out or farther. It is over after three usual seconds, or after five minutes, when it is the
-    new usual. The detector knows its first second from then on, so what was an alert is compared with that by itself:
-    it is one again when it comes again, three times; then all of it is learnt.
+    then were half as far out or farther. It is over after three usual seconds, which are no alert themselves, or after
+    five minutes, when it is the new usual. The detector knows its first second from then on, so what was an alert is
+    compared with that by itself: it is one again when it comes again, three times; then all of it is learnt.
 
     Attributes:
         value: now.
@@ -101,9 +101,9 @@ class Signal:
             self._suspect(time_s, value)
         else:
             self._follow(self._began_s, time_s, value)
-        return self._confirmed
+        return self._confirmed and not self._near
 
-    def alert(self, stage: str, why: str = "", text: str = "") -> Alert:
+    def alert(self, stage: str, why: str = "", text: str = "", more: Mapping[str, str] | None = None) -> Alert:
         """The departure that is on: `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
 
         `text` replaces what comes before the time.
@@ -112,7 +112,8 @@ class Signal:
         numbers, unit = (number(self.value), number(self.baseline), rule.unit), f" {rule.unit}".rstrip()
         text = text or f"{rule.what} {numbers[0]}{unit}, usually {numbers[1]}{unit}"
         text += since(lasted_s) + why
-        return alert(Level.WARN, f"{stage}: {rule.kind}", text, numbers, self._kind, lasted_s, score=self._score)
+        name, score = f"{stage}: {rule.kind}", self._score
+        return alert(Level.WARN, name, text, numbers, self._kind, lasted_s, score=score, more=more)
 
     def _suspect(self, time_s: float, value: float) -> None:
         reading = self._detector.update(time_s, value)

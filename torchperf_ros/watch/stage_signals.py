@@ -44,7 +44,7 @@ class StageSignals:
         `scenes` have the tiers of each scene; none: there is one, which has all.
         """
         self._scenes = scenes or [range(len(tiers))]
-        self.missed = 0  # deadlines that were missed in the last second
+        self.missed = 0  # deadlines missed in the last second, but for bad input, which no load explains
         self.harmed = False  # whether the last second had misses, or an unusual latency
         self.superseded = 0
         self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
@@ -87,11 +87,12 @@ class StageSignals:
         stale = sum(answer.frame.stale for answer in answers)
         values |= {"frames": float(len(answers)), "superseded": float(dropped), "stale": float(stale)}
         alerts += self._judge_misses(time_s, answers, others)
-        values["misses"] = float(self.missed)
+        values["misses"] = float(sum(answer.outcome not in IN_TIME for answer in answers))
         if received:
             values["drops_share"] = dropped / received
             if self._drops.update(time_s, 100 * values["drops_share"]):
                 alerts.append(self._drops.alert(self._stage))
+        answers = [answer for answer in answers if answer.tier >= 0]  # no worker ran the others
         if answers:
             values["tier"] = fmean(self._place(answer) for answer in answers)
             if self._tier.update(time_s, values["tier"]):
@@ -157,7 +158,7 @@ class StageSignals:
         values["latency_p50_ms"], values["latency_max_ms"] = median(totals), max(totals)
         budget_ms = self._budget_ms
         if tier not in self._latency:
-            on = f" on tier {self._tiers[tier]}" if tier >= 0 and len(self._tiers) > 1 else ""
+            on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
             self._latency[tier] = (
                 Signal(SignalRule(f"latency p50{on}", "latency", "ms", "up", max(1.0, 0.05 * budget_ms), 0.15)),
                 Signal(SignalRule(f"latency maximum{on}", "latency", "ms", "up", max(5.0, 0.25 * budget_ms), 1.0, 5)),
@@ -175,8 +176,9 @@ class StageSignals:
                 self._usual_steps[tier][step].add(value)
         if not slower and not stalls:
             return []
-        signal = usual if slower else highest
-        return [signal.alert(self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline))]
+        signal, which = (usual, "p50") if slower else (highest, "maximum")
+        more = {"signal": which, "tier": self._tiers[tier]}
+        return [signal.alert(self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more)]
 
     def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
         """The step that grew most, if that is most of what the whole grew by."""
@@ -191,7 +193,7 @@ class StageSignals:
         missed = [answer for answer in answers if answer.outcome not in IN_TIME]
         outcomes = Counter(answer.outcome.word for answer in missed)
         unanswered = sum(answer.fallback is not Fallback.BACKUP for answer in missed)
-        self.missed = outcomes.total()
+        self.missed = outcomes.total() - outcomes[Outcome.BAD_INPUT.word]
         self._recent.append(outcomes + Counter({"frames": len(answers), "unanswered": unanswered}))
         recent = sum(self._recent, Counter[str]())
         total, stale = recent.pop("frames", 0), recent.pop("unanswered", 0)
@@ -201,7 +203,7 @@ class StageSignals:
         elif self._missing_since_s is None and share >= _MISSES and recent.total() >= _FEWEST_MISSES:
             self._missing_since_s = time_s
         if self._missing_since_s is None:
-            self._counted += Counter({"frames": len(answers), "misses": self.missed})
+            self._counted += Counter({"frames": len(answers), "misses": outcomes.total()})
             return []
         counted = self._counted["frames"]
         usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan

@@ -25,6 +25,7 @@ from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpa
 
 _FORK_TAKES_AT_MOST_S = 10.0
 _EXIT_TELLS_WITHIN_S = 1.0
+_BASE_ENDS_WITHIN_S = 5.0
 _LOOK_S = 0.05
 _KEPT_EXITS = 64
 _NO_DESCRIPTOR = "this process has no descriptor left for it"
@@ -71,7 +72,8 @@ def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """End a base that nobody needs any more, whatever it is importing."""
     node.close()
     process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nothing for it
+        process.wait(_BASE_ENDS_WITHIN_S)
 
 
 def start_base() -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOCK_WITHIN_S: Final = 0.05  # a fork by another stage's thread takes milliseconds, and at worst seconds
 _EXIT_WITHIN_S: Final = 1.0
+_KEPT_SEATS: Final = 16  # of sessions that are over: another stage may yet ask whether one was the culprit
 _NOTES_BYTES: Final = 4_000
 _LOOKS, _LOOK_S = 20, 0.0003  # at what a thread waits for
 _SESSION: Final = re.compile(r"^session (\d+) thread ([0-9a-f]+) task (\d+)$", re.MULTILINE)
@@ -231,7 +232,7 @@ class _Process:
             raise
         self._socket.setblocking(False)
         self._lock = threading.Lock()  # held for microseconds, as a frame may wait for it
-        self._seats = {seat.number: seat}  # of all who ever were here
+        self._seats = {seat.number: seat}  # of those who are here, and of the last ones who were
         self._open = self._undecided = True
         self._killed = False  # and perhaps not to be ended
         self._culprit: Seat | None = None
@@ -243,7 +244,7 @@ class _Process:
 
     @property
     def seats(self) -> list[Seat]:
-        """Of all who ever were in it."""
+        """Of those who are in it, and of the last ones who were."""
         return list(self._seats.values())
 
     def enter(self, seat: Seat, descriptors: Sequence[int]) -> bool:
@@ -256,6 +257,9 @@ class _Process:
             except OSError:
                 return False
             self._seats[seat.number] = seat
+            gone = [number for number, each in self._seats.items() if each.worker is None and each is not seat]
+            for number in gone[:-_KEPT_SEATS]:
+                del self._seats[number]
             return True
 
     def left(self, seat: Seat) -> None:

@@ -451,10 +451,12 @@ class WorkerPool:
                 self._take(worker, message)
         except ProtocolError as error:
             worker.kill(str(error))
+        now_ns = time.monotonic_ns()
+        if worker.seat is not None and worker.ready_at_ns is None and worker.closed_ms(now_ns) > _DIES_WITHIN_MS:
+            worker.left = not worker.is_ending  # its session did not begin, and others of its process serve on
         if dead or worker.left:
             self._bury(worker)
             return
-        now_ns = time.monotonic_ns()
         if worker.kill_reason:  # it is on its way out
             if worker.is_overdue(now_ns):
                 self._give_up(worker)

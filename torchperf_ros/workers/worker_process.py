@@ -112,7 +112,7 @@ class WorkerProcess:
         self._tail = b""
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
-        self._killed_ns = 0
+        self._killed_ns = self._closed_ns = 0
         self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
         self._own_folder = WorkerFolder()
         self._server = server
@@ -307,6 +307,7 @@ class WorkerProcess:
         except ConnectionError:
             pass
         self.speaking.discard(self.control.fileno())
+        self._closed_ns = self._closed_ns or time.monotonic_ns()
         return None
 
     def command(self, kind: str, **fields: object) -> bool:
@@ -344,6 +345,10 @@ class WorkerProcess:
         lines = lines[: self._lines_left]
         self._lines_left -= len(lines)
         return lines, left_out
+
+    def closed_ms(self, now_ns: int) -> float:
+        """For how long its control socket has been closed; 0 while it is open."""
+        return (now_ns - self._closed_ns) / NS_PER_MS if self._closed_ns else 0.0
 
     def lost_ms(self, now_ns: int) -> float:
         """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.

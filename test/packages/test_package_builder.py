@@ -9,7 +9,7 @@ import pytest
 from torchperf_ros.packages import compile_process
 from torchperf_ros.packages.compile_process import CompileProcess, PackageBuilder
 
-from .conftest import wait_until
+from ..stage.conftest import wait_until
 
 SETUP = {"adapter": "a:B", "options": {}, "device": "cpu", "threads": 1, "cache_dir": "", "cache_mib": 1,
          "tiers": ["full", "fast"], "build": [{}, {}], "packages": ["", ""]}  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.packages.compile_process import CompileProcess
 
-from .conftest import PATIENCE_S
+from ..stage.conftest import PATIENCE_S
 
 START = """
 import json, os, sys, time

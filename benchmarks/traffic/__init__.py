@@ -1,0 +1,1 @@
+"""Roads, vehicles and detections, drawn by a seed, for the benchmarks of guard and lane."""
