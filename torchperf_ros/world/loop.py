@@ -52,15 +52,15 @@ ARMS: Final = {
     "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
-    "no_lane": "the same, and the guard checks every plan",
-    "full": "the same, and the emergency lane watches the scan",
+    "no_lane": "as no_guard, and the guard checks every plan",
+    "full": "as no_lane, and the emergency lane watches the scan",
     "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
     "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
-NAIVE_RESTART_S: Final = 2.7
-"""From its death until it takes frames again, on a processor of its own: `./run bench safety --parts restarts`."""
+NAIVE_RESTART_S: Final = 2.6
+"""From the naive node's death until it takes frames again, on a processor of its own; see docs/safety.md."""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
