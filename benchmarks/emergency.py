@@ -150,7 +150,8 @@ class _Drive:
         self._client = self._node.create_client(Trigger, f"{OURS}/perf/clear_emergency")
         subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
         graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
-        self._blocked, self._free = _scan(5.0), _scan(math.inf)
+        # Nearer than `min_length_m`: farther ahead, what is there again and again would drive at the vehicle's speed.
+        self._blocked, self._free = _scan(0.4), _scan(math.inf)
         self._no, self._yes = (bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True))
         self.published_ms: list[float] = []  # until the node has published the stop path
         self._until_latched()
