@@ -1,6 +1,5 @@
 """The emergency lane on a virtual clock: its rules with real messages, and when its process publishes what."""
 
-
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.safety.emergency import Emergency
