@@ -48,11 +48,13 @@ class OwnLane:
             return
         lane = self.lane
         if lane is not None and now_ns - self._since_ns <= _LASTS_NS:
+            if abs(complex(way.own_place[0] - lane.own_place[0])) <= _DRIVEN * lane.length:
+                return
             s, aside_m = lane.beside(way.own_place[[0, len(way.own_place) // 2, -1]])
             if s[0] < lane.length + _BEYOND_M:
                 keeps = (np.abs(aside_m) <= _SAME_M + _UNSURE * np.maximum(s - lane.length, 0.0)).all()
                 changed = abs(aside_m[0]) > _OTHER_M and abs(aside_m[-1] - aside_m[0]) <= _SAME_M
-                if goes_out and (changed or (keeps and s[0] > _DRIVEN * lane.length)):
+                if goes_out and (changed or keeps):
                     self.lane, self._since_ns = way, now_ns
                 return
         if leaves_lane(way, Arc(way, bend)) < 1.0:

@@ -190,18 +190,17 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     sure = leaves_lane(lane, arc)
     changes = sure == -1.0
     beyond = moves & (on_lane.s > lane.length)
-    along, joined = on_lane, nobody
-    if np.count_nonzero(beyond):
+    goes_on = is_along & (off_lane <= 2.0 * _SAME_COURSE) & (not changes)  # as the plan does at its end
+    along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
+    if np.count_nonzero(joined):
         on_joined = along_joined(lane, seen, sure)
         turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
-        joined = beyond & (np.abs(on_joined.left) < _ASIDE_M) & (off_arc > _SAME_COURSE)
-        goes_on = is_along & (off_lane <= 2.0 * _SAME_COURSE) & (not changes)
-        joined &= ~goes_on
+        joined &= np.abs(on_joined.left) < _ASIDE_M
         joined &= np.abs(turned) <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN)
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
-        along = along._replace(drift=along.drift * ~beyond)  # the direction of the lane is a guess there
-        beyond &= ~goes_on
+    along = along._replace(drift=along.drift * ~beyond)  # the direction of the lane is a guess there
+    beyond &= ~goes_on
     known = is_along & ~beyond
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, _ON_COURSE)
     by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)

@@ -70,8 +70,7 @@ class StageGuard:
             ros_now_ns: ROS time.
             is_stop: whether it is the stage's stop, which is stamped in ROS time.
         """
-        stamped_ns, stepped_ns = (ros_now_ns, 0) if source is None else times_of(source, now_ns, ros_now_ns)
-        age_ms = self._age_ms(source, now_ns, stamped_ns - stepped_ns)
+        stamped_ns, stepped_ns, age_ms = self._times(source, now_ns, ros_now_ns)
         checked = self.guard.check(output, now_ns, stamped_ns, age_ms, 0 if is_stop else stepped_ns)
         self._stop = None
         while self.guard.news:
@@ -82,8 +81,7 @@ class StageGuard:
         """What a plan computed from this frame is judged by now; None where no check acts."""
         if not self.guard.acts:
             return None
-        stamped_ns, stepped_ns = times_of(source, now_ns, ros_now_ns)
-        age_ms = self._age_ms(source, now_ns, stamped_ns - stepped_ns)
+        stamped_ns, stepped_ns, age_ms = self._times(source, now_ns, ros_now_ns)
         return self.guard.known(now_ns, stamped_ns, age_ms, stepped_ns)
 
     def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
@@ -116,9 +114,13 @@ class StageGuard:
         values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
         return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
 
-    def _age_ms(self, source: Frame | None, now_ns: int, ros_now_ns: int) -> float:
-        """How old a frame is; NaN of none."""
+    def _times(self, source: Frame | None, now_ns: int, ros_now_ns: int) -> tuple[int, int, float]:
+        """See `times_of`; and how old the frame is in ms, NaN of none."""
         if source is None:
-            return math.nan
-        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
-        return (now_ns - source.received_ns) / NS_PER_MS if unknown else 1000 * age_s
+            return ros_now_ns, 0, math.nan
+        stamped_ns, stepped_ns = times_of(source, now_ns, ros_now_ns)
+        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns - stepped_ns)
+        if self._frames.is_ros and ros_now_ns:  # an old frame is no frame of another time
+            stamped_ns = ros_now_ns
+        since_ms = (now_ns - source.received_ns) / NS_PER_MS
+        return stamped_ns, stepped_ns, since_ms if unknown else 1000 * age_s
