@@ -206,10 +206,11 @@ def ordinary(seed: int) -> Drive:
         others.append(lead)
     most = 2.0 if speed < 15.0 else 1.0
     bend = draw.choice((0.0, draw.uniform(0.3, 1.0) * most / speed**2 * draw.choice((-1.0, 1.0))))
-    bend = math.copysign(min(abs(bend), 0.05), bend)
+    bend = math.copysign(min(abs(bend), 0.025), bend)
+    fastest = math.sqrt(3.0 / max(abs(bend), 1e-3))  # of those who come towards the vehicle, in the same bend
     road = Road(draw.uniform(20.0, 100.0), bend, max(2.0 * speed, 10.0))
     for _ in range(draw.randint(0, 4)):
-        others.append(Other(draw.uniform(30.0, 300.0), LANE_M, -draw.uniform(3.0, 30.0)))
+        others.append(Other(draw.uniform(30.0, 300.0), LANE_M, -draw.uniform(3.0, min(30.0, fastest))))
     slow = speed < 15.0
     if slow and draw.random() < 0.5:
         beside_m = draw.uniform(2.5, 3.5)
@@ -228,7 +229,7 @@ KINDS: Final = ("standing", "slower", "brakes", "cut_in", "steps_out", "oncoming
 _CORRIDOR_M: Final = 0.5 * WIDTH_M + 0.2
 _BEAM: Final = 2 * _HALF_VIEW / (BEAMS - 1)
 # At a faster vehicle's braking distance, 0.5 m give fewer than three returns, and a lane's width not enough for noise.
-_SMALL_M_S, _FAR_M_S, _WIDE = 11.0, 22.0, ("stops_across", "oncoming")
+_SMALL_M_S, _FAR_M_S, _WIDE = 11.0, 22.0, ("standing", "stops_across", "oncoming")
 _TWICE_S: Final = 0.15  # until two scans have shown it, and the lane has looked at both
 _SEEN_S: Final = 0.35  # until it shows that a car brakes
 

@@ -277,6 +277,32 @@ def test_given_a_lane_that_is_replaced_without_a_path_then_the_vehicle_stands_wh
     assert (TimedPath.read(loop.published).frame, begin_of(loop.published)[0]) == (b"odom", 7.0)
 
 
+@pytest.mark.parametrize(("speed", "odometry_comes", "ends_s"), [
+    (10.0, True, 10.0 / DECELERATION), (10.0, False, 10.0), (30.0, False, 10.0), (0.0, True, 1.0),
+    (80.0, False, 80.0 / DECELERATION + 1.0),
+])  # fmt: skip
+def test_given_a_lane_that_is_left_alone_then_it_may_end_once_the_vehicle_stands_or_has_had_time_to(
+    speed, odometry_comes, ends_s
+):
+    loop = Loop()
+    loop.speed = speed
+    loop.move()
+    assert not loop.rules.may_end(loop.now_ns)
+    loop.look()
+    loop.rules.left_alone(loop.now_ns)
+    ended_s = 0.0
+    while not loop.rules.may_end(loop.now_ns):
+        loop.step()
+        ended_s += STEP_S
+        if odometry_comes:
+            loop.move()
+    assert ended_s == pytest.approx(ends_s, abs=0.3)
+    inactive = Loop()
+    inactive.rules.deactivate()
+    inactive.rules.left_alone(inactive.now_ns)
+    assert inactive.rules.may_end(inactive.now_ns)
+
+
 # -- the invariants, whatever comes -----------------------------------------------------------------------------------
 
 SEQUENCES = int(os.environ.get("TORCHPERF_LANE_SEQUENCES", "60"))

@@ -101,10 +101,6 @@ _REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by
 _AFTER_NOTHING_S: Final = 0.001
 _LONGEST_WAIT_NS: Final = NS_PER_S
 _AFTER_ERROR_S: Final = 0.02  # a thread of this priority that fails without end must leave the machine to others
-# So long the lane stops the vehicle after the node has gone: longer where the stop lasts, less where it stands before.
-_ALONE_S: Final = 10.0
-_AT_LEAST_ALONE_S: Final = 1.0
-_STANDS_M_S: Final = 0.1
 _ENDS_WITHIN_S: Final = 3
 _CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
 
@@ -157,8 +153,7 @@ class _Lane:
         self._begins = True  # the next stop path is the first since it latched
         self._publish_at_ns: int | None = None
         self._received_ns = 0  # ROS time at which the middleware received the message that is judged
-        self._leave_ns: int | None = None
-        self._alone_ns: int | None = None  # since when the node has been gone
+        self._closes = False
 
         self._ros_now_ns: Callable[[], int] = time.time_ns
         self._clock_ns = 0  # of simulated time
@@ -273,27 +268,18 @@ class _Lane:
     def _deactivate(self, _now_ns: int) -> None:
         self.rules.deactivate()
 
-    def _close(self, now_ns: int) -> None:
-        self._leave_ns = now_ns
+    def _close(self, _now_ns: int) -> None:
+        self._closes = True
 
     def _left_alone(self, now_ns: int) -> None:
         """The node is gone: stop the vehicle, unless nothing was to be watched, and end."""
-        if not self.rules.active or self._leave_ns is not None:
-            self._leave_ns = now_ns
+        if not self.rules.active:
+            self._closes = True
             return
         self.rules.left_alone(now_ns)
-        self._alone_ns = now_ns
-        self._leave_ns = now_ns + round(_ALONE_S * NS_PER_S)
 
     def _is_over(self, now_ns: int) -> bool:
-        if self._leave_ns is None:
-            return False
-        if self._alone_ns is None:
-            return True
-        at_least_ns, motion = round(_AT_LEAST_ALONE_S * NS_PER_S), self.rules.motion
-        if motion is not None and motion.received_ns > self._alone_ns and abs(motion.speed) < _STANDS_M_S:
-            return now_ns >= self._alone_ns + at_least_ns
-        return now_ns >= max(self._leave_ns, self.rules.stops_until_ns(now_ns) + at_least_ns)
+        return self._closes or self.rules.may_end(now_ns)
 
     # -- the lane's thread --------------------------------------------------------------------------------------------
 

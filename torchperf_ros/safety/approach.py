@@ -24,11 +24,11 @@ _ROW: Final = 1 << 20  # cells of a row of the grid, as keys count them
 _NEIGHBOURS: Final = np.array([
     dx * _ROW + dy for dx in range(_NEAR_CELLS + 1) for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1) if (dx, dy) > (0, 0)
 ])  # fmt: skip
-_NEAREST: Final = 3  # points whose mean is where a thing begins: one alone may be noise
+_NEAREST: Final = 3  # points whose middle one is where a thing begins: one alone may be noise
 _BESIDE_M: Final = 2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
 _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
 _WINDOW_S: Final = 0.5  # over which speeds are measured
-_UNSURE_M: Final = 0.4  # where a thing begins may jump by so much, from one point to another one of it
+_UNSURE_M: Final = 0.25  # where a thing begins may jump by so much, from one point to another one of it
 _FASTEST_M_S: Final = 50.0
 _GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
@@ -180,8 +180,8 @@ class Approach:
             if len(members) < least:
                 continue
             ordered = members[np.argsort(way_m[members])]
-            first = ordered[:_NEAREST]
-            at_x, at_m = float(x[first].mean()), float(way_m[first].mean())
+            first = ordered[min(_NEAREST, len(ordered)) // 2]
+            at_x, at_m = float(x[first]), float(way_m[first])
             at_y = float(y[members].mean())  # the nearest may be any of a flat side's
             long_m = float(way_m[ordered[-1]]) - at_m
             sides_m = float(y[members].min()), float(y[members].max())

@@ -26,6 +26,9 @@ OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
 _TO_BE_HEARD: Final = "press and release it, or have its node publish its state transient local, or again and again"
 _NODE_SILENT_NS: Final = 2 * NS_PER_S  # longer than anything that the node's receiving thread does while it is active
 _GAINS_M_S2, _NOISE_M_S = 10.0, 0.1  # what a vehicle's speed rises by at most, and what is added to each message
+# So long a lane whose node is gone stops the vehicle: longer where the stop lasts, less where it stands before.
+_ALONE_NS, _AT_LEAST_ALONE_NS = 10 * NS_PER_S, NS_PER_S
+_STANDS_M_S: Final = 0.1
 _KNOWN_NS: Final = NS_PER_S  # so long after its timeout, odometry says nothing of how the vehicle moves
 
 
@@ -141,7 +144,8 @@ class Emergency:
         self._speed = 0.0  # m/s, either way; not faster than the vehicle can have become
         self._activated_ns = 0
         self._beat_ns: int | None = None  # when the node last said that it answers; None: nobody has it say so
-        self._is_alone = False
+        self._alone_ns: int | None = None  # since when the node has been gone
+        self._leave_ns = 0
         self._resumes: tuple[bytes | None] | None = None  # the path of rules before these
         self._stop: Stop | None = None
 
@@ -240,7 +244,7 @@ class Emergency:
 
     def _node_hangs(self, now_ns: int) -> str:
         """Why the node counts as one that hangs, empty if it does not."""
-        if self._is_alone:
+        if self._alone_ns is not None:
             return "the node is gone"
         if not self.active or self._beat_ns is None or now_ns < self._beat_ns + _NODE_SILENT_NS:
             return ""
@@ -253,8 +257,19 @@ class Emergency:
 
     def left_alone(self, now_ns: int) -> None:
         """The node that this lane belongs to is gone: latch."""
-        self._is_alone = True
+        self._alone_ns, self._leave_ns = now_ns, now_ns + _ALONE_NS
         self._trigger(SILENT, self._node_hangs(now_ns), now_ns)
+
+    def may_end(self, now_ns: int) -> bool:
+        """Whether a lane that was left alone has done what there was to do: the vehicle stands, or has had time to."""
+        if self._alone_ns is None or not self.active:
+            return self._alone_ns is not None
+        motion = self.motion
+        if motion is not None and motion.received_ns > self._alone_ns and abs(motion.speed) < _STANDS_M_S:
+            return now_ns >= self._alone_ns + _AT_LEAST_ALONE_NS
+        if self._stop is not None and self._stop.left_ns:
+            self._leave_ns = max(self._leave_ns, now_ns + _AT_LEAST_ALONE_NS)
+        return now_ns >= self._leave_ns
 
     # -- the latch ----------------------------------------------------------------------------------------------------
 
@@ -299,10 +314,6 @@ class Emergency:
         elif self._stop is None:
             self._stop = Stop.of(self._braked_from(now_ns), self.options, now_ns, ros_now_ns)
         return self._stop.look(here, now_ns, ros_now_ns, simulated=self.simulated)
-
-    def stops_until_ns(self, now_ns: int) -> int:
-        """When the braking path is over; now, if it is or there is none."""
-        return now_ns + (0 if self._stop is None else self._stop.left_ns)
 
     def _braked_from(self, now_ns: int) -> Motion | None:
         """The motion that a stop begins with, None where that is not known.

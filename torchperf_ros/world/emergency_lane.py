@@ -1,14 +1,8 @@
 """The emergency lane on a virtual clock: its rules with real messages, and when its process publishes what."""
 
-from typing import Final
-
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.safety.emergency import Emergency
-
-_ALONE_NS: Final = 10 * NS_PER_S
-_AT_LEAST_ALONE_NS: Final = NS_PER_S
-_STANDS_M_S: Final = 0.1
 
 
 class LaneOnClock:
@@ -22,22 +16,14 @@ class LaneOnClock:
         self.rules = Emergency(options)
         self._every_ns = round(NS_PER_S / options.rate_hz)
         self._publish_at_ns = 0
-        self._alone_ns: int | None = None
 
     def left_alone(self, now_ns: int) -> None:
         """The node is gone."""
         self.rules.left_alone(now_ns)
-        self._alone_ns = now_ns
 
     def is_over(self, now_ns: int) -> bool:
         """Whether the process has ended by itself: the vehicle stands, or has had time to, and the node is gone."""
-        if self._alone_ns is None or not self.rules.active:
-            return self._alone_ns is not None
-        motion = self.rules.motion
-        if motion is not None and motion.received_ns > self._alone_ns and abs(motion.speed) < _STANDS_M_S:
-            return now_ns >= self._alone_ns + _AT_LEAST_ALONE_NS
-        stops_ns = self.rules.stops_until_ns(now_ns) + _AT_LEAST_ALONE_NS
-        return now_ns >= max(self._alone_ns + _ALONE_NS, stops_ns)
+        return self.rules.may_end(now_ns)
 
     def due(self, now_ns: int, ros_now_ns: int) -> bytes | None:
         """Look for silence; the stop path where it is time to publish it: at once when latched, then at `rate_hz`."""
