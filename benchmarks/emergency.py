@@ -4,6 +4,9 @@ A real node answers a camera meanwhile. Again and again a scan without and then 
 stop path is awaited, and the latch cleared. Times are from just before the scan is published until the onlooker's DDS
 reader has received the path, so they hold both ways through the middleware. Silence: a sensor publishes once and then
 not again; from the end of its timeout until the path is received.
+
+The part `traffic` drives the lane's rules through drawn traffic, without a node: how often they stop a vehicle that
+follows its lane in ordinary traffic, and how often one that sees nothing hits what braking in time would have avoided.
 """
 
 import argparse
@@ -20,7 +23,8 @@ from sensor_msgs.msg import LaserScan
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from benchmarks.rig.arguments import add_backup, add_camera, add_stage, arguments_of
+from benchmarks.rig import traffic
+from benchmarks.rig.arguments import add_backup, add_camera, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
@@ -38,36 +42,77 @@ _LANE = {
     "emergency.scans": 1, "emergency.start_s": 600.0, "emergency.odometry_timeout_ms": 60_000.0,
 }  # fmt: skip
 _EPILOG = """\
-targets: scan and trigger to received stop path, p99.9 <= 5 ms; with --load (four busy processes for each core:
+targets of stops: scan and trigger to received stop path, p99.9 <= 5 ms; with --load (four busy processes for each core:
 fourfold) <= 10 ms; a silence <= 5 ms after its timeout
+targets of traffic: no stop in 1,000 ordinary drives; no collision that could be avoided
 
 examples:
   ./run bench emergency
-  ./run bench emergency --load 8 --json emergency.json"""
+  ./run bench emergency --parts stops --load 8 --json emergency.json
+  ./run bench emergency --parts traffic --drives 1000 --seed 0"""
 
 
 def main() -> int:
+    parts = {"stops": _stops, "traffic": _traffic}
     parser = arguments_of(__doc__ or "", _EPILOG)
+    add_some(parser, "--parts", parts)
     parser.add_argument("--times", type=int, default=3000, help="how often an obstacle appears (default 3000)")
     parser.add_argument("--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)")
     parser.add_argument("--silences", type=int, default=100, help="how often a sensor falls silent (default 100)")
     parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
     parser.add_argument("--no-camera", action="store_true", help="no frames meanwhile")
+    parser.add_argument("--drives", type=int, default=1000, help="ordinary ones, half as many dangers (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first drive (default 0)")
     add_camera(parser)
     add_stage(parser)
     add_backup(parser)
     arguments = parser.parse_args()
-    report = Report("emergency", arguments)
+    Report("emergency", arguments).finish_parts(arguments, parts)
+    return 0
+
+
+def _stops(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     figures = _measure(arguments)
     rows = [[name, *(figures[name][key] for key in ("count", "p50", "p99", "p99_9", "max"))] for name in _NAMES]
     title = f"Milliseconds; {arguments.load} busy processes; the lane runs at {figures['scheduling']}"
     report.table(title, ("until the stop path", "times", "p50", "p99", "p99.9", "max"), rows)
     limit_ms = 10.0 if arguments.load else 5.0
-    report.finish(figures, [
+    return figures, [
         *(Target(f"{name}, p99.9", figures[name]["p99_9"], "<=", limit_ms, "ms") for name in _NAMES[:2]),
         Target(f"{_NAMES[2]}, max", figures[_NAMES[2]]["max"], "<=", 5.0, "ms"),
-    ])  # fmt: skip
-    return 0
+    ]
+
+
+def _traffic(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    first, drives, dangers = arguments.seed, arguments.drives, arguments.drives // 2
+    say(f"{drives} ordinary drives and {dangers} dangers, from seed {first} on")
+    stopped: list[str] = []
+    for seed in range(first, first + drives):
+        drive = traffic.ordinary(seed)
+        found = traffic.run(drive, seed, until_hit=False)
+        if found.reason or found.hit_m_s:
+            stopped.append(f"seed {seed} at {drive.speed:.0f} m/s: {found.reason or 'hit'}")
+    counts = {kind: {"drawn": 0, "avoidable": 0, "hit": 0} for kind in traffic.KINDS}
+    hit: list[str] = []
+    for seed in range(first, first + dangers):
+        kind, avoidable = traffic.danger(seed).kind, traffic.is_avoidable(seed)
+        found = traffic.run(traffic.danger(seed), seed)
+        counts[kind]["drawn"] += 1
+        counts[kind]["avoidable"] += avoidable
+        if avoidable and found.hit_m_s:
+            counts[kind]["hit"] += 1
+            hit.append(f"seed {seed}, {kind}: at {found.hit_m_s:.1f} m/s")
+    rows = [[f"ordinary, seeds {first} to {first + drives - 1}", drives, "-", len(stopped)]]
+    rows += [[f"{kind}, of {dangers} from seed {first}", *counts[kind].values()] for kind in counts]
+    report.table("Drives", ("", "drawn", "avoidable", "stopped falsely, or hit"), rows)
+    for text in [*stopped, *hit]:
+        report.text(text)
+    avoidable_ones = sum(count["avoidable"] for count in counts.values())
+    figures = {"seed": first, "drives": drives, "stopped": stopped, "dangers": counts, "hit": hit}
+    return figures, [
+        Target("stops in ordinary traffic", len(stopped), "<=", 0, f"of {drives}"),
+        Target("collisions that could be avoided", len(hit), "<=", 0, f"of {avoidable_ones}"),
+    ]
 
 
 _NAMES = ("scan", "trigger", "silence", "scan, until it is published")

@@ -8,7 +8,7 @@ import math
 import random
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,7 @@ _LONG_M, _TABLE_M = 1500.0, 0.5
 _ROS_NS: Final = 1_700_000_000 * NS_PER_S
 _ODOMETRY: Final = odometry_bytes()
 _POSE_AT: Final = len(_ODOMETRY) - 8 * (7 + 36 + 6 + 36)
+_SAME_S: Final = 1e-6
 _CONTACT_M: Final = 12.0  # middles of two that touch are nearer
 
 
@@ -81,7 +82,12 @@ class Other:
 
 @dataclass
 class Drive:
-    """What happens: `follows` says whether the vehicle brakes for what is ahead of it by itself, or sees nothing."""
+    """What happens.
+
+    Attributes:
+        follows: for whom the vehicle brakes by itself, as any driver does; None: it sees nothing.
+        known_s: from when on it can be known that the vehicle has to brake.
+    """
 
     road: Road
     speed: float
@@ -90,7 +96,8 @@ class Drive:
     follows: Other | None = None
     headway_s: float = 1.5
     noise_points: int = 0
-    drawn: dict[str, float] = field(default_factory=dict)
+    kind: str = "ordinary"
+    known_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +121,11 @@ def rules() -> Emergency:
     return Emergency(node_config(values, {}).emergency)
 
 
-def run(drive: Drive, seed: int, *, until_hit: bool = True) -> Driven:
-    """Drive: when the lane latches, the vehicle brakes by its deceleration, after its reaction time."""
+def run(drive: Drive, seed: int, *, until_hit: bool = True, brakes_s: float = math.inf, watches: bool = True) -> Driven:
+    """Drive: when the lane latches, the vehicle brakes by its deceleration, after its reaction time.
+
+    Without a lane that watches it brakes from `brakes_s` on.
+    """
     chance, lane = np.random.default_rng(seed), rules()
     message = empty_message(
         _SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=2 * _HALF_VIEW / (BEAMS - 1),
@@ -139,20 +149,21 @@ def run(drive: Drive, seed: int, *, until_hit: bool = True) -> Driven:
         for box in boxes[np.hypot(boxes[:, 0] - x, boxes[:, 1] - y) < _CONTACT_M]:
             if overlap((*own, LENGTH_M, WIDTH_M), (*box[:3], *box[5:])):
                 return Driven(latched_s, lane.latch.reason if lane.latch else "", max(speed, 0.01))
-        ranges, _ = scan(boxes, x, y, yaw)
-        ranges = ranges + chance.normal(0.0, _RANGE_NOISE_M, BEAMS)
-        ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
-        stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
-        rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
-        lane.moved(_odometry(x, y, yaw, speed, rate, stamp_ns), now_ns)
-        lane.saw(0, restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4), now_ns)
-        lane.look_for_silence(now_ns)
-        if lane.latch is not None and math.isnan(latched_s):
-            latched_s = now_s
-            if not until_hit:
-                return Driven(latched_s, lane.latch.reason, 0.0)
+        if watches:
+            ranges, _ = scan(boxes, x, y, yaw)
+            ranges = ranges + chance.normal(0.0, _RANGE_NOISE_M, BEAMS)
+            ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
+            stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
+            rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
+            lane.moved(_odometry(x, y, yaw, speed, rate, stamp_ns), now_ns)
+            lane.saw(0, restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4), now_ns)
+            lane.look_for_silence(now_ns)
+            if lane.latch is not None and math.isnan(latched_s):
+                latched_s, brakes_s = now_s, now_s + REACTION_S - _SAME_S
+                if not until_hit:
+                    return Driven(latched_s, lane.latch.reason, 0.0)
         acceleration = 0.0
-        if now_s - latched_s >= REACTION_S - EVERY_S:
+        if now_s >= brakes_s:
             acceleration = -DECELERATION
         elif drive.follows is not None:
             gap_m = drive.follows.s - 0.5 * drive.follows.length - s - _FRONT_M
@@ -161,7 +172,7 @@ def run(drive: Drive, seed: int, *, until_hit: bool = True) -> Driven:
         s += 0.5 * (before + speed) * EVERY_S
         for other in moves:
             other.step(now_s)
-        if not math.isnan(latched_s) and speed == 0.0:
+        if brakes_s < math.inf and speed == 0.0:
             break
     return Driven(latched_s, lane.latch.reason if lane.latch else "", 0.0)
 
@@ -210,3 +221,76 @@ def ordinary(seed: int) -> Drive:
             count = int(60 + 12 * speed) // 8
             others += [Other(8.0 * number, side * wall_m, 0.0, 8.5, 0.3, moves=False) for number in range(count)]
     return Drive(road, speed, others, 10.0, lead, headway_s, draw.randint(0, 12))
+
+
+KINDS: Final = ("standing", "slower", "brakes", "cut_in", "steps_out", "oncoming", "stops_across")
+"""Of what comes into the way of a vehicle that sees nothing."""
+_CORRIDOR_M: Final = 0.5 * WIDTH_M + 0.2
+_BEAM: Final = 2 * _HALF_VIEW / (BEAMS - 1)
+# At a faster vehicle's braking distance, 0.5 m give fewer than three returns, and a lane's width not enough for noise.
+_SMALL_M_S, _FAR_M_S, _WIDE = 11.0, 22.0, ("stops_across", "oncoming")
+_TWICE_S: Final = 0.15  # until two scans have shown it, and the lane has looked at both
+_SEEN_S: Final = 0.35  # until it shows that a car brakes
+
+
+def danger(seed: int) -> Drive:
+    """Something comes into the way of a vehicle that sees nothing, see `KINDS`."""
+    draw = random.Random(f"danger {seed}")
+    kind, speed = draw.choice(KINDS), draw.uniform(3.0, 30.0)
+    small = kind == "steps_out" or (kind == "standing" and draw.random() < 0.3)
+    speed = min(speed, _SMALL_M_S if small else _FAR_M_S if kind in _WIDE else 30.0)
+    stop_m = speed * (REACTION_S + 0.3) + speed**2 / (2 * DECELERATION)
+    side, known_s = draw.choice((-1.0, 1.0)), 0.0
+    if kind == "standing":
+        size = (0.5, 0.5) if small else draw.choice(((4.5, 1.9), (0.3, 6.0), (12.0, 2.5)))
+        other = Other(_FRONT_M + stop_m * draw.uniform(1.0, 2.0) + 6.5, draw.uniform(-1.0, 1.0), 0.0, *size)
+    elif kind == "slower":
+        other = Other(
+            _FRONT_M + stop_m + draw.uniform(5.0, 30.0), draw.uniform(-0.8, 0.8), speed * draw.uniform(0.1, 0.8)
+        )
+    elif kind == "brakes":
+        other = Other(_FRONT_M + speed * draw.uniform(1.0, 2.0) + 2.25, 0.0, speed)
+        known_s, braking = draw.uniform(0.5, 3.0), draw.uniform(2.0, 6.0)
+        other.plan = _from(known_s, -braking)
+        known_s += _SEEN_S
+    elif kind == "cut_in":
+        slower, across, at_s = speed * draw.uniform(0.3, 0.9), draw.uniform(0.8, 1.8), draw.uniform(0.5, 2.0)
+        enters_s = at_s + (LANE_M - 0.95 - _CORRIDOR_M) / across
+        spare_m = draw.uniform(0.0, 10.0)
+        closing = speed - slower
+        at_m = closing * (enters_s + REACTION_S + _TWICE_S) + closing**2 / (2 * DECELERATION) + spare_m
+        shows_s = 3 * _BEAM * (at_m + 10.0) / across  # until three beams hit what is in the way
+        other = Other(_FRONT_M + at_m + closing * shows_s + 2.25, side * LANE_M, slower)
+        other.across_plan = lambda now_s: -side * across if now_s >= at_s and side * other.d > 0.0 else 0.0
+        known_s = enters_s + shows_s + _TWICE_S
+    elif kind in {"steps_out", "stops_across"}:
+        walks = kind == "steps_out"
+        across, size = (draw.uniform(1.0, 2.5), (0.5, 0.5)) if walks else (draw.uniform(3.0, 10.0), (1.9, 4.5))
+        begins_m = _CORRIDOR_M + 0.5 * size[1] + draw.uniform(0.5, 2.5)
+        at_s = draw.uniform(0.3, 2.0)
+        enters_s = at_s + (begins_m - 0.5 * size[1] - _CORRIDOR_M) / across
+        until_s = (enters_s if walks else at_s + begins_m / across) + REACTION_S + _SEEN_S
+        stop_m = speed * until_s + speed**2 / (2 * DECELERATION)
+        other = Other(_FRONT_M + stop_m + draw.uniform(0.5, 15.0) + 0.5 * size[0], side * begins_m, 0.0, *size)
+        other.across_plan = lambda now_s: -side * across if now_s >= at_s and side * other.d > 0.0 else 0.0
+        # What crosses is expected to go on so, until it stops.
+        known_s = enters_s + _TWICE_S if walks else at_s + begins_m / across + _SEEN_S
+    else:
+        other = Other(_FRONT_M + stop_m * 2 + 60.0, draw.uniform(-0.5, 0.5), -draw.uniform(2.0, 10.0))
+        other.plan = lambda _: 3.0 if other.speed < 0.0 else 0.0  # it brakes, too
+    others = [other]
+    if kind == "steps_out":
+        others += [
+            Other(other.s - 3.0 - 6.0 * number, side * draw.uniform(2.4, 3.2), moves=False) for number in range(3)
+        ]
+    return Drive(Road(), speed, others, 25.0, noise_points=draw.randint(0, 4), kind=kind, known_s=known_s)
+
+
+def is_avoidable(seed: int) -> bool:
+    """Whether nothing is hit if the vehicle brakes from where it can be known on, after the reaction time."""
+    drive = danger(seed)
+    return run(drive, seed, brakes_s=drive.known_s + REACTION_S, watches=False).hit_m_s == 0.0
+
+
+def _from(at_s: float, acceleration: float) -> Callable[[float], float]:
+    return lambda now_s: acceleration if now_s >= at_s else 0.0

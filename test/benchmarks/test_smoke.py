@@ -22,7 +22,7 @@ ARGUMENTS = {
     "deadline": f"--seconds 2 --beside naive-fifo {SMALL}",
     "failover": f"--times 1 --backups standby --settle 0.5 --faults segfault --seconds 2 {SMALL}",
     "telemetry": f"--parts frames --seconds 1 {SMALL} {ALONE}",
-    "emergency": f"--times 5 --triggers 2 --silences 2 {SMALL} {ALONE}",
+    "emergency": f"--times 5 --triggers 2 --silences 2 --drives 2 {SMALL} {ALONE}",
 }
 SIZE, RATE = "64x48", 30.0
 
@@ -110,7 +110,8 @@ def test_telemetry_times_the_record_and_its_parts(report):
 
 
 def test_emergency_times_each_stop(report):
-    figures = report("emergency")
+    figures = report("emergency")["stops"]
     assert [figures[name]["count"] for name in ("scan", "trigger", "silence")] == [5, 2, 2]
     assert min(figures[name]["p50"] for name in ("scan", "trigger")) > 0
     assert figures["silence"]["max"] > -1.0
+    assert report("emergency")["traffic"]["drives"] == 2

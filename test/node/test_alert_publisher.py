@@ -177,7 +177,7 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     reporter.report()
-    warned = [b"the memory in use cannot be found out: [Errno 24] Too many open files" in data for data in heard]
+    warned = [b"memory in use cannot be read: [Errno 24] Too many open files" in data for data in heard]
     assert warned == [False, True, False]
 
 

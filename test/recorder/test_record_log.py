@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from torchperf_ros.frame.frame import StepTimes
+from torchperf_ros.frame.frame_table import KEPT
 from torchperf_ros.frame.outcome import Fallback, Outcome
 from torchperf_ros.recorder.record_log import RecordLog, schema
 
@@ -49,6 +50,11 @@ def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_sc
     assert [late[name] for name in shown] == [5.0, 5.0, True, "4x3x48x64 4x6", 4]
     assert memory["values"] == {"node_rss_mib": 80.5, "cuda_free_mib": None}
     assert health["from"] == "NOMINAL"
+
+
+def test_given_the_table_of_a_frames_fields_then_the_schema_has_each_of_them():
+    (frame,) = [one for one in json.loads(schema())["allOf"] if one["if"]["properties"]["kind"] == {"const": "frame"}]
+    assert {name for name, _ in KEPT} <= {*frame["then"]["properties"], "t_ns"}
 
 
 def test_given_a_schema_when_a_record_lacks_or_breaks_a_field_then_it_does_not_fit():

@@ -86,6 +86,12 @@ def test_given_an_object_that_changes_its_velocity_when_followed_then_it_is_noti
     assert found.velocities[0] == pytest.approx(20.0 + change * 39 / hz, abs=2.0)
 
 
+@pytest.mark.parametrize(("speed", "unknown"), [(69.0, 0), (72.0, 1)])
+def test_given_something_faster_than_any_road_user_when_followed_then_its_velocity_is_not_known(speed, unknown):
+    found = Source().drive(0.0, speed, 20)
+    assert (found.unknown, abs(found.velocities[0])) == (unknown, pytest.approx(0.0 if unknown else speed, abs=0.1))
+
+
 def test_given_objects_in_any_order_when_followed_then_each_keeps_its_own_velocity():
     source, rng = Source(0.05), np.random.default_rng(1)
     places, velocities = np.array([0, 4j, 8j, 30, 34 + 3j]), np.array([10.0, -10.0, 3.0, 0.0, 12.0])

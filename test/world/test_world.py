@@ -78,6 +78,22 @@ def test_given_a_plan_that_brakes_when_followed_then_its_effect_begins_after_the
     assert np.diff(speeds).min() >= -MOST_BRAKING * 0.01 - 1e-9
 
 
+def test_given_a_path_that_has_ended_when_the_clock_steps_back_then_it_is_not_driven_again_unless_it_is_taken_again():
+    vehicle, times = Vehicle(speed=5.0), np.linspace(0.0, 1.0, 11)
+    points = np.column_stack((5.0 * times - 2.5 * times**2, np.zeros(11)))
+    vehicle.follow(points, times)
+    for step in range(300):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed == 0.0
+    for step in range(100):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed == 0.0
+    vehicle.follow(points + (3.0, 0.0), times)
+    for step in range(60):
+        vehicle.step(step * 0.01)
+    assert vehicle.speed > 0.5
+
+
 def test_given_a_plan_of_nan_when_taken_then_it_is_refused_and_the_last_one_stays():
     world = World(scenario())
     world.take(path(np.full((31, 4), math.nan), world.start_ns))

@@ -57,7 +57,7 @@ def replace_file(path: Path, data: bytes) -> None:
     make_private(path.parent)
     part = path.with_name(f".{path.name}.part")
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
         try:
             while data:
                 data = data[os.write(handle, data) :]

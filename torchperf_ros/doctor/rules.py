@@ -191,7 +191,7 @@ def _queue(case: Case) -> Iterator[Advice]:
         do = f"answer each frame before the next one comes: {_NEARLY * 1e3 / run_ms:.0f} a second, or a cheaper tier"
         command = f"{stage}.tiers: [{case.cheaper}]" if case.cheaper else f"ros2 param list {case.driver or 'DRIVER'}"
         because = f"{waits}: one comes every {case.interval_ms:.1f} ms and takes {run_ms:.1f}"
-        because += f"; {case.dropped} were superseded or stale"
+        because += f"; {case.dropped} were never started"
         yield case.advice("queue", part.mean_ms, do, command, because)
     elif case.parameters.get("priority", 0) < case.highest_priority:
         command, because = (

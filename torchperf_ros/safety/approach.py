@@ -29,12 +29,13 @@ _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one 
 _WINDOW_S: Final = 0.5  # over which speeds are measured
 _UNSURE_M: Final = 0.4  # where a thing begins may jump by so much, from one point to another one of it
 _FASTEST_M_S: Final = 50.0
-_GATE_M: Final = 1.0
+_GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
 _HARDEST_M_S2: Final = 9.0
 _BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
-_LONGEST_GAP_S: Final = 1.0  # between two messages that show a thing
+_CROSSES_S: Final = 0.2
+_MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
 _LONGEST_WAIT_S: Final = 0.2
 _LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LEAST_LEFT_M: Final = 0.3
@@ -46,7 +47,8 @@ class Thing:
     """What points that lie together belong to.
 
     Attributes:
-        x, y: where it begins, in the vehicle's axes, in m; `way_m`: how far the vehicle moves until it is there.
+        x, y: where it begins, and its middle across, in the vehicle's axes, in m.
+        way_m: how far the vehicle moves until it is there.
         long_m: its length along the way; `sides_m`: the least and the most of its points to the left, in m.
         points: how many it has.
         times_s, places: of the messages that showed it, in the window, and where it was, in axes that stay.
@@ -69,9 +71,10 @@ class Thing:
         """For how long it has been followed."""
         return self.times_s[-1] - self.times_s[0]
 
-    def velocity(self) -> complex:
+    def velocity(self, last_s: float = math.inf) -> complex:
         """In axes that stay, m/s: the slope of the straight line through its places (least squares)."""
-        times, places = np.array(self.times_s), np.array(self.places)
+        first = next(i for i, at_s in enumerate(self.times_s) if at_s >= self.times_s[-1] - last_s)
+        times, places = np.array(self.times_s[first:]), np.array(self.places[first:])
         times -= times.mean()
         return complex((times * places).sum() / max(float((times * times).sum()), 1e-12))
 
@@ -90,16 +93,18 @@ class _Follower:
 
     def __init__(self) -> None:
         self.things: list[Thing] = []
+        self._missed: list[Thing] = []  # that the last messages did not show, but some just before them
 
-    def look(self, found: list[Thing], now_s: float) -> None:
-        """Give things their past: each takes that of the one that is nearest to where it was to be expected."""
-        before = [one for one in self.things if now_s - one.times_s[-1] <= _LONGEST_GAP_S]
+    def look(self, found: list[Thing], now_s: float, passed_s: float) -> None:
+        """Give the things of a message their past: each takes that of the one that was to be expected nearest to it."""
+        oldest_s = now_s - _MISSED_S - _MISSED * passed_s
+        before = [one for one in (*self.things, *self._missed) if one.times_s[-1] >= oldest_s]
         pairs = []
         for old in before:
-            passed_s = now_s - old.times_s[-1]
+            since_s = now_s - old.times_s[-1]
             settled = old.known_s > 0.0
-            expected = old.places[-1] + (old.velocity() * passed_s if settled else 0.0)
-            gate_m = _GATE_M + (_UNSURE_M / max(old.known_s, 0.05) if settled else _FASTEST_M_S) * passed_s
+            expected = old.places[-1] + (old.velocity() * since_s if settled else 0.0)
+            gate_m = _GATE_M + (_UNSURE_M / max(old.known_s, 0.05) if settled else _FASTEST_M_S) * since_s
             for new in found:
                 off_m = abs(new.places[-1] - expected)
                 if off_m <= gate_m:
@@ -112,7 +117,9 @@ class _Follower:
             first = next((i for i, at_s in enumerate(old.times_s) if at_s >= now_s - _WINDOW_S), len(old.times_s))
             new.times_s, new.places = old.times_s[first:] + new.times_s, old.places[first:] + new.places
             new.threatens, new.shown = old.threatens, old.shown
-        self.things = found
+        self.things, self._missed = found, [one for one in before if id(one) not in used]
+        for one in self._missed:
+            one.threatens = one.shown = 0
 
 
 class Approach:
@@ -142,8 +149,8 @@ class Approach:
         way_m = way.way_m(x, y)
         inside = way_m <= far_m
         least = min(options.min_points, max(points.most, 1))
-        self._beside.look(self._things(x, y, wide_way_m, now_s, least), now_s)
-        self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s)
+        self._beside.look(self._things(x, y, wide_way_m, now_s, least), now_s, passed_s)
+        self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s, passed_s)
         worst = None
         for thing in self._in_way.things:
             if self._threatens(thing, way, options, abs(speed), passed_s):
@@ -169,7 +176,8 @@ class Approach:
                 continue
             ordered = members[np.argsort(way_m[members])]
             first = ordered[:_NEAREST]
-            at_x, at_y, at_m = float(x[first].mean()), float(y[first].mean()), float(way_m[first].mean())
+            at_x, at_m = float(x[first].mean()), float(way_m[first].mean())
+            at_y = float(y[members].mean())  # the nearest may be any of a flat side's
             long_m = float(way_m[ordered[-1]]) - at_m
             sides_m = float(y[members].min()), float(y[members].max())
             place = self._place + complex(at_x, at_y) * turn
@@ -187,10 +195,12 @@ class Approach:
         if known.known_s > 0.0 and not way.backwards:
             velocity = known.velocity() * along.conjugate()
             if known.known_s > _BRAKING_AFTER_S and _leaves(known, velocity, way, speed):
-                return False
+                latest = known.velocity(_CROSSES_S) * along.conjugate()  # it may have stopped just now
+                if _leaves(known, latest, way, speed):
+                    return False
             ahead = velocity.real - _UNSURE_M / known.known_s
-        # From the next message on it would be later by the time between two; what takes long is a sensor's silence.
-        reaction_s = options.reaction_ms / 1000 + min(passed_s, _LONGEST_WAIT_S)
+        # The first of the messages that have to show it may come as late as the time between two after it could have.
+        reaction_s = options.reaction_ms / 1000 + options.scans * min(passed_s, _LONGEST_WAIT_S)
 
         def is_left(brakes: float) -> bool:
             slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle

@@ -71,10 +71,10 @@ class Seen(NamedTuple):
 
     def only(self, kept: Flags) -> "Seen":
         """Some of them, before the time to respond is known."""
-        places, yaws, units, halves, velocities, speeds, unsure, _ = (
-            column[kept] if len(column) else column for column in self
-        )
-        return Seen(places, yaws, units, halves, velocities, speeds, unsure, _NONE)
+        return self._replace(
+            places=self.places[kept], yaws=self.yaws[kept], units=self.units[kept], halves=self.halves[kept],
+            velocities=self.velocities[kept], speeds=self.speeds[kept], unsure=self.unsure[kept],
+        )  # fmt: skip
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -200,9 +200,9 @@ def read_obstacles(
         more = len(seen.yaws) - len(stamps_ns)
         stamps_ns = np.concatenate((stamps_ns, np.full(more, own_stamp_ns, np.int64)))
         placed = np.concatenate((placed, np.ones(more, np.bool_)))
+    seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
     if not placed.all():
         seen, stamps_ns = seen.only(placed), stamps_ns[placed]
-    seen = seen._replace(units=np.exp(1j * seen.yaws), speeds=np.abs(seen.velocities))
     return Obstacles(
         received_ns, stamps_ns, own_stamp_ns, unstamped, seen, unknown, refused, why, unclear, tracks, clock
     )
@@ -219,9 +219,9 @@ def _tracked(
     coasting, heading = found.coasting, complex(math.cos(motion.yaw), math.sin(motion.yaw))
     place, velocity, spread = coasting.mean()
     seen.places[loose], seen.velocities[loose], seen.unsure[loose] = found.places, found.velocities, found.unsure
-    more = (place, coasting.yaws, coasting.halves, velocity, spread)
-    columns = (seen.places, seen.yaws, seen.halves, seen.velocities, seen.unsure)
-    places, yaws, halves, velocities, unsure = map(np.concatenate, zip(columns, more, strict=True))
+    places, velocities = np.concatenate((seen.places, place)), np.concatenate((seen.velocities, velocity))
+    yaws, halves = np.concatenate((seen.yaws, coasting.yaws)), np.concatenate((seen.halves, coasting.halves))
+    unsure = np.concatenate((seen.unsure, spread))
     velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
     seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
     return seen, found.unknown, found.tracks

@@ -26,6 +26,7 @@ _SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
+_MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
 _GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
 _LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
 _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
@@ -42,7 +43,7 @@ class Tracks(NamedTuple):
         noise: variance of a detection's place in m^2, along each axis.
         keys: `ns` and `id` of the last detection.
         seen_ns: when each was detected last.
-        count: how often it was.
+        times: how often it was.
         yaws, halves: as it was detected last; halves [n, 2].
         chance: of each kind of motion.
         place, velocity: of each kind, as x + iy.
@@ -53,7 +54,7 @@ class Tracks(NamedTuple):
     noise: float
     keys: tuple[Key, ...]
     seen_ns: NDArray[np.int64]
-    count: Numbers
+    times: Numbers
     yaws: Floats
     halves: Floats
     chance: Floats
@@ -80,10 +81,10 @@ class Tracks(NamedTuple):
 
     def only(self, kept: Numbers) -> "Tracks":
         """Some of them."""
-        flat = (column[kept] for column in self[3:7])
         return Tracks(
-            self.stamp_ns, self.noise, tuple(self.keys[at] for at in kept.tolist()), *flat,
-            *(column[:, kept] for column in self[7:]),
+            self.stamp_ns, self.noise, tuple(self.keys[at] for at in kept.tolist()), self.seen_ns[kept],
+            self.times[kept], self.yaws[kept], self.halves[kept], self.chance[:, kept], self.place[:, kept],
+            self.velocity[:, kept], self.pp[:, kept], self.pv[:, kept], self.vv[:, kept],
         )  # fmt: skip
 
     def moved(self, stamp_ns: int) -> "Tracks":
@@ -164,9 +165,9 @@ def follow(
         there, noise = _corrected(there, places[found], late_s[found])
         there = there._replace(
             keys=tuple(keys[at] for at in found.tolist()), yaws=yaws[found], halves=halves[found],
-            count=there.count + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
+            times=there.times + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
         )  # fmt: skip
-    missed = (expected.count >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
+    missed = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
     missed[number] = False
     coasting, tracks = expected.only(missed.nonzero()[0]), expected
     if teaches:
@@ -179,7 +180,7 @@ def follow(
         tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
     velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
     place, velocity, spread = there.mean()
-    sure = there.count >= _SURE_AFTER
+    sure = (there.times >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
     which = found[sure]
     velocities[which], unsure[which] = velocity[sure], spread[sure]
     # Where the filters have it, but never further from where it was seen than noise explains.
@@ -232,7 +233,7 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Track
     gain, gain_v = expected.pp / variance, expected.pv / variance
     fits = np.exp(np.maximum(-squares / variance, -30.0)) / variance * expected.chance
     chance = fits / fits.sum(axis=0)
-    sure = expected.count >= _SURE_AFTER
+    sure = expected.times >= _SURE_AFTER
     noise = expected.noise
     if sure.any():
         weight = chance[0, sure]

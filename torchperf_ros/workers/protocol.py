@@ -122,8 +122,9 @@ def unpack_request(data: bytes) -> Request:
 
 def unpack_response(data: bytes) -> Response:
     """Parse a response; raises `ProtocolError` for another length or version."""
-    *fields, shapes = _unpack(_RESPONSE, data, "response")
-    return Response(*fields, shapes.rstrip(b"\0"))
+    response = Response(*_unpack(_RESPONSE, data, "response"))
+    response.shapes = response.shapes.rstrip(b"\0")
+    return response
 
 
 def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value

@@ -208,7 +208,6 @@ class _Sequence:
         self.on_the_way: list[tuple[int, str, bytes]] = []
         self.odometry = self.vehicle.speed, self.now_ns
         self.stop: bytes | None = None  # that was published last
-        self.followed: bytes | None = None  # the same, if the vehicle follows it
 
     @property
     def ros_ns(self) -> int:
@@ -371,9 +370,8 @@ class _Sequence:
         speed, measured_ns = self.odometry
         known_ms = speed if self.now_ns - measured_ns < _FRESH_NS else 0.0
         self.judge.published(stop, self.vehicle, known_ms, self.ros_ns)
-        if stop != self.followed:
-            self.vehicle.take(stop, _START_NS)
-        self.stop = self.followed = stop
+        self.stop = stop
+        self.vehicle.take(stop, _START_NS)
 
     def _plan(self) -> None:
         """Go on at the wanted speed, whatever is ahead."""
@@ -382,7 +380,6 @@ class _Sequence:
         along = np.concatenate(([0.0], np.cumsum(0.5 * (gained[1:] + gained[:-1]) * np.diff(_PLAN_S))))
         heading = vehicle.yaw + 0.5 * self.curvature * along
         points = np.column_stack((vehicle.x + along * np.cos(heading), vehicle.y + along * np.sin(heading)))
-        self.followed = None
         vehicle.follow(points, (self.ros_ns - _START_NS) / NS_PER_S + _PLAN_S)
 
 

@@ -257,6 +257,8 @@ class _Watched(_Arm):
             return
         checked = self._guard.check(plan, at_ns, at_ns, _AGE_NS / NS_PER_MS)
         self.count(f"guard {checked.verdict.word}")
+        if checked.check:
+            self.count(f"{checked.check} fails")
         if checked.payload is not None:
             self.write("trajectory", PATH, checked.payload, at_ns)
             self.move(checked.payload, at_ns)

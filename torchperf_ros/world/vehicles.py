@@ -152,7 +152,8 @@ class Vehicle:
         path, then_s = self._path, now_s + DELAY_S
         at = path.place(self.x, self.y)
         speed = max(0.0, self.speed + sum(order[0] for order in self._orders) * DT_S)
-        if then_s > path.times_s[-1]:
+        path.has_ended |= then_s > path.times_s[-1]
+        if path.has_ended:
             acceleration = -NO_PLAN_BRAKING
         else:
             wanted_at, wanted, acceleration = path.wanted(then_s)
@@ -181,13 +182,16 @@ class Vehicle:
 
 
 class _Followed:
-    """A path that is followed: its points [n, 2], the times [n] at which they are to be reached."""
+    """A path that is followed: its points [n, 2], the times [n] at which they are to be reached.
+
+    One that has ended is over, also where the clock steps back; whoever wants it driven again has to publish it again.
+    """
 
     def __init__(self, points: Floats, times_s: Floats) -> None:
         steps = np.diff(points, axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         along = np.concatenate(([0.0], np.cumsum(lengths)))
-        self.points = points
+        self.points, self.has_ended = points, False
         self.times_s: list[float] = times_s.tolist()
         self._along: list[float] = along.tolist()
         moving = np.flatnonzero(lengths > 1e-4)  # noqa: PLR2004 - m

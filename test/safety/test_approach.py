@@ -1,0 +1,129 @@
+"""What threatens the vehicle: not what drives as fast as it does, nor points that nothing holds together."""
+
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.rig import traffic
+from torchperf_ros.config.config import node_config
+from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.safety.approach import Approach, gap_left_m, together
+from torchperf_ros.safety.corridor import Corridor
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.sensor_points import Points
+
+from .sensor_messages import odometry_bytes
+
+DRIVES = int(os.environ.get("TORCHPERF_LANE_DRIVES", "12"))
+OPTIONS = node_config({"emergency.sensors": ["scan"]}, {}).emergency
+FRONT_M, EVERY_S = 3.5, 0.05
+
+
+def rear_of(ahead_m, left_m=0.0, *, width_m=1.8, count=9):
+    """The points of a car's rear, so far ahead of the vehicle's front."""
+    return np.full(count, FRONT_M + ahead_m), left_m + np.linspace(-width_m / 2, width_m / 2, count)
+
+
+def found_in(messages, *, speed=20.0, yaw_rate=0.0, every_s=EVERY_S):
+    """How often in a row the thing of the last of these messages (x, y of points) has threatened."""
+    approach, found = Approach(), None
+    for number, (x, y) in enumerate(messages):
+        motion = Motion.read(odometry_bytes(speed, yaw_rate), 0)
+        points = Points(np.asarray(x), np.asarray(y), len(x), len(x) or 1, len(x) or 1)
+        now_ns = round((100 + number * every_s) * NS_PER_S)
+        found = approach.look(points, Corridor.of(OPTIONS, motion), motion, OPTIONS, now_ns)
+    return found.threatens if found else 0
+
+
+@pytest.mark.parametrize("speed", [3.0, 10.0, 20.0, 30.0])
+@pytest.mark.parametrize("headway_s", [1.0, 1.5, 2.0])
+def test_given_a_car_ahead_at_the_vehicles_speed_when_it_is_followed_then_it_never_threatens(speed, headway_s):
+    for count in range(1, 15):
+        messages = [rear_of(max(speed * headway_s, 2.0))] * count
+        assert found_in(messages, speed=speed) < OPTIONS.scans
+
+
+@pytest.mark.parametrize("speed", [3.0, 10.0, 20.0, 30.0])
+def test_given_what_stands_when_the_vehicle_comes_to_its_braking_distance_then_it_threatens_and_not_much_before(speed):
+    stop_m = speed * OPTIONS.reaction_ms / 1000 + speed**2 / (2 * OPTIONS.deceleration)
+    begin_m = stop_m + speed  # a second before
+    latched_m = None
+    ways_m = begin_m - speed * EVERY_S * np.arange(30)
+    for count in range(1, len(ways_m)):
+        if found_in([rear_of(way_m) for way_m in ways_m[:count]], speed=speed) >= OPTIONS.scans:
+            latched_m = ways_m[count - 1]
+            break
+    assert stop_m <= latched_m <= stop_m + 0.31 + speed * EVERY_S * OPTIONS.scans
+
+
+def test_given_three_points_that_nothing_holds_together_when_they_are_elsewhere_each_time_then_nothing_threatens():
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        messages = [(random.uniform(5.0, 40.0, 3), random.uniform(-1.0, 1.0, 3)) for _ in range(2)]
+        apart = all(len(each) == 1 for x, y in messages for each in together(x, y))
+        assert not apart or found_in(messages) == 0
+
+
+def test_given_a_thing_that_comes_into_the_way_when_it_was_followed_before_then_its_speed_is_known_at_once():
+    lefts_m = [2.8 - 1.5 * EVERY_S * step for step in range(25)]  # its side is in the corridor from 2.05 on
+    cutting_in = [rear_of(15.0 - 1.0 * EVERY_S * step, left_m) for step, left_m in enumerate(lefts_m)]
+    assert all(found_in(cutting_in[:count]) == 0 for count in range(1, 25))
+    standing = [rear_of(40.0 - 20.0 * EVERY_S * step, left_m) for step, left_m in enumerate(lefts_m)]
+    assert found_in(standing) >= 2
+
+
+def test_given_a_bend_when_a_car_ahead_drives_in_it_then_it_does_not_threaten_and_one_that_stands_does():
+    speed, radius_m = 14.0, 98.0
+    angle = (FRONT_M + 16.0) / radius_m
+    _, left = rear_of(0.0)
+    x, y = (radius_m - left) * math.sin(angle), radius_m - (radius_m - left) * math.cos(angle)
+    assert found_in([(x, y)] * 14, speed=speed, yaw_rate=speed / radius_m) < 2
+    assert found_in([(x, y)] * 2, speed=speed, yaw_rate=speed / radius_m, every_s=1e-3) == 2
+
+
+@pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [
+    (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12), (10.0, 20.0, 20.0, 0.0, 10.0),
+    (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12), (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0), (5.0, 0.0, 0.0, 0.0, 5.0),
+])  # fmt: skip
+def test_given_two_that_brake_then_the_least_distance_is_that_of_their_parabolas(gap_m, speed, ahead, brakes, left_m):
+    assert gap_left_m(gap_m, speed, ahead, brakes, 6.0, 0.3) == pytest.approx(left_m, abs=0.1)
+
+
+def test_given_points_on_a_line_when_they_are_put_together_then_gaps_separate_them():
+    x = np.concatenate([np.arange(0.0, 3.0, 0.3), np.arange(8.0, 9.0, 0.3), [20.0]])
+    things = [x[each].tolist() for each in together(x, np.zeros(len(x)))]
+    assert sorted(map(len, things)) == [1, 4, 10]
+    assert together(np.empty(0), np.empty(0)) == []
+
+
+def test_given_a_range_sensor_or_a_slow_one_when_messages_are_far_apart_then_they_belong_together_all_the_same():
+    ways_m = [2.6, 1.6, 0.6]
+    assert found_in([rear_of(way_m) for way_m in ways_m], speed=1.0, every_s=1.0) >= 1
+    assert found_in([rear_of(0.4), rear_of(0.3)], speed=0.1, every_s=1.0) == 2
+
+
+# -- drawn drives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(first):
+    for seed in range(first, first + DRIVES // 2):
+        found = traffic.run(traffic.ordinary(seed), seed, until_hit=False)
+        assert (found.reason, found.hit_m_s) == ("", 0.0), seed
+
+
+def test_given_dangers_that_braking_in_time_avoids_when_the_vehicle_sees_nothing_then_the_lane_stops_it():
+    for seed in range(2 * DRIVES):
+        found = traffic.run(traffic.danger(seed), seed)
+        assert found.hit_m_s == 0.0 or not traffic.is_avoidable(seed), seed
+
+
+@pytest.mark.parametrize("kind", traffic.KINDS)
+def test_given_a_danger_of_each_kind_when_nobody_brakes_then_it_is_hit(kind):
+    """So that the test before can fail."""
+    seed = next(seed for seed in range(200) if traffic.danger(seed).kind == kind)
+    drive = replace(traffic.danger(seed), lasts_s=25.0)
+    assert traffic.run(drive, seed, watches=False).hit_m_s > 0.0
