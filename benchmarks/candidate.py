@@ -118,11 +118,12 @@ def _there_and_back(streaming: Streaming, candidate: Candidate, arguments: argpa
     observer.listen(_PAUSE_S)  # the stream of the time before has ended
     candidate.set(candidate_serves=True)
     give_up_s = time.monotonic() + _SERVES_WITHIN_S
-    while (waits := candidate.says("candidate")).startswith("b: shadow") and time.monotonic() < give_up_s:
-        streaming.stream(_PAUSE_S)  # it serves only after enough frames beside the base
-    if waits.startswith("b: shadow"):
-        raise GraphError(f"the candidate does not serve within {_SERVES_WITHIN_S:g} s: {waits}")
-    candidate.wait("version", "b")  # which takes seconds, as it first gets workers of the stage's priority
+    while candidate.says("version") != "b":
+        if time.monotonic() > give_up_s:
+            says = candidate.says("candidate")
+            raise GraphError(f"the candidate does not serve within {_SERVES_WITHIN_S:g} s: {says}")
+        streaming.stream(_PAUSE_S)  # it serves only after enough frames beside the base, and gets all its workers first
+    observer.listen(_PAUSE_S)
     count = len(outputs)
     camera.begin(OURS, seconds=_PAUSE_S + arguments.slice, rate=arguments.rate, size=arguments.size)
     if not observer.listen(30.0, lambda: len(outputs) > count):

@@ -23,13 +23,13 @@ from sensor_msgs.msg import LaserScan
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from benchmarks.rig import traffic
 from benchmarks.rig.arguments import add_backup, add_camera, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
+from benchmarks.traffic import lane_drives
 from torchperf_ros.config.message_types import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
@@ -88,15 +88,15 @@ def _traffic(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
     say(f"{drives} ordinary drives and {dangers} dangers, from seed {first} on")
     stopped: list[str] = []
     for seed in range(first, first + drives):
-        drive = traffic.ordinary(seed)
-        found = traffic.run(drive, seed, until_hit=False)
+        drive = lane_drives.ordinary(seed)
+        found = lane_drives.run(drive, seed, until_hit=False)
         if found.reason or found.hit_m_s:
             stopped.append(f"seed {seed} at {drive.speed:.0f} m/s: {found.reason or 'hit'}")
-    counts = {kind: {"drawn": 0, "avoidable": 0, "hit": 0} for kind in traffic.KINDS}
+    counts = {kind: {"drawn": 0, "avoidable": 0, "hit": 0} for kind in lane_drives.KINDS}
     hit: list[str] = []
     for seed in range(first, first + dangers):
-        kind, avoidable = traffic.danger(seed).kind, traffic.is_avoidable(seed)
-        found = traffic.run(traffic.danger(seed), seed)
+        kind, avoidable = lane_drives.danger(seed).kind, lane_drives.is_avoidable(seed)
+        found = lane_drives.run(lane_drives.danger(seed), seed)
         counts[kind]["drawn"] += 1
         counts[kind]["avoidable"] += avoidable
         if avoidable and found.hit_m_s:
@@ -150,7 +150,8 @@ class _Drive:
         self._client = self._node.create_client(Trigger, f"{OURS}/perf/clear_emergency")
         subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
         graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
-        self._blocked, self._free = _scan(5.0), _scan(math.inf)
+        # Nearer than `min_length_m`: farther ahead, what is there again and again would drive at the vehicle's speed.
+        self._blocked, self._free = _scan(0.4), _scan(math.inf)
         self._no, self._yes = (bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True))
         self.published_ms: list[float] = []  # until the node has published the stop path
         self._until_latched()

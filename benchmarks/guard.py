@@ -25,6 +25,7 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.traffic import detections
+from benchmarks.traffic import plans as traffic
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
@@ -36,16 +37,18 @@ _MISSING = 0.05  # of the detections
 _FIRST = 5  # arrays, in which everything is new
 _EPILOG = """\
 targets: with 30 poses and 32 objects, p50 <= 0.5 ms and p99 <= 1 ms; at most 2 % of good plans replaced where places
-have noise of up to 0.1 m
+have noise of up to 0.1 m; of plans that end head-on although braking now would avoid it, 0 accepted; at most 1 % of
+clear plans refused; no plan of a bend beside a car replaced; no contact of a moving vehicle in overtakings
 
 examples:
   ./run bench guard --parts cost
   ./run bench guard --parts noise --drive-s 60 --events 50 --seed 7
+  ./run bench guard --parts head-on --plans 1000 --seed 7
   ./run bench guard --times 20000 --poses 60 --objects 64 --json guard.json"""
 
 
 def main() -> int:
-    parts = {"cost": _cost, "noise": _noise}
+    parts = {"cost": _cost, "noise": _noise, "head-on": _head_on, "bends": _bends, "overtaking": _overtaking}
     arguments = _parser(parts).parse_args()
     Report("guard", arguments).finish_parts(arguments, parts)
     return 0
@@ -59,6 +62,9 @@ def _parser(parts: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--objects", type=int, default=32, help="around the vehicle (default 32)")
     parser.add_argument("--drive-s", type=float, default=20.0, help="in each scene, at each noise (default 20)")
     parser.add_argument("--events", type=int, default=20, help="of each kind, at each noise (default 20)")
+    about = "that end head-on, twice as many clear ones, half as many bends (default 500)"
+    parser.add_argument("--plans", type=int, default=500, help=about)
+    parser.add_argument("--drives", type=int, default=108, help="overtakings (default 108)")
     parser.add_argument("--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)")
     return parser
 
@@ -74,6 +80,48 @@ def _cost(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
         Target("p50 of a check, straight or in a bend", max(took["p50"] for took in checks), "<=", 0.5, "ms"),
         Target("p99 of a check, straight or in a bend", max(took["p99"] for took in checks), "<=", 1.0, "ms"),
     ]
+
+
+def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    say(f"{arguments.plans} plans that end head-on, {2 * arguments.plans} clear ones, from seed {arguments.seed}")
+    found: dict[str, list[bool]] = {}
+    for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
+        kind = "head-on, bends" if scene.road.bends.any() else "head-on, straight"
+        found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
+    for scene in traffic.clear_plans(arguments.seed, 2 * arguments.plans):
+        found.setdefault(f"clear, {scene.kind}", []).append(bool(traffic.refused(scene, 1.0)))
+    rows = [[kind, len(refused), len(refused) - sum(refused), sum(refused)] for kind, refused in found.items()]
+    report.table(f"plans, from seed {arguments.seed}", ("", "drawn", "accepted", "refused"), rows)
+    accepted = sum(len(refused) - sum(refused) for kind, refused in found.items() if kind.startswith("head-on"))
+    clear = [one for kind, refused in found.items() if kind.startswith("clear") for one in refused]
+    return {kind: {"drawn": drawn, "accepted": went, "refused": not_} for kind, drawn, went, not_ in rows}, [
+        Target("accepted plans that end head-on", accepted, "==", 0),
+        Target("refused clear plans", 100 * sum(clear) / max(len(clear), 1), "<=", 1.0, "%"),
+    ]
+
+
+def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    count = arguments.plans // 2
+    say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
+    stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
+    passages, plans = sum(map(bool, stops)), sum(map(len, stops))
+    report.table(f"passages into a bend, from seed {arguments.seed}", ("", "drawn", "with a false stop", "plans"),
+                 [["beside a car", count, passages, plans]])  # fmt: skip
+    figures = {"drawn": count, "passages": passages, "plans": plans}
+    return figures, [Target("passages into a bend with a false stop", passages, "==", 0)]
+
+
+def _overtaking(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
+    say(f"{arguments.drives} overtakings, from seed {arguments.seed}")
+    rng = np.random.default_rng(arguments.seed)
+    found = [traffic.contact_of(traffic.an_overtaking(rng)) for _ in range(arguments.drives)]
+    contacts = [speed for _, speed, _ in found if not math.isnan(speed)]
+    moving = sum(speed > traffic.MOVES for speed in contacts)
+    replaced = sum(verdicts != {"accept"} for _, _, verdicts in found)
+    report.table(f"overtakings, from seed {arguments.seed}", ("", "drawn", "replaced", "contacts", "while moving"),
+                 [["the planner does not look", arguments.drives, replaced, len(contacts), moving]])  # fmt: skip
+    figures = {"drawn": arguments.drives, "replaced": replaced, "contacts": len(contacts), "moving": moving}
+    return figures, [Target("overtakings with a contact of the moving vehicle", moving, "==", 0)]
 
 
 def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:

@@ -71,7 +71,8 @@ def test_telemetry_has_frames_with_scrapes_and_without(run_on):
 
 
 def test_candidate_has_frames_with_and_without_and_the_way_back(run_on):
-    figures = run_on(candidate, f"--seconds 1 --slice 1 --changes 1 {SMALL}")
+    budget = "--budget-ms 5000"  # on a busy machine a shadow that is over it does not serve
+    figures = run_on(candidate, f"--seconds 1 --slice 1 --changes 1 {budget} {SMALL}")
     assert all(figures[kind]["lateness_ms"]["count"] > 0 for kind in ("without", "with a shadow"))
     (back_s,) = figures["candidate"]["back_s"]
     assert back_s > 0

@@ -76,7 +76,7 @@ def without_aoti(options):
 
 
 def test_guard_and_ramps_have_figures(run_here):
-    figures = run_here("guard", "--times 20 --drive-s 0.3 --events 1")
+    figures = run_here("guard", "--times 20 --drive-s 0.3 --events 1 --plans 4 --drives 1")
     assert figures["noise"]["0.1 m, 20 Hz"]["drawn"] == 6 * 6
     assert run_here("ramps", "--seeds 1 --drives 1")
 

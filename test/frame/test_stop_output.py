@@ -34,7 +34,7 @@ def stopped(data, start_ns, deceleration=3.0):
     """The stop as another reader finds it, None where there is none."""
     timed = TimedPath.read(data)
     stop = None if timed is None else timed.stop(start_ns, deceleration)
-    return None if stop is None else STORE.deserialize_cdr(stop, PATH)
+    return None if stop is None else STORE.deserialize_cdr(stop.bytes(), PATH)
 
 
 def stamps_ns(message):

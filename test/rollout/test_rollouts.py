@@ -120,7 +120,7 @@ def beside(stage):
     [
         ({"number": 0}, "0 of the 50 frames beside the base that it has to have first"),
         ({"number": 49}, "49 of the 50 frames beside the base that it has to have first"),
-        ({"number": 500, "untimed": True}, "0 of the 50 frames beside the base that it has to have first"),
+        ({"number": 500, "untimed": True}, "0 of 500 frames have a known time, 5 are needed"),
         ({"number": 200, "late": 5}, "5 of 200 frames would be over the budget or without a result; at most 2.00% may"),
         ({"number": 200, "late": 200}, "200 of 200 frames would be over the budget"),
         ({"number": 200, "late": 4}, ""),
@@ -154,8 +154,9 @@ def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_
 
 
 def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_it_may():
-    assert why_not_to_serve(200, 20, 0.1, Guards()) == ""
-    assert why_not_to_serve(200, 21, 0.1, Guards()) != ""
+    assert why_not_to_serve(200, 200, 20, 0.1, Guards()) == ""
+    assert why_not_to_serve(200, 200, 21, 0.1, Guards()) != ""
+    assert why_not_to_serve(1000, 10, 1, 0.0, Guards()) != ""
 
 
 # -- the thread -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.rig import traffic
+from benchmarks.traffic import lane_drives
 from torchperf_ros.config.config import node_config
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.safety.approach import Approach, gap_left_m, together
@@ -111,19 +111,19 @@ def test_given_a_range_sensor_or_a_slow_one_when_messages_are_far_apart_then_the
 @pytest.mark.parametrize("first", [0, 1000])
 def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_stops_the_vehicle(first):
     for seed in range(first, first + DRIVES // 2):
-        found = traffic.run(traffic.ordinary(seed), seed, until_hit=False)
+        found = lane_drives.run(lane_drives.ordinary(seed), seed, until_hit=False)
         assert (found.reason, found.hit_m_s) == ("", 0.0), seed
 
 
 def test_given_dangers_that_braking_in_time_avoids_when_the_vehicle_sees_nothing_then_the_lane_stops_it():
     for seed in range(2 * DRIVES):
-        found = traffic.run(traffic.danger(seed), seed)
-        assert found.hit_m_s == 0.0 or not traffic.is_avoidable(seed), seed
+        found = lane_drives.run(lane_drives.danger(seed), seed)
+        assert found.hit_m_s == 0.0 or not lane_drives.is_avoidable(seed), seed
 
 
-@pytest.mark.parametrize("kind", traffic.KINDS)
+@pytest.mark.parametrize("kind", lane_drives.KINDS)
 def test_given_a_danger_of_each_kind_when_nobody_brakes_then_it_is_hit(kind):
     """So that the test before can fail."""
-    seed = next(seed for seed in range(200) if traffic.danger(seed).kind == kind)
-    drive = replace(traffic.danger(seed), lasts_s=25.0)
-    assert traffic.run(drive, seed, watches=False).hit_m_s > 0.0
+    seed = next(seed for seed in range(200) if lane_drives.danger(seed).kind == kind)
+    drive = replace(lane_drives.danger(seed), lasts_s=25.0)
+    assert lane_drives.run(drive, seed, watches=False).hit_m_s > 0.0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
@@ -545,12 +546,12 @@ def test_given_braked_plans_that_led_aside_when_there_is_none_then_it_stops_alon
     assert bench.check(None).reason == "there is no plan; stops by 8 m/s^2 along the last valid plan"
 
 
-def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_bend_of_now():
+def test_given_no_way_out_when_the_plan_itself_cannot_be_driven_then_the_stop_is_in_the_lane():
     turned = 10 * T * 0.1  # 10 m/s^2 sideways
     plan = plan_bytes(T, np.sin(turned) / 0.1, (1 - np.cos(turned)) / 0.1, turned)
     found = Bench(boxes=[Box(8.0, 0.0)]).check(plan)
     assert found.verdict is GuardVerdict.UNAVOIDABLE
-    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in the bend that it drives")
+    assert found.reason.endswith("a collision is not avoided by any of it; stops by 8 m/s^2 in its lane")
 
 
 def test_given_a_plan_in_the_vehicles_own_frame_when_checked_then_it_is_judged_where_the_vehicle_is():
@@ -648,3 +649,137 @@ def test_given_any_bytes_as_a_plan_when_checked_then_something_drivable_is_publi
     assert path is not None
     if found.verdict is GuardVerdict.ACCEPT:
         assert bytes(data) == found.payload
+
+
+def replaced(step_s, after_s, plan, odometry):
+    """What is published instead of a plan, `step_s` after the system clock has stepped; and ROS time of now."""
+    bench = Bench(boxes=[Box(30.0, 0.0)] if plan == "too far" else [FAR])
+    good = bench.plan(acceleration=-2.5)
+    if plan != "too far":
+        assert bench.check(good).verdict is GuardVerdict.ACCEPT
+    step_ns, bench.after_s = round(step_s * S), after_s
+    if plan == "too fast":
+        data = plan_bytes(T, 50.0 * T, 0.0, 0.0)
+    else:
+        data = {"too far": straight_plan(), "none": None, "junk": b"junk"}[plan]
+    guard, ros_ns = bench.guard, bench.ros_ns + step_ns
+    if odometry:  # in the clock's new time
+        x, speed = 10.0 * after_s - 1.25 * after_s**2, 10.0 - 2.5 * after_s
+        guard.moved(odometry_bytes(x, speed=speed, stamp_ns=ros_ns), bench.now_ns)
+        guard.saw(0, markers_bytes([Box(30.0, 0.0)] if plan == "too far" else [FAR], stamp_ns=ros_ns), bench.now_ns)
+    else:
+        guard.forget(0)
+        guard.check(good, 10 * S, START_NS, 60.0)
+    found = guard.check(data, bench.now_ns, ros_ns, 60.0, step_ns)
+    return found, TimedPath.parse(found.payload), ros_ns
+
+
+@settings(max_examples=120)
+@given(
+    step_s=st.one_of(st.floats(-0.02, 0.02), st.floats(-12.0, 12.0), st.floats(-1e8, 1e8)),
+    after_s=st.floats(0.0, 2.0),
+    plan=st.sampled_from(["too far", "too fast", "none", "junk"]),
+    odometry=st.booleans(),
+)
+def test_given_any_step_of_the_system_clock_when_a_plan_is_replaced_then_place_and_braking_are_the_same(
+    step_s, after_s, plan, odometry
+):
+    odometry = odometry or plan == "too far"
+    (found, path, ros_ns), (same, other, there_ns) = (replaced(one, after_s, plan, odometry) for one in (step_s, 0.0))
+    assert (found.verdict, found.check) == (same.verdict, same.check)
+    assert path.points == pytest.approx(other.points, abs=1e-6)
+    assert (path.stamps_ns - ros_ns).tolist() == pytest.approx((other.stamps_ns - there_ns).tolist(), abs=100)
+    assert path.stamps_ns[0] == ros_ns
+
+
+@settings(max_examples=100)
+@given(step_s=st.one_of(st.floats(-12.0, 12.0), st.floats(-1e8, 1e8)), later_s=st.floats(0.02, 3.0))
+def test_given_any_step_of_the_system_clock_while_a_stop_goes_on_then_place_and_braking_are_the_same(step_s, later_s):
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    guard.check(straight_plan(), 10 * S, START_NS, 60.0)
+    first = guard.check(None, 10 * S + S // 2, START_NS + S // 2, 60.0)
+    later_ns, step_ns = round(later_s * S), round(step_s * S)
+    found = guard.check(None, 10 * S + S // 2 + later_ns, START_NS + S // 2 + later_ns + step_ns, 60.0)
+    one, other = TimedPath.parse(first.payload), TimedPath.parse(found.payload)
+    assert other.points == pytest.approx(one.points)
+    stepped = abs(step_ns) > later_ns + 5 * MS  # else it may be a clock that runs faster or slower
+    assert set(other.stamps_ns - one.stamps_ns) == {step_ns if stepped else 0}
+
+
+class SilentOdometry(RuleBasedStateMachine):
+    """A vehicle that follows what is published exactly, and a stage and odometry that fail as they like."""
+
+    def __init__(self):
+        super().__init__()
+        self.guard = Guard(guard_options({"guard.act": ["all"]}))
+        self.now_ms, self.step_ns = 10_000, 0
+        self.x, self.speed, self.path, self.braking = 0.0, 10.0, None, False
+        self.odometry()
+
+    @property
+    def ros_ns(self):
+        return START_NS + self.now_ms * MS + self.step_ns
+
+    @rule()
+    def odometry(self):
+        self.felt_ms = self.now_ms
+        self.guard.moved(odometry_bytes(self.x, speed=self.speed, stamp_ns=self.ros_ns), self.now_ms * MS)
+        self.guard.saw(0, markers_bytes([FAR], stamp_ns=self.ros_ns), self.now_ms * MS)
+
+    @rule(ms=st.one_of(st.integers(1, 60), st.integers(1, 900)))
+    def waits(self, ms):
+        self.now_ms += ms
+        at_ns = self.ros_ns
+        if self.path is not None:
+            stamps = (self.path.stamps_ns - at_ns) / S
+            self.x, self.speed = float(np.interp(0.0, stamps, self.path.points[:, 0])), self.path.speed_at(at_ns)
+
+    @rule(speed=st.sampled_from([5.0, 10.0, 39.0, 50.0]), kind=st.sampled_from(["plan", "none", "junk"]))
+    def answers(self, speed, kind):
+        plan = plan_bytes(T, self.x + speed * T, 0.0, 0.0, start_ns=self.ros_ns)
+        data = {"plan": plan, "none": None, "junk": b"junk"}[kind]
+        found = self.guard.check(data, self.now_ms * MS, self.ros_ns, 60.0)
+        if found.payload is None:
+            assert self.path is None
+            return
+        silent, path = self.now_ms - self.felt_ms > 200, TimedPath.parse(found.payload)
+        first = path.speed_at(self.ros_ns)
+        brakes = found.verdict in {GuardVerdict.BRAKE, GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE}
+        if brakes:
+            last_s = (path.stamps_ns[-1] - path.stamps_ns[-2]) / S
+            assert path.points[-1, 0] - path.points[-2, 0] <= 0.5 * 8.0 * last_s**2 + 1e-6  # it ends at standstill
+        if self.braking and silent and found.verdict is not GuardVerdict.UNCHECKED:
+            assert brakes
+            assert first <= self.speed + 0.01
+        self.path, self.braking, self.speed = path, brakes, first
+        self.x = float(np.interp(0.0, (path.stamps_ns - self.ros_ns) / S, path.points[:, 0]))
+
+
+TestSilentOdometry = SilentOdometry.TestCase
+TestSilentOdometry.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+
+
+@settings(max_examples=100)
+@given(
+    speed=st.floats(0.11, 8.0), back=st.booleans(), plan=st.sampled_from(["on", "too fast", "stands", "none", "junk"]),
+    blocked=st.booleans(), turned=st.floats(-3.1, 3.1),
+)  # fmt: skip
+def test_given_a_vehicle_that_rolls_back_when_its_plan_leads_on_then_it_is_braked_the_way_that_it_rolls(
+    speed, back, plan, blocked, turned
+):
+    rolls, way = (-speed if back else speed), np.exp(1j * turned)
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    guard.moved(odometry_bytes(yaw=turned, speed=rolls), 10 * S)
+    box = way * math.copysign(7.0, -rolls) if blocked else 90 + 20j
+    guard.saw(0, markers_bytes([Box(box.real, box.imag, turned)]), 10 * S)
+    along = {"on": -2.0 * np.sign(rolls), "too fast": -50.0 * np.sign(rolls), "stands": 0.0}.get(plan, 0.0) * T * way
+    data = {"none": None, "junk": b"junk"}.get(plan, plan_bytes(T, along.real, along.imag, turned))
+    found = guard.check(data, 10 * S, START_NS, 60.0)
+    if found.verdict is GuardVerdict.ACCEPT:
+        assert speed <= 8.0  # a start within the tolerance
+        return
+    path = TimedPath.parse(found.payload)
+    moved = (path.points[:, 0] + 1j * path.points[:, 1]) * way.conjugate()
+    assert moved.real[-1] == pytest.approx(rolls * speed / (2 * 8.0), abs=0.02)
+    assert (np.diff(moved.real) * rolls >= -1e-6).all()
+    assert path.speed_at(START_NS) <= 1.001 * speed

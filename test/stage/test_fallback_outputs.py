@@ -1,12 +1,17 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.frame import Frame, Origin
 from torchperf_ros.frame.outcome import Fallback
+from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 
 MS = 1_000_000
@@ -86,12 +91,13 @@ def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_
     prepared(outputs, config)
     first = outputs.payload(Fallback.STOP)
     outputs.remember(path(start_ms=100), frame(1, received_ns=50 * MS, stamp_ns=78), late=True)
-    assert prepared(outputs, config, at_ms=233) is Fallback.STOP
+    outputs.remember(path(start_ms=201), frame(2, received_ns=201 * MS, stamp_ns=78), late=True)
+    assert prepared(outputs, config, at_ms=333) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) is first
     assert outputs.frame.stamp_ns == 77
-    outputs.remember(path(start_ms=200), frame(2, received_ns=233 * MS, stamp_ns=79))
+    outputs.remember(path(start_ms=100), frame(3, received_ns=333 * MS, stamp_ns=79))
     assert outputs.payload(Fallback.STOP) is None
-    assert prepared(outputs, config, at_ms=400) is Fallback.STOP
+    assert prepared(outputs, config, at_ms=500) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) != first
     assert outputs.frame.stamp_ns == 79
 
@@ -101,10 +107,18 @@ def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_nex
     outputs.remember(path(), frame(0))
     prepared(outputs, config)
     first = outputs.payload(Fallback.STOP)
-    outputs.remember(path(start_ms=100), frame(1, received_ns=190 * MS), late=True)
+    outputs.remember(path(start_ms=200), frame(1, received_ns=201 * MS), late=True)
     assert prepared(outputs, config, at_ms=233) is Fallback.HOLD_LAST
-    assert prepared(outputs, config, at_ms=300) is Fallback.STOP
+    assert prepared(outputs, config, at_ms=302) is Fallback.STOP
     assert outputs.payload(Fallback.STOP) != first
+
+
+def test_given_a_stop_when_a_late_result_is_of_a_frame_from_before_it_then_it_is_not_held(config):
+    outputs = FallbackOutputs()
+    outputs.remember(path(), frame(0))
+    prepared(outputs, config)
+    outputs.remember(path(start_ms=100), frame(1, received_ns=190 * MS), late=True)
+    assert prepared(outputs, config, at_ms=233) is Fallback.STOP
 
 
 def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then_the_next_is_made_of_that(config):
@@ -175,24 +189,139 @@ def test_given_a_stage_without_stop_when_prepared_then_none_is_made():
 
 
 @pytest.mark.parametrize(
-    ("ros_now_ms", "begins_ms"),
+    ("age_ms", "ros_now_ms"),
     [
-        (100_300, 100_300),
-        (0, 100_250),  # before the first /clock
-        (1_700_000_000_000, 100_250),  # a log that is played without a /clock
+        (50.0, 0),  # a /clock that has ended
+        (math.nan, 0),  # before the first /clock
+        (1.6e12, 1_700_000_000_000),  # a log that is played without a /clock
     ],
 )
-def test_given_ros_time_when_it_is_none_of_the_output_s_own_then_braking_begins_where_its_stamp_says(
-    config, ros_now_ms, begins_ms
+def test_given_a_frame_in_no_ros_time_when_a_stop_is_made_then_it_is_stamped_in_the_frames_own(
+    config, age_ms, ros_now_ms
 ):
     outputs = FallbackOutputs()
     good = frame(0, received_ns=0, stamp_ns=100_000 * MS)
-    good.age_ms = 50.0
+    good.age_ms = age_ms
     outputs.remember(path(start_ms=100_000), good)
     outputs.prepare(config, PATH, 200 * MS, ros_now_ms * MS)
-    stop = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
-    first = stop.poses[0].header.stamp
-    assert first.sec * 1000 + first.nanosec / MS == begins_ms
+    begins_ms, x = begin_of(outputs.payload(Fallback.STOP))
+    assert begins_ms == 100_200 + (50 if age_ms == 50.0 else 0)
+    assert x == pytest.approx((begins_ms - 100_000) / 100)
+
+
+def begin_of(payload):
+    """Stamp in ms and x in m of a path's first pose."""
+    first = STORE.deserialize_cdr(payload, PATH).poses[0]
+    return first.header.stamp.sec * 1000 + first.header.stamp.nanosec / MS, first.pose.position.x
+
+
+steps_ms = st.one_of(st.just(0), st.integers(-20, 20), st.integers(-12_000, 12_000), st.integers(-(10**9), 10**9))
+
+
+@settings(max_examples=300)
+@given(
+    stamped=st.booleans(), age_ms=st.integers(0, 200), since_ms=st.integers(101, 1500), before_ms=steps_ms,
+    gone_ms=st.integers(1, 3000), later_ms=steps_ms,
+)  # fmt: skip
+def test_given_any_step_of_the_system_clock_before_or_during_a_stop_then_place_and_braking_are_the_same(
+    stamped, age_ms, since_ms, before_ms, gone_ms, later_ms
+):
+    config = stage_config("planning", {"hold_last_ms": 100.0})
+    start_ms = 1_700_000_000_000
+    outputs, received_ms = FallbackOutputs(), 5000
+    good = frame(0, received_ns=received_ms * MS, stamp_ns=start_ms * MS if stamped else 0)
+    good.age_ms, good.received_ros_ns = age_ms if stamped else math.nan, (start_ms + age_ms) * MS
+    outputs.remember(path(start_ms=start_ms), good)
+    now_ms = received_ms + since_ms
+    ros_ms = start_ms + age_ms + since_ms + before_ms
+    outputs.prepare(config, PATH, now_ms * MS, ros_ms * MS)
+    assert outputs.choose(config, now_ms * MS) is Fallback.STOP
+    first = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
+    begins_ms, x = begin_of(outputs.payload(Fallback.STOP))
+    assert begins_ms == ros_ms
+    assert x == pytest.approx((age_ms + since_ms) / 100)
+    assert first.poses[-1].pose.position.x == pytest.approx(x + 100 / (2 * config.stop_deceleration))
+    outputs.prepare(config, PATH, (now_ms + gone_ms) * MS, (ros_ms + gone_ms + later_ms) * MS)
+    assert outputs.choose(config, (now_ms + gone_ms) * MS) is Fallback.STOP
+    moved_ms = begin_of(outputs.payload(Fallback.STOP))[0] - begins_ms
+    # A clock that gains no more than the time that has passed may be one that runs fast, as in a simulation.
+    assert moved_ms == (later_ms if abs(later_ms) > gone_ms + 5 else 0)
+    again = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
+    assert [one.pose.position.x for one in again.poses] == [one.pose.position.x for one in first.poses]
+
+
+class FailingStage(RuleBasedStateMachine):
+    """A stage that fails as it likes, and a vehicle that follows what it publishes, at 10 m/s or less.
+
+    Its planner leads on from where the vehicle was when the frame was received, at the speed that it had then.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.config = stage_config("planning", {"hold_last_ms": 700.0})
+        self.outputs, self.now_ms, self.step_ms = FallbackOutputs(), 1000, 0
+        self.speed, self.frames = 10.0, []
+        self.stop = None  # what goes out: its points, when it was made and its first speed
+        self.most = 10.0  # the speed when a stop was made last
+        self.receive()
+
+    @property
+    def ros_ns(self):
+        return (self.now_ms + 1_700_000_000_000 + self.step_ms) * MS
+
+    @rule()
+    def receive(self):
+        made = frame(len(self.frames), received_ns=self.now_ms * MS, stamp_ns=self.ros_ns)
+        made.age_ms, x = 0.0, self.speed * np.arange(31) * 0.1
+        stamps = self.ros_ns + np.arange(31) * 100 * MS
+        plan = TimedPath.made(stamps, np.stack((x, 0 * x, 0 * x), axis=1), 0 * x, b"map")
+        self.frames.append((plan.bytes(), made, self.speed))
+
+    @rule()
+    def answers_in_time(self):
+        data, made, self.speed = self.frames[-1]
+        self.outputs.remember(data, made)
+        self.stop = None
+        self.most = 10.0
+
+    @rule(back=st.integers(0, 3))
+    def answers_late(self, back):
+        self.outputs.remember(*self.frames[max(len(self.frames) - 1 - back, 0)][:2], late=True)
+
+    @rule(ms=st.one_of(st.integers(1, 60), st.integers(1, 900)))
+    def waits(self, ms):
+        self.now_ms += ms
+        if self.stop is not None:
+            _, made_ms, first = self.stop
+            self.speed = max(first - self.config.stop_deceleration * (self.now_ms - made_ms) / 1000, 0.0)
+
+    @rule(ms=st.integers(-20_000, 20_000))
+    def clock_steps(self, ms):
+        self.step_ms += ms
+
+    @rule()
+    def fails(self):
+        self.outputs.prepare(self.config, PATH, self.now_ms * MS, self.ros_ns)
+        chosen = self.outputs.choose(self.config, self.now_ms * MS)
+        if chosen is not Fallback.STOP:
+            if chosen is Fallback.HOLD_LAST:
+                self.speed = next(speed for _, made, speed in self.frames if made is self.outputs.frame)
+            assert self.stop is None or chosen is Fallback.HOLD_LAST  # it goes on for as long as the stage fails
+            self.stop = None
+            return
+        stop = TimedPath.read(self.outputs.payload(Fallback.STOP))
+        assert stop.points[-1, 0] - stop.points[-2, 0] < 0.02  # it ends at standstill
+        if self.stop is not None:
+            assert stop.points == pytest.approx(self.stop[0])
+            return
+        first = stop.speed_at(int(stop.stamps_ns[0]))
+        assert first <= self.most + 1e-6
+        assert first <= self.speed + 1e-6
+        self.stop, self.most = (stop.points, self.now_ms, first), self.speed
+
+
+TestFailingStage = FailingStage.TestCase
+TestFailingStage.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 BEST = ("backup", "hold_last", "stop")

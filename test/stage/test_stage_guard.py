@@ -156,6 +156,24 @@ def test_given_a_plan_of_an_old_frame_when_checked_then_all_of_its_age_is_in_the
     assert (found.verdict is GuardVerdict.ACCEPT) == (age_s < 1.0)
 
 
+@pytest.mark.parametrize(("age_s", "verdict"), [(0.05, GuardVerdict.ACCEPT), (11.0, None), (60.0, None)])
+@pytest.mark.parametrize("first", [True, False])
+def test_given_a_frame_and_detections_of_long_ago_when_they_agree_then_the_plan_is_not_accepted(
+    make_frame, age_s, verdict, first
+):
+    guard, _ = fresh_guard()
+    guard.take(ODOMETRY, odometry_bytes(), START_NS, 10 * S)
+    if not first:
+        guard.take(DETECTIONS, markers_bytes([]), START_NS, 10 * S)
+        frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)
+        assert guard.check(straight_plan(), frame, 10 * S, START_NS).verdict is GuardVerdict.ACCEPT
+    then_ns = START_NS - round(age_s * S)
+    frame = make_frame(received_ns=10 * S, stamp_ns=then_ns, age_ms=1000 * age_s)
+    guard.take(DETECTIONS, markers_bytes([Box(90.0, 20.0)], stamp_ns=then_ns), then_ns, 10 * S)
+    found = guard.check(straight_plan(start_ns=then_ns), frame, 10 * S, START_NS)
+    assert (found.verdict is GuardVerdict.ACCEPT) == (verdict is GuardVerdict.ACCEPT)
+
+
 def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_alert_and_on_diagnostics(make_frame):
     guard, told = fresh_guard()
     frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)

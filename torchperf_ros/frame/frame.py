@@ -74,6 +74,7 @@ class Frame:
         budget_ms: its budget, counted as `budget_from` says.
         stale: its deadline had passed when its turn came, so it is answered at once.
         inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
+        received_ros_ns: ROS time of the receipt, 0 if unknown.
     """
 
     seq: int  # number of the frame in its stage, counted from 0 over every frame received
@@ -88,6 +89,7 @@ class Frame:
     budget_ms: float = math.nan
     stale: bool = False
     inputs_since_ns: int = 0
+    received_ros_ns: int = 0
 
     @property
     def gone_ms(self) -> float:
@@ -230,4 +232,7 @@ def admit(
         refusal = f"message of {len(data)} bytes; max_frame_bytes is {config.max_frame_bytes}"
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
     deadline_ns = counts_from_ns + round((budget_ms - counted_age_ms) * NS_PER_MS)
-    return Frame(-1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms)
+    return Frame(
+        -1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms,
+        received_ros_ns=ros_now_ns,
+    )  # fmt: skip

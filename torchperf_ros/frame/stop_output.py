@@ -80,6 +80,7 @@ PATH = "nav_msgs/msg/Path"
 
 _MOST_POSES = 200  # of a stop: 5 cm apart over the 10 m that 10 m/s take at 5 m/s^2
 _MOST_READ = 10_000  # poses of a path that is read: reading and braking take some 2 ms then, and a stop has 4
+_STEP_NS = 5_000_000  # between two answers, beyond what a clock at up to twice the speed gains; 15 cm at 30 m/s
 _PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
 
 
@@ -95,7 +96,8 @@ def warm_up_stop(output_type: str) -> None:
         return
     head = b"\0\1\0\0" + bytes(8) + b"\1\0\0\0" + bytes(4)  # little-endian; a header without stamp or frame
     path = TimedPath(head, "<", b"\1\0\0\0\0", np.arange(2) * NS_PER_S, np.zeros((2, 3)), np.zeros((2, 4)))
-    TimedPath.read(path.stop(0, 1.0) or b"")
+    stop = path.stop(0, 1.0)
+    TimedPath.read(b"" if stop is None else stop.bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class TimedPath:
     stamps_ns: NDArray[np.int64]  # of the poses, shape [n]
     points: Floats  # positions in m, shape [n, 3]
     turns: Floats  # orientations as x, y, z, w, shape [n, 4]
+    moved_ns: int = 0  # by how much the stamps were moved since they were read; that of `head` is as it was read
 
     @classmethod
     def read(cls, path: bytes) -> "TimedPath | None":
@@ -182,22 +185,39 @@ class TimedPath:
         """Whether every position and orientation is."""
         return bool(np.isfinite(self.points).all() and np.isfinite(self.turns).all())
 
-    def stop(self, start_ns: int, deceleration: float) -> bytes | None:
+    def moved(self, by_ns: int) -> "TimedPath":
+        """The same path, its poses stamped so much later: with the ROS clock, which has stepped."""
+        return replace(self, stamps_ns=self.stamps_ns + by_ns, moved_ns=self.moved_ns + by_ns) if by_ns else self
+
+    def speed_at(self, at_ns: int) -> float:
+        """In m/s, exact where it changes evenly, as in braking; 0 beyond either end."""
+        if not self.stamps_ns[0] <= at_ns < self.stamps_ns[-1]:
+            return 0.0
+        times_s = (self.stamps_ns - at_ns) / NS_PER_S
+        spans = times_s[1:] - times_s[:-1]
+        speeds = _lengths(self.points[1:] - self.points[:-1]) / spans  # those in the middle of each step
+        middles = times_s[:-1] + 0.5 * spans
+        if middles[0] < 0.0 or len(speeds) < 2:  # noqa: PLR2004 - from one to another
+            return float(np.interp(0.0, middles, speeds))
+        gained = (speeds[1] - speeds[0]) / (middles[1] - middles[0])
+        return max(float(speeds[0] - gained * middles[0]), 0.0)
+
+    def stop(self, start_ns: int, deceleration: float) -> "TimedPath | None":
         """Brake along the path from `start_ns` on, as fast as the path is there.
 
         `header.stamp` stays that of the frame that the path was computed from, so that its age shows; the poses, as
         many as the path has and at most 200, are stamped from `start_ns` to standstill and turned as the path is there.
 
         Args:
-            start_ns: ROS time at which braking begins.
+            start_ns: when braking begins, in the time of the path's stamps.
             deceleration: m/s^2.
 
         Returns:
-            CDR bytes of the braking path; None if the path does not say where the vehicle is then.
+            The braking path; None if the path does not say where the vehicle is then.
         """
         if not self.stamps_ns[0] <= start_ns <= self.stamps_ns[-1]:
             return None
-        return self.braked(start_ns, deceleration, min(len(self.stamps_ns), _MOST_POSES)).bytes()
+        return self.braked(start_ns, deceleration, min(len(self.stamps_ns), _MOST_POSES))
 
     def braked(self, start_ns: int, deceleration: float, count: int, *, speed: float | None = None) -> "TimedPath":
         """The path with this many poses from `start_ns`, which lies on it, to standstill; see `brake_along`."""
@@ -242,6 +262,33 @@ class TimedPath:
             poses.first_stamp[0, column], poses.later_stamps[:, column] = part[0], part[1:]
         poses.later_ids[:] = np.frombuffer(self.frame_id, np.uint8)
         return bytes(message)
+
+
+@dataclass(frozen=True, slots=True)
+class GoingStop:
+    """A stop that goes out, as it was published last.
+
+    Its place and its braking follow the monotonic clock. Its stamps are in ROS time, so they move with a step of that
+    clock. A clock that runs slower or faster, as that of a simulation, does not step.
+    """
+
+    path: TimedPath
+    payload: bytes
+    now_ns: int  # monotonic
+    ros_now_ns: int
+
+    @classmethod
+    def begun(cls, path: TimedPath, now_ns: int, ros_now_ns: int) -> "GoingStop":
+        """Of a path that brakes, stamped from the ROS time of now on."""
+        return cls(path, path.bytes(), now_ns, ros_now_ns)
+
+    def at(self, now_ns: int, ros_now_ns: int) -> "GoingStop":
+        """The same at a later time; with other stamps if the ROS clock has stepped since."""
+        passed_ns = now_ns - self.now_ns
+        step_ns = ros_now_ns - self.ros_now_ns - passed_ns
+        if abs(step_ns) <= abs(passed_ns) + _STEP_NS:
+            return replace(self, now_ns=now_ns, ros_now_ns=ros_now_ns)
+        return self.begun(self.path.moved(step_ns), now_ns, ros_now_ns)
 
 
 class _Poses:

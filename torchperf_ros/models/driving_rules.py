@@ -39,7 +39,9 @@ _MAX_JERK: Final = 25.0  # m/s^3 while braking begins; 6 m/s^2 are reached after
 _HALF_WIDTH_M, _FRONT_M = 0.95, 3.5  # of the vehicle; from its reference point, the rear axle, to its front bumper
 _SIDE_MARGIN_M: Final = 0.35
 _CENTRE_AFTER_S: Final = 3.0
+_CHANGES_M: Final = 1.0  # one that is further aside than that changes lanes
 _SPARE_M: Final = 0.5
+_MOST_LATERAL, _MOST_CURVATURE = 2.0, 0.1  # m/s^2 and 1/m, of 6 d / way^2, as sharply as it turns to move d m aside
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,16 @@ def plan_along(
         speeds.append(max(0.0, v + acceleration * STEP_S))
         travelled.append(travelled[-1] + 0.5 * (v + speeds[-1]) * STEP_S)
     s = s0 + np.array(travelled)
-    share = np.clip(np.arange(POSES) * STEP_S / _CENTRE_AFTER_S, 0.0, 1.0)
+    aside_m = abs(d0)
+    way_m = max(
+        speed * _CENTRE_AFTER_S, max(speeds) * math.sqrt(6.0 * aside_m / _MOST_LATERAL),
+        math.sqrt(6.0 * aside_m / _MOST_CURVATURE), _GAP_M,
+    )  # fmt: skip
+    share = np.clip(np.array(travelled) / way_m, 0.0, 1.0)
     d = d0 * (1.0 - share * share * (3.0 - 2.0 * share))
-    return np.concatenate((lane.at(s, d), np.array(speeds)[:, None]), axis=1)
+    plan = np.concatenate((lane.at(s, d), np.array(speeds)[:, None]), axis=1)
+    plan[:, 2] -= np.arctan(6.0 * d0 * share * (1.0 - share) / way_m)  # the slope of d
+    return plan
 
 
 def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) -> Sequence[tuple[float, float]]:
@@ -193,8 +202,11 @@ def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) ->
     later = place[:, 1] + across * ahead_s
     nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
     margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
+    in_way = nearest < margin
+    if abs(d0) > _CHANGES_M:  # until it has left the lane in which they are, it follows those who drive there
+        in_way |= (np.abs(place[:, 1] - d0) < _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M) & (along >= 0.0)
     ahead = place[:, 0] + half_length > s0
-    chosen = np.flatnonzero(ahead & (nearest < margin))
+    chosen = np.flatnonzero(ahead & in_way)
     return [(float(gap[index]), max(0.0, float(along[index]))) for index in chosen]
 
 

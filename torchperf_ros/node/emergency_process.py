@@ -216,16 +216,27 @@ class _Lane:
         orders = {
             "activate": self._activate, "hold": self._hold, "deactivate": self._deactivate, "close": self._close,
         }  # fmt: skip
-        while data := self._socket.recv(MAX_PACKET_BYTES):
-            order = json.loads(data)["order"]
-            if order == "beat":  # without waking the lane's thread, which looks when the node would be silent
-                self.rules.beat(monotonic_ns())
-            elif order == "status":
-                self._send(status=_fields(self._status()))
-                gc.collect()
-            else:
-                self._do(orders[order])
+        while data := self._receive():
+            try:
+                order = json.loads(data)["order"]
+                if order == "beat":  # without waking the lane's thread, which looks when the node would be silent
+                    self.rules.beat(monotonic_ns())
+                elif order == "status":
+                    self._send(status=_fields(self._status()))
+                    gc.collect()
+                else:
+                    self._do(orders[order])
+            except Exception:  # the thread's boundary: whatever it is asked, it has to notice the node's end
+                self.errors += 1
+                self._send(error=traceback.format_exc())
         self._do(self._left_alone)
+
+    def _receive(self) -> bytes:
+        """What the node says next; empty once it is gone, which it may be before it has read all that it was sent."""
+        try:
+            return self._socket.recv(MAX_PACKET_BYTES)
+        except OSError:
+            return b""
 
     def _do(self, what: Callable[[int], None]) -> None:
         self._orders.append(what)

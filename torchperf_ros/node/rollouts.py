@@ -87,7 +87,7 @@ class Trial:
         if shadow is not None:
             total = shadow.figures.total
             base_share = total.base_late / total.pairs if total.pairs else 0.0
-            self.waits = why_not_to_serve(total.both, total.candidate_late, base_share, limits)
+            self.waits = why_not_to_serve(total.pairs, total.both, total.candidate_late, base_share, limits)
         return not self.waits
 
     def compare(self) -> None:

@@ -108,26 +108,31 @@ def broken_guard(guards: Guards, figures: Figures) -> str:
     return ""
 
 
-LEAST_PAIRS: Final = 50
-"""Frames that both versions had, with known times, before a candidate serves: where none of so many was late, at most
-6 % are (the rule of three, at 95 %). One that is over the budget as a rule does not serve at all; once it serves,
-`miss_ratio` looks after the rest. At 30 Hz it takes 2 s."""
+LEAST_PAIRS, LEAST_TIMED = 50, 5
+"""Frames that both versions had before a candidate serves, and those among them with a known time of the candidate.
+
+Where none of 50 fails at most 6 % do (the rule of three, at 95 %). A time is known where no other frame came meanwhile:
+of a candidate that takes longer than frames are apart none is, and on a full machine few are.
+"""
 
 
-def why_not_to_serve(pairs: int, late: int, base_share: float, limits: Guards) -> str:
+def why_not_to_serve(pairs: int, timed: int, late: int, base_share: float, limits: Guards) -> str:
     """Why a candidate that stands beside may not serve yet, by the frames that both versions had; "" if it may.
 
     Args:
-        pairs: whose times are known.
-        late: of them, those in which the candidate would have missed the deadline, or had no result.
+        pairs: frames that both had.
+        timed: of them, those with a known time of the candidate.
+        late: frames in which the candidate would have missed the deadline, or had no result.
         base_share: share of its frames in which the base missed it.
         limits: a candidate that is over the budget more often than `miss_ratio`, and than the base, does not serve.
     """
+    most = max(limits.miss_ratio, base_share)
     if pairs < LEAST_PAIRS:
         return f"{pairs} of the {LEAST_PAIRS} frames beside the base that it has to have first"
-    most = max(limits.miss_ratio, base_share)
-    if late > most * pairs:
-        return f"{late} of {pairs} frames would be over the budget or without a result; at most {most:.2%} may"
+    if late > most * timed:
+        return f"{late} of {timed} frames would be over the budget or without a result; at most {most:.2%} may"
+    if timed < LEAST_TIMED:
+        return f"{timed} of {pairs} frames have a known time, {LEAST_TIMED} are needed: it gives way to other frames"
     return ""
 
 

@@ -20,9 +20,10 @@ from torchperf_ros.safety.sensor_points import Floats, Points
 
 _CELL_M: Final = 0.5
 _NEAR_CELLS: Final = 2  # things are one where less than three cells, 1.5 m, lie between them
-_NEIGHBOURS: Final = tuple(
-    (dx, dy) for dx in range(-_NEAR_CELLS, _NEAR_CELLS + 1) for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1)
-)
+_ROW: Final = 1 << 20  # cells of a row of the grid, as keys count them
+_NEIGHBOURS: Final = np.array([
+    dx * _ROW + dy for dx in range(_NEAR_CELLS + 1) for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1) if (dx, dy) > (0, 0)
+])  # fmt: skip
 _NEAREST: Final = 3  # points whose mean is where a thing begins: one alone may be noise
 _BESIDE_M: Final = 2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
 _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
@@ -142,8 +143,12 @@ class Approach:
         passed_s = now_s - self._at_s if math.isfinite(self._at_s) else 0.0
         self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
         self._at_s = now_s
-        far_m, x, y = way.length_m + abs(speed) * _LOOKS_S, points.x, points.y
-        wide_way_m = replace(way, margin_m=way.margin_m + _BESIDE_M).way_m(x, y)
+        far_m, wide = way.length_m + abs(speed) * _LOOKS_S, replace(way, margin_m=way.margin_m + _BESIDE_M)
+        reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m  # an arc leads no further than it is long
+        x, y = points.x, points.y
+        before = ((x < 0) if way.backwards else (x > 0)) & (x * x + y * y <= reach_m * reach_m)
+        x, y = x[before], y[before]
+        wide_way_m = wide.way_m(x, y)
         near = wide_way_m <= far_m
         x, y, wide_way_m = x[near], y[near], wide_way_m[near]
         way_m = way.way_m(x, y)
@@ -248,24 +253,18 @@ def together(x: Floats, y: Floats) -> list[NDArray[np.int64]]:
     """Indices of points that lie together, of each thing: linked over cells of a grid."""
     if not len(x):
         return []
-    cells = np.floor(np.column_stack((x, y)) / _CELL_M).astype(np.int64)
-    own, of_point = np.unique(cells, axis=0, return_inverse=True)
-    of_point = of_point.reshape(-1)
-    places = {(cx, cy): number for number, (cx, cy) in enumerate(own.tolist())}
-    label = [-1] * len(places)
-    count = 0
-    for start in range(len(label)):
-        if label[start] >= 0:
-            continue
-        label[start], waiting = count, [start]
-        while waiting:
-            cx, cy = own[waiting.pop()].tolist()
-            for dx, dy in _NEIGHBOURS:
-                other = places.get((cx + dx, cy + dy))
-                if other is not None and label[other] < 0:
-                    label[other] = count
-                    waiting.append(other)
-        count += 1
-    labels = np.array(label)[of_point]
+    keys = np.floor(x / _CELL_M).astype(np.int64) * _ROW + np.floor(y / _CELL_M).astype(np.int64)
+    cells, of_point = np.unique(keys, return_inverse=True)
+    wanted = cells[:, None] + _NEIGHBOURS
+    at = np.minimum(cells.searchsorted(wanted), len(cells) - 1)
+    one, neighbour = np.nonzero(cells[at] == wanted)
+    other = at[one, neighbour]
+    label, before = np.arange(len(cells)), None
+    while before is None or (label != before).any():  # each takes the least label of its neighbours, and that one's own
+        before = label.copy()
+        np.minimum.at(label, one, before[other])
+        np.minimum.at(label, other, before[one])
+        label = label[label]
+    labels = label[of_point.reshape(-1)]
     order = np.argsort(labels, kind="stable")
     return list(np.split(order, np.flatnonzero(np.diff(labels[order])) + 1))

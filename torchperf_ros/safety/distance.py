@@ -1,10 +1,8 @@
-"""How close a plan comes to obstacles: its swept footprint against predicted boxes, and RSS to what drives ahead.
+"""How close a plan comes to obstacles: its swept footprint against predicted boxes, and RSS to what is ahead.
 
-Obstacles go on at constant velocity. One that drives along the plan's way, either way, follows its bends at constant
-speed and keeps drifting sideways as it does now: a straight line would take every car of the lane beside us into ours
-in a bend. But a plan that changes lanes bends as well, and what drives beside or behind us in that lane, or is passed
-soon, does not: such an obstacle also goes on, for 2 s (1 s if it comes towards us), in the bend that we drive now, and
-has to stay clear of the plan in both cases.
+RSS is Shalev-Shwartz, Shammah and Shashua 2017, On a Formal Model of Safe and Scalable Self-driving Cars. Of its rules
+the longitudinal ones are here: definition 1 for one direction, definition 3 for opposite ones. Sideways, the swept
+footprint keeps `margin_m` (mu in definition 6) to predicted boxes, which drift as they do. See `prediction` for these.
 """
 
 import math
@@ -15,31 +13,20 @@ from numpy.typing import NDArray
 
 from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Finding, Track, largest, unit
-from torchperf_ros.safety.obstacles import Complex, Seen
+from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
+from torchperf_ros.safety.obstacles import Seen
+from torchperf_ros.safety.prediction import STANDS, Arc, Course, Flags, Rows, course_of, predicted
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the width, in m
 
-_STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
-_ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
-_DRIFTS = 0.35  # m/s across the way: 1 m in 3 s, as much as there is between cars of two lanes
-_ASLANT = 0.002  # rad; a lane's heading is known so well where it is led on round a bend
-_KNOWN_M = 10.0  # beyond its ends a lane is known for so far
-_ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
+_TOWARDS = math.cos(math.radians(30.0))  # between both directions: such an obstacle comes towards us
 _MOVES = 0.05  # m/s; what touches a vehicle that is slower has come to it
 _FULL_BRAKING = 0.9  # of rss_brake: the plan's braking is found from rounded poses
 _SURE_M = 0.1  # by which what follows us has to be behind us and in our way, at least
 _UNSEEN_BEND = 0.001  # 1/m; the plan of a vehicle that hardly moves does not show it
-_SAME_BEND_S = 2.0  # the longer, the sooner a lane change is noticed; the shorter, the later a road's bend may begin
-_TOWARDS_BEND_S = 1.0  # likewise of what comes towards us, which is far ahead in another bend
 _FEW = 40  # obstacles, of which leaving out the far ones takes as long as it saves
-_STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
-_STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
-_ROUGH_M = 0.1  # that may be missing where obstacles are left out: between the points that were looked at
-_ROUGH_WAY_M = 1.8  # of two points 5 m apart, a bend leads so far squared aside: 5^2 / 8
 _TOUCHES_M = 0.001  # boxes so close are in contact
+_ROUGH_M = 0.5  # that may be missing where obstacles are left out: between the points that were looked at
 _SLACK_M = 0.05  # that a plan may come closer to what is already too close
 
 
@@ -48,26 +35,118 @@ class Closeness(NamedTuple):
 
     Attributes:
         finding: what is too close, None if nothing is.
-        contact: whether the moving vehicle touches an obstacle, without any margin.
+        contact: whether the vehicle, by its doing, touches an obstacle, without any margin.
         ttc_s: until the plan touches an obstacle, or the vehicle at its speed one that is ahead; NaN: not foreseen.
         needed_deceleration: m/s^2 that avoid this, NaN likewise.
+        contact_s, impact: when it touches, infinite if it does not, and how fast both are against each other, in m/s.
+        in_way: whether it ends in the way of something that comes towards it, however far.
     """
 
     finding: Finding | None = None
     contact: bool = False
     ttc_s: float = math.nan
     needed_deceleration: float = math.nan
+    contact_s: float = math.inf
+    impact: float = 0.0
+    in_way: bool = False
+
+    @property
+    def threatens(self) -> bool:
+        """Whether anything is too close, or comes towards it."""
+        return self.finding is not None or self.in_way
 
 
-def rss_distance(speed: Floats, lead_speed: Floats, response_s: Floats, options: GuardOptions) -> Floats:
-    """The smallest safe distance in m to a vehicle ahead, of RSS (Shalev-Shwartz et al. 2017, definition 1).
+def stopping_m(speed: Floats, response_s: Floats, accel: float, brake: float) -> Floats:
+    """The way in m of a vehicle that responds and stops, as in all of RSS: v r + a r^2 / 2 + (v + a r)^2 / (2 b).
 
-    We respond after `response_s`, accelerating until then by `rss_accel`, and brake by `rss_brake`; the vehicle ahead
-    brakes by `rss_lead_brake` at once: v r + a r^2 / 2 + (v + a r)^2 / (2 b) - v_lead^2 / (2 b_lead), at least 0.
+    Args:
+        speed: v in m/s, at least 0.
+        response_s: r, until which it accelerates.
+        accel: a in m/s^2 meanwhile; RSS a_max,accel.
+        brake: b in m/s^2 from then on; RSS a_min,brake.
     """
-    faster = speed + options.rss_accel * response_s
-    own = speed * response_s + 0.5 * options.rss_accel * response_s**2 + faster**2 / (2 * options.rss_brake)
+    faster = speed + accel * response_s
+    return np.asarray(speed * response_s + 0.5 * accel * response_s**2 + faster**2 / (2 * brake))
+
+
+def rss_same_direction(speed: Floats, lead_speed: Floats, response_s: Floats, options: GuardOptions) -> Floats:
+    """The smallest safe distance in m to a vehicle ahead in our direction: RSS, definition 1.
+
+    We respond and brake by `rss_brake`; the vehicle ahead brakes by `rss_lead_brake` (a_max,brake) at once:
+    stopping way less v_lead^2 / (2 b_lead), at least 0. Speeds in m/s, at least 0.
+    """
+    own = stopping_m(speed, response_s, options.rss_accel, options.rss_brake)
     return np.maximum(own - lead_speed**2 / (2 * options.rss_lead_brake), 0.0)
+
+
+def rss_opposite_direction(speed: Floats, other_speed: Floats, response_s: Floats, options: GuardOptions) -> Floats:
+    """The smallest safe distance in m between two that drive towards each other: RSS, definition 3.
+
+    Both respond after the same time, accelerating until then, and brake by `rss_brake` to standstill: the sum of both
+    stopping ways. Speeds in m/s, at least 0, each in its own direction.
+    """
+    own = stopping_m(speed, response_s, options.rss_accel, options.rss_brake)
+    return own + stopping_m(other_speed, response_s, options.rss_accel, options.rss_brake)
+
+
+class Ahead(NamedTuple):
+    """A plan from now on, as it is compared with obstacles: its poses, its way, and its speed at each pose in m/s."""
+
+    track: Track
+    widened_m: float
+    lane: Lane
+    arc: Arc
+    speeds: Floats
+
+    @property
+    def lasts_s(self) -> float:
+        """Until its last pose."""
+        return float(self.track.t_s[-1])
+
+
+class Roles(NamedTuple):
+    """What obstacles are to us along the plan's way; shapes [n].
+
+    Attributes:
+        reach_m, near_m: half of each box along our way; so far aside of it its middle is in our way.
+        gap_m: from our front to its rear.
+        nearest_m: how far its middle is aside at least, while the plan lasts.
+        follows: it comes from behind in our way, and has to keep its distance itself (RSS, rule 1).
+        passes: it comes from behind, and overlaps our way with its margin.
+        ahead: it is in our way now, and before us.
+        allowed_m: so close to it the plan may lead.
+    """
+
+    reach_m: Floats
+    near_m: Floats
+    gap_m: Floats
+    nearest_m: Floats
+    follows: Flags
+    passes: Flags
+    ahead: Flags
+    allowed_m: Floats
+
+
+def roles_of(course: Course, lane: Lane, lasts_s: float, seen: Seen, options: GuardOptions) -> Roles:
+    """What obstacles are to us; see `Roles`.
+
+    To change into the way of something in another lane would be our doing, so what follows us has to overlap our way,
+    the more the further behind it is. What passes beside our lane may be as close as it is aside now.
+    """
+    along, vehicle, margin_m = course.along, options.vehicle, options.margin_m
+    reach_m, near_m = _shadow(seen.units * along.ways.conj(), _as_complex(seen.halves))
+    near_m = near_m + (0.5 * vehicle.width_m + margin_m)
+    front = vehicle.rear_m if lane.backward else vehicle.length_m - vehicle.rear_m
+    gap_m = along.s - reach_m - front
+    side_m = np.abs(along.left) - near_m  # less than zero: in our way
+    nearest_m = _nearest(along.left, along.left + along.drift * course.is_along * lasts_s)
+    same = course.is_along & (along.ahead > 0)
+    behind = same & (along.s + reach_m < front - vehicle.length_m - _SURE_M)
+    passes = behind & (side_m < 0)
+    follows = behind & (side_m + 0.5 * _UNSEEN_BEND * along.s * along.s < -margin_m - _SURE_M)
+    ahead = (side_m < 0) & (along.s > front - 0.5 * vehicle.length_m) & ~passes
+    allowed_m = np.minimum(np.maximum(side_m - _SLACK_M, -margin_m) * behind + margin_m, margin_m)
+    return Roles(reach_m, near_m, gap_m, nearest_m, follows, passes, ahead, allowed_m)
 
 
 def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> Closeness:
@@ -82,35 +161,78 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         options: vehicle and limits.
     """
     t_s = track.t_s
-    speeds = _speeds(t_s, lane.own_steps)
-    seen = _near(seen, lane.own_place[0], lane.length, float(t_s[-1]), speeds, options)
+    ahead = Ahead(track, widened_m, lane, Arc(lane, bend), _speeds(t_s, lane.own_steps))
+    seen = _near(ahead, seen, options)
     if not len(seen.yaws):
         return Closeness()
-    others = _Others(lane, float(t_s[-1]), bend, seen, options)
-    finding = _rss(t_s, speeds, others, lane, options)
-    which, aside = _chosen(track, largest(speeds), widened_m, others, lane, options)
-    once, contact, touches = len(which), False, None
-    if once + len(aside):
-        places, yaws = _predicted(t_s, which, aside, others, lane, seen)
-        which = np.concatenate((which, aside))
-        clearance, kept = _clearances(track, lane, widened_m, places, yaws, seen.halves[which], options)
-        which = which[kept]
+    course = course_of(lane, ahead.arc, seen)
+    roles = roles_of(course, lane, ahead.lasts_s, seen, options)
+    rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
+    finding = too_close_behind(ahead, course, roles, seen, options)
+    contact_s, impact, touches = math.inf, 0.0, None
+    clearance, kept = _clearances(track, lane, widened_m, rows.places, rows.yaws, seen.halves[rows.which], options)
+    which = rows.which[kept]
     if len(which):
-        moves = lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1])
-        ours = moves[:, None] & ((t_s[:-1, None] <= others.bends_s[which]) | (kept < once))
-        allowed = np.minimum(
-            np.maximum(clearance[0] - _SLACK_M, _TOUCHES_M), np.minimum(others.allowed_m, options.margin_m)[which]
-        )
-        short = np.where(ours, clearance[1:] - allowed, math.inf)
+        moves = np.broadcast_to((lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1]))[:, None], clearance[1:].shape)
+        touches = clearance[1:] < _TOUCHES_M
+        if (touches & ~moves).any():
+            moves = moves | _clear_of_standing(
+                track, rows.places[:, kept], rows.yaws[:, kept], seen.halves[which], options
+            )
+        allowed = np.minimum(np.maximum(clearance[0] - _SLACK_M, _TOUCHES_M), roles.allowed_m[which])
+        short = np.where(moves, clearance[1:] - allowed, math.inf)
         if short.min() < 0.0:
             at, column = np.unravel_index(short.argmin(), short.shape)
             value, limit = float(clearance[1 + at, column]), float(allowed[column])
             text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
             finding = Finding("distance", value, limit, text)
-        touches = ours & (clearance[1:] < _TOUCHES_M)
-        contact = bool(touches.any())
-    ttc_s, needed = _collision(t_s, float(speeds[0]), touches, which, others, lane)
-    return Closeness(finding, contact, ttc_s, needed)
+        touches &= moves
+        if touches.any():
+            at, column = np.unravel_index(touches.argmax(), touches.shape)
+            contact_s, impact = float(t_s[at]), _impact(track, rows.places[:, kept[column]], int(at))
+    in_way = False
+    if math.isinf(contact_s):
+        head_on, contact_s, impact, in_way = meets_head_on(ahead, course, roles, rows, seen, options)
+        finding = finding or head_on
+    ttc_s, needed = _collision(ahead, touches, which, course, roles, seen)
+    return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact, in_way)
+
+
+def _may_be_close(ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions) -> tuple[Flags, Flags]:
+    """Which obstacles may come within the margin, if they go on along the lane, and if they do not; few on a road do.
+
+    Along the lane none does whose middle is further aside at all times than both half widths, the margin, what our
+    ends swing out, and what the lane bends over both lengths. Others may go anywhere at their speed.
+    """
+    track, lane, vehicle = ahead.track, ahead.lane, options.vehicle
+    furthest_m = max(vehicle.rear_m, vehicle.length_m - vehicle.rear_m)
+    steps = (track.place[1:] - track.place[:-1]) * lane.own_unit[:-1].conj()
+    slips = np.abs(steps.imag) / np.maximum(lane.own_steps, _TOUCHES_M)
+    swings_m = furthest_m * min(largest(slips), 1.0) + ahead.widened_m + _ROUGH_M
+    bends = lane.tightest if lane.curved else 0.0
+    reach_m = furthest_m + roles.reach_m
+    room_m = roles.nearest_m - roles.near_m - (swings_m + bends * (reach_m * reach_m + lane.own_steps.max() ** 2))
+    counts = ~roles.follows
+    anywhere_m = np.abs(course.along.left) - seen.speeds * ahead.lasts_s - roles.near_m - reach_m - swings_m
+    if not lane.curved:  # what goes straight on keeps its drift from the lane
+        sideways_m = np.abs(course.along.drift) * ahead.lasts_s
+        anywhere_m = np.abs(course.along.left) - sideways_m - roles.near_m - swings_m
+    return counts & (room_m < 0.0), counts & ((anywhere_m < 0.0) | course.joined)
+
+
+def _clear_of_standing(track: Track, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions) -> Flags:
+    """Which boxes [poses, n] would never touch the vehicle if it stood where it is now: then driving there was ours."""
+    here = Track(track.t_s, np.full_like(track.place, track.place[0]), np.full_like(track.yaw, track.yaw[0]))
+    clearance, kept = _clearances(here, Lane(here), 0.0, places, yaws, halves, options)
+    clear = np.ones(places.shape[1], np.bool_)
+    clear[kept] = np.minimum.reduce(clearance) >= _TOUCHES_M
+    return clear
+
+
+def _impact(track: Track, places: Complex, at: int) -> float:
+    """How fast the vehicle and an obstacle are against each other in m/s, from one pose to the next."""
+    steps = (track.place[at + 1] - track.place[at]) - (places[at + 1] - places[at])
+    return abs(complex(steps)) / float(track.t_s[at + 1] - track.t_s[at])
 
 
 def _speeds(t_s: Floats, ways: Floats) -> Floats:
@@ -134,175 +256,16 @@ def _fastest(speeds: Floats, steps: Floats) -> Floats:
     return fastest
 
 
-def _near(seen: Seen, here: complex, way_m: float, lasts_s: float, speeds: Floats, options: GuardOptions) -> Seen:
+def _near(ahead: Ahead, seen: Seen, options: GuardOptions) -> Seen:
     """The obstacles that may matter: circles around them and around all of the plan with its stopping distance."""
     if len(seen.yaws) <= _FEW:
         return seen
-    stopping = rss_distance(speeds.max(keepdims=True), np.zeros(1), seen.response_s.max(), options)[0]
-    reach = way_m + stopping + options.vehicle.length_m + options.vehicle.width_m + options.margin_m
-    far = np.abs(seen.places - here) - seen.speeds * lasts_s - seen.halves.sum(axis=1)
+    fastest, response_s = ahead.speeds.max(keepdims=True), seen.response_s.max()
+    others = seen.speeds.max(keepdims=True)
+    stopping = float(rss_opposite_direction(fastest, others, response_s, options)[0])
+    reach = ahead.lane.length + stopping + options.vehicle.length_m + options.vehicle.width_m + options.margin_m
+    far = np.abs(seen.places - ahead.lane.own_place[0]) - seen.speeds * ahead.lasts_s - seen.halves.sum(axis=1)
     return Seen._make(part[far <= reach] for part in seen)
-
-
-class _Others:
-    """Obstacles along a lane, as they are now, while a plan lasts; shapes [n].
-
-    Where two rows belong together, the first is of the lane, and the second of the bend that we drive: of an arc
-    through where we are, in the direction of travel.
-    """
-
-    def __init__(self, lane: Lane, lasts_s: float, bend: float, seen: Seen, options: GuardOptions) -> None:
-        arc = self.arc = _Arc(lane, bend)
-        s, left, heading = lane.project(seen.places)
-        from_here = arc.from_here(seen.places)
-        arc_left, arc_way = arc.beside(from_here)
-        along_m, self.lefts = np.array((s, from_here.real)), np.array((left, arc_left))
-        self.ways = np.array((unit(heading), arc_way))
-        velocity = seen.velocities * self.ways.conj()
-        # More than 10 m behind us, what is aslant to where the plan leads back may drive in the bend that we drive.
-        behind, aslant = s < -_KNOWN_M, np.abs(velocity.imag) > _DRIFTS
-        driven = self.driven = behind & aslant[0] & ~aslant[1]
-        if np.count_nonzero(driven) and not lane.both_ways:
-            for of_both in (along_m, self.lefts, self.ways, velocity):
-                of_both[0, driven] = of_both[1, driven]
-        self.s, self.left, ahead = along_m[0], self.lefts[0], velocity[0].real
-        drift = velocity.imag  # as much of it as is no noise
-        self.drift, self.arc_drift = np.sign(drift) * np.maximum(np.abs(drift) - seen.unsure, 0.0)
-        self.speeds, self.response_s = seen.speeds, seen.response_s
-        self.stands = seen.speeds < _STANDS
-        # Beyond the plan's end, and behind us, nothing says where our lane leads. What is aslant there is in a bend.
-        asides = np.abs(self.lefts)
-        self.aside = asides[0]
-        self.along = (np.abs(ahead) >= _ALONG * seen.speeds) & (self.aside < _ASIDE_M) & ~self.stands
-        unknown = behind | (self.s > lane.length + _KNOWN_M)
-        self.elsewhere = self.along & unknown & (np.abs(self.drift) > _DRIFTS + _ASLANT * seen.speeds)
-        if lane.both_ways:
-            self.stands, self.along, self.elsewhere, self.driven = np.zeros((4, len(s)), np.bool_)
-        self.along &= ~self.elsewhere
-        self.driven &= self.along
-        self.same = self.along & (ahead > 0)
-        self.speed: Floats = ahead * self.along  # along the lane
-        self.bends_s = np.where(self.speed < 0, _TOWARDS_BEND_S, _SAME_BEND_S)
-        self.nearest_m = _nearest(self.left, self.left + self.drift * self.along * lasts_s)
-        reach, near = _shadow(seen.units * self.ways.conj(), _as_complex(seen.halves))
-        near = near + (0.5 * options.vehicle.width_m + options.margin_m)
-        self.reach_s, self.near = reach[0], near[0]
-        """So far aside of the lane, in m, it is still in our way."""
-        self.front = options.vehicle.rear_m if lane.backward else options.vehicle.length_m - options.vehicle.rear_m
-        self.gap = self.s - self.reach_s - self.front
-        sides = asides - near  # less than zero: in our way
-        self.passes = self.follows = self.ahead = np.zeros(len(s), np.bool_)
-        self.allowed_m = np.full(len(s), options.margin_m)
-        """So close to it the plan may lead; at most the margin, where it is positive."""
-        if not np.count_nonzero(sides[0] < _SLACK_M):
-            return  # nothing is in our way, or passes closely
-        # What comes from behind in our lane has to keep its distance itself (RSS, rule 1); to change into the way of
-        # something in another lane would be our doing. What passes beside our lane may be as close as it is aside now.
-        # Behind us our lane is where the plan's bend leads back, or the bend that we drive: nobody counts as following
-        # us who does so in one of them only.
-        side_m = np.maximum(sides[0], sides[1])
-        noses = along_m + reach
-        at_rear = noses < self.front - options.vehicle.length_m - _SURE_M
-        behind = self.same & at_rear[0] & (at_rear[1] | (noses[0] < -_KNOWN_M))
-        self.passes = behind & (side_m < 0)
-        self.follows = behind & (side_m + 0.5 * _UNSEEN_BEND * self.s * self.s < -options.margin_m - _SURE_M)
-        self.allowed_m = np.maximum(side_m - _SLACK_M, -options.margin_m) * behind + options.margin_m
-        self.ahead = (sides[0] < 0) & (self.s > self.front - 0.5 * options.vehicle.length_m) & ~self.passes
-
-
-class _Arc:
-    """The bend that the vehicle drives now, through where it is, in its direction of travel."""
-
-    def __init__(self, lane: Lane, bend: float) -> None:
-        self.place = complex(lane.own_place[0])
-        self.travel, self.bend = complex(lane.own_unit[0]), bend
-        if lane.backward:
-            self.travel, self.bend = -self.travel, -bend
-        if abs(self.bend) < _STRAIGHT_ARC:
-            self.bend = _STRAIGHT_ARC
-
-    def from_here(self, places: Complex) -> Complex:
-        """Points x + iy as they are seen from where it begins, ahead as real part."""
-        return (places - self.place) * self.travel.conjugate()
-
-    def beside(self, from_here: Complex) -> tuple[Floats, Complex]:
-        """Of such points: how far they are to its left, and its direction where they are."""
-        turned = from_here * (1j * self.bend) + 1.0
-        radius = np.abs(turned)  # from the centre, as a share of the arc's
-        return (1.0 - radius) / self.bend, turned * (self.travel / np.maximum(radius, _STRAIGHT_ARC))
-
-
-def _chosen(
-    track: Track, speed: float, widened_m: float, others: _Others, lane: Lane, options: GuardOptions
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Which obstacles may come close to a plan, whose largest speed is given: along the lane, and in the bend of now.
-
-    An obstacle whose distance to the lane is, at all times, larger by the margin than that of any point of the
-    footprint does not come closer than the margin; likewise to the bend of now. Few of the others on a road are left.
-    """
-    t_s = track.t_s
-    lasts_s = float(t_s[-1])
-    # Between two poses it drives an arc.
-    rough_m = widened_m + _ROUGH_M + 0.125 * largest(np.abs((track.yaw[1:] - track.yaw[:-1]) * lane.own_steps))
-    ends_m = np.array([[options.vehicle.length_m - options.vehicle.rear_m], [-options.vehicle.rear_m]])
-    ends = lane.own_place + ends_m * lane.own_unit
-    off = ends - np.interp(lane.own_s + (-ends_m if lane.backward else ends_m), lane.s, lane.place)
-    # What is not along the lane goes straight on, in any direction to it.
-    loose_m = others.aside - others.speeds * lasts_s - others.reach_s * ~others.stands
-    room = np.where(others.along, others.nearest_m, loose_m) - others.near
-    room -= float(np.abs(off).max()) + rough_m
-    if lane.curved:
-        # Of a point x along a tangent, a lane that bends by k, within 1 / 2k, is nearer by k x^2 at most.
-        room -= lane.tightest * (others.reach_s * others.reach_s + _ROUGH_WAY_M**2)
-        furthest = np.maximum(others.aside, np.abs(others.left + others.drift * lasts_s))
-        room[~(furthest <= (0.5 / lane.tightest if lane.turn < math.pi else -1.0))] = -1.0
-    else:
-        room -= 2.0 * largest(np.abs(others.arc.from_here(lane.own_place).imag))
-    counts = ~(others.follows | others.elsewhere)
-    which = (counts & ~others.driven & (room < 0.0)).nonzero()[0]
-    if not lane.curved and not np.count_nonzero(others.driven):
-        return which, which[:0]
-    aside = others.driven
-    if lane.curved:
-        soon_m = np.maximum(speed - others.speed, 0.0) * others.bends_s
-        aside = counts & others.along & (others.gap < soon_m)
-    soon = t_s[: int(t_s.searchsorted(_SAME_BEND_S, side="right")) + 1]
-    lasts_s, arc, left = float(soon[-1]), others.arc, others.lefts[1]
-    way, turned = others.speeds * lasts_s, others.ways[0] * others.ways[1].conj()
-    # Its circle has another middle than ours; its box was measured along the lane, which is turned to the bend.
-    other_m = np.abs(arc.bend**2 * left) * way * (0.5 * way + others.reach_s) + others.reach_s * np.abs(turned.imag)
-    room = _nearest(left, left + others.arc_drift * lasts_s) - other_m - others.near
-    room -= float(np.abs(arc.beside(arc.from_here(ends[:, : len(soon)]))[0]).max()) + rough_m
-    known = np.abs(arc.bend * left) <= 0.5  # noqa: PLR2004
-    return which, (aside & ~(known & (room >= 0.0))).nonzero()[0]
-
-
-def _predicted(
-    t_s: Floats, which: NDArray[np.intp], aside: NDArray[np.intp], others: _Others, lane: Lane, seen: Seen
-) -> tuple[Complex, Floats]:
-    """Places [poses, n], and headings [n], or [poses, n] if some follow a bend: along the lane, then in that of now."""
-    later, every = t_s[:, None], np.concatenate((which, aside))
-    velocities = seen.velocities[every]
-    places = seen.places[every] + velocities * later
-    columns = others.along[which].nonzero()[0] if lane.curved else which[:0]
-    if not len(columns) and not len(aside):
-        return places, seen.yaws[every]
-    yaws = np.empty(places.shape)
-    yaws[:] = seen.yaws[every]
-    if len(columns):
-        along = which[columns]
-        # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
-        s = others.s[along, None] + others.speed[along, None] * t_s
-        bent, headings = lane.place_at(s, others.left[along, None] + others.drift[along, None] * t_s)
-        places[:, columns] = (bent + (seen.places[along] - bent[:, 0])[:, None]).T
-        yaws[:, columns] += (headings - headings[:, :1]).T
-    if len(aside):
-        rate = others.arc.bend * others.speed[aside]  # rad/s; of an arc, velocity (e^iwt - 1) / iw is the way
-        rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
-        turned, once = rate * later, len(which)
-        places[:, once:] = seen.places[aside] + velocities[once:] / (1j * rate) * (unit(turned) - 1.0)
-        yaws[:, once:] += turned
-    return places, yaws
 
 
 def _clearances(
@@ -381,15 +344,17 @@ def _nearest(before: Floats, after: Floats) -> Floats:
     return np.maximum(np.minimum(before, after), -np.maximum(before, after))
 
 
-def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: GuardOptions) -> Finding | None:
+def too_close_behind(ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions) -> Finding | None:
     """Whether a pose is closer than the RSS distance to what stands or drives ahead, and the plan does not brake.
 
     A plan may be as close as it is if it brakes by `rss_brake` from `actuation_delay_ms` on, until it is no longer too
     close: that is RSS's proper response. Beyond the plan's end nothing says where our lane goes, so what is there
     counts only until the next plan can respond to it.
     """
-    in_way = others.nearest_m < others.near  # at some time
-    leads = ((others.same | others.stands) & in_way & ~others.passes).nonzero()[0]
+    t_s, speeds, lane, along = ahead.track.t_s, ahead.speeds, ahead.lane, course.along
+    stands = (seen.speeds < STANDS) & (not lane.both_ways)
+    in_way = roles.nearest_m < roles.near_m  # at some time
+    leads = (((course.is_along & (along.ahead > 0)) | stands) & in_way & ~roles.passes).nonzero()[0]
     if not len(leads):
         return None
     lost = speeds[:-1] - speeds[1:]
@@ -398,13 +363,16 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     )
     idle = np.append(lost < enough, lost[-1] < enough[-1])
     idle &= (speeds > _MOVES) & (t_s >= options.actuation_delay_ms / 1000)
-    later, response_s, speed = t_s[:, None], others.response_s[leads], others.speed[leads]
-    rear = others.s[leads] + speed * later - others.reach_s[leads]
-    gap = rear - (lane.own_s[:, None] + others.front)
-    beside = np.abs(others.left[leads] + (others.drift * others.along)[leads] * later) < others.near[leads]
+    moves = course.is_along[leads]
+    later, response_s, speed = t_s[:, None], seen.response_s[leads], along.ahead[leads] * moves
+    front = options.vehicle.rear_m if lane.backward else options.vehicle.length_m - options.vehicle.rear_m
+    rear = along.s[leads] + speed * later - roles.reach_m[leads]
+    gap = rear - (lane.own_s[:, None] + front)
+    beside = np.abs(along.left[leads] + along.drift[leads] * moves * later) < roles.near_m[leads]
     known = (rear <= lane.length) | (later <= response_s)
-    safe = rss_distance(_fastest(speeds, lane.own_steps / (t_s[1:] - t_s[:-1]))[:, None], speed, response_s, options)
-    not_behind = gap > -0.5 * options.vehicle.length_m - others.reach_s[leads]  # its middle is ahead of ours
+    fastest = _fastest(speeds, lane.own_steps / (t_s[1:] - t_s[:-1]))
+    safe = rss_same_direction(fastest[:, None], speed, response_s, options)
+    not_behind = gap > -0.5 * options.vehicle.length_m - roles.reach_m[leads]  # its middle is ahead of ours
     counts = beside & not_behind & known & idle[:, None]
     short = np.where(counts, gap - safe, math.inf)
     if short.min() >= 0.0:
@@ -415,22 +383,73 @@ def _rss(t_s: Floats, speeds: Floats, others: _Others, lane: Lane, options: Guar
     return Finding("distance", value, limit, text)
 
 
+def meets_head_on(
+    ahead: Ahead, course: Course, roles: Roles, rows: Rows, seen: Seen, options: GuardOptions
+) -> tuple[Finding | None, float, float, bool]:
+    """Whether the plan ends in the way of what comes towards us, closer than both need to stop: RSS, definition 3.
+
+    What that is depends on how it goes on: beside the plan's own way, beside the bend that we drive, or beside a road
+    that joins the plan's end to it. Also returns when both meet although both brake at once, and how fast, infinite and
+    0 if they do not; and whether it ends in the way of any, however far.
+    """
+    nothing, track, lane, speeds = (None, math.inf, 0.0, False), ahead.track, ahead.lane, ahead.speeds
+    end, half_m = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0), 0.5 * options.vehicle.length_m
+    which = rows.which
+    turned = (rows.places[-1] - rows.places[-2]) * end.conjugate()
+    moved_m = np.abs(turned)
+    towards = (turned.real < -_TOWARDS * moved_m) & (seen.speeds[which] >= STANDS)
+    if not course.changes:
+        # A plan that keeps its lane says nothing of the road beyond its end.
+        towards &= (course.is_along & ~course.joined)[which]
+    if lane.length < _MOVES or not np.count_nonzero(towards):
+        return nothing
+    lasts_s, along, on_arc = ahead.lasts_s, course.along, course.on_arc
+    off = (rows.places[-1] - track.place[-1]) * end.conjugate()
+    lean = -turned / np.maximum(moved_m, _TOUCHES_M)
+    left = off.imag - off.real * lean.imag / (1.0 + np.maximum(lean.real, 0.0))
+    lanes, arcs = slice(0, rows.lanes), slice(rows.lanes, rows.lanes + rows.arcs)
+    left[lanes] = along.left[which[lanes]] + along.drift[which[lanes]] * lasts_s
+    middle = track.place[-1] + (half_m - options.vehicle.rear_m) * lane.own_unit[-1]
+    _, aside_m, _ = ahead.arc.beside(np.asarray(middle)[None])
+    left[arcs] = on_arc.left[which[arcs]] + on_arc.drift[which[arcs]] * lasts_s - aside_m[0]
+    front = options.vehicle.rear_m if lane.backward else options.vehicle.length_m - options.vehicle.rear_m
+    gap = np.hypot(off.real, off.imag - left) - roles.reach_m[which] - front
+    in_way = towards & (off.real > half_m) & (np.abs(left) < roles.near_m[which])
+    if not np.count_nonzero(in_way):
+        return nothing
+    speed, others = speeds[-1:], seen.speeds[which]
+    safe = rss_opposite_direction(speed, others, seen.response_s[which], options)
+    short = np.where(in_way, gap - safe, math.inf)
+    at = int(short.argmin())
+    if short[at] >= 0.0:
+        return None, math.inf, 0.0, True
+    value, limit = float(gap[at]), float(safe[at])
+    text = f"ends {value:.3g} m before what comes towards it in its way; both need {limit:.3g} m to stop"
+    brake_m = float(speed[0] ** 2 + others[at] ** 2) / (2 * options.rss_brake)
+    meets_s, impact = math.inf, 0.0
+    if value < brake_m:
+        meets_s = lasts_s + max(value, 0.0) / max(float(speed[0] + others[at]), _MOVES)
+        impact = float(speed[0] + others[at]) * math.sqrt(max(1.0 - max(value, 0.0) / brake_m, 0.0))
+    return Finding("distance", value, limit, text), meets_s, impact, True
+
+
 def _collision(
-    t_s: Floats, speed: float, touches: Flags | None, which: NDArray[np.intp], others: _Others, lane: Lane
+    ahead: Ahead, touches: Flags | None, which: NDArray[np.intp], course: Course, roles: Roles, seen: Seen
 ) -> tuple[float, float]:
     """Time to collision in s and the deceleration in m/s^2 that avoids it, NaN where none is foreseen.
 
     To what is ahead now: gap / closing speed, and closing speed^2 / (2 gap), of which what comes towards us brakes its
     own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until then).
     """
-    if touches is None and not np.count_nonzero(others.ahead):
+    if touches is None and not np.count_nonzero(roles.ahead):
         return math.nan, math.nan
-    closing = speed - others.speed
-    closes = (others.stands | others.along) & others.ahead & (closing > _MOVES) & (others.gap > 0)
-    gap, fast = others.gap[closes], closing[closes]
+    speed, stands = float(ahead.speeds[0]), (seen.speeds < STANDS) & (not ahead.lane.both_ways)
+    closing = speed - course.along.ahead * course.is_along
+    closes = (stands | course.is_along) & roles.ahead & (closing > _MOVES) & (roles.gap_m > 0)
+    gap, fast = roles.gap_m[closes], closing[closes]
     ttcs_s, needed = (gap / fast).tolist(), (fast * np.minimum(fast, speed) / (2 * np.maximum(gap, 0.01))).tolist()
     if touches is not None and (crossed := (touches & ~closes[which]).any(axis=1)).any():
         first = int(crossed.argmax())
-        ttcs_s.append(float(t_s[first]))
-        needed.append(speed**2 / (2 * max(float(lane.own_s[first]), 0.1)))
+        ttcs_s.append(float(ahead.track.t_s[first]))
+        needed.append(speed**2 / (2 * max(float(ahead.lane.own_s[first]), 0.1)))
     return min(ttcs_s, default=math.nan), max(needed, default=math.nan)

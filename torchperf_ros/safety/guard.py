@@ -12,17 +12,25 @@ from torchperf_ros.config.safety_options import GuardOptions, guard_options
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.frame.outcome import GuardVerdict
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.frame.stop_output import GoingStop, TimedPath
 from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unreadable
+from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unit, unreadable
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.own_lane import OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
 
 _JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows
 _STOP_POSES, _MOST_STOP_POSES = 31, 200  # of a path that the guard makes
+_STANDS = 0.1  # m/s; slower, a vehicle has no direction of travel
+_MOVES_M = 0.001  # from one pose to the next; less is rounding
+_IN_LANE_M = 0.5  # aside of it; further, the vehicle has left it
+_RETURNS = (1.0, 0.6, 0.3, 0.0)  # with these shares of its speed left, the vehicle returns to its lane
+_AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
+_AS_HARD = 1.0  # m/s; impacts that differ by less are the same
+_TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
 _ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
@@ -66,10 +74,11 @@ class _Situation(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a guard knows at one time, by which other plans can be judged, elsewhere, too."""
+    """What a guard knows at one time, by which other plans can be judged, elsewhere, too; `stepped_ns`: see `check`."""
 
     options: GuardOptions
     situation: _Situation
+    stepped_ns: int = 0
 
     def packed(self) -> list[Any]:
         """The same in what JSON knows; `unpacked` makes it whole."""
@@ -78,15 +87,15 @@ class Known(NamedTuple):
         options |= {f"guard.{name}": _listed(value) for name, value in own.items()}
         now_ns, ros_now_ns, motion, age_s, seen, *open_to = self.situation
         moved = None if motion is None else list(map(_text, astuple(motion)))
-        return [options, now_ns, ros_now_ns, moved, age_s, seen.packed(), *open_to]
+        return [options, self.stepped_ns, now_ns, ros_now_ns, moved, age_s, seen.packed(), *open_to]
 
     @classmethod
     def unpacked(cls, packed: Sequence[Any]) -> "Known":
         """Of what `packed` gave."""
-        options, now_ns, ros_now_ns, moved, age_s, seen, *open_to = packed
+        options, stepped_ns, now_ns, ros_now_ns, moved, age_s, seen, *open_to = packed
         motion = moved and Motion(moved[0].encode("latin-1"), moved[1].encode("latin-1"), *moved[2:])
         situation = _Situation(now_ns, ros_now_ns, motion, age_s, Seen.unpacked(seen), *open_to)
-        return cls(guard_options(options), situation)
+        return cls(guard_options(options), situation, stepped_ns)
 
 
 def _listed(value: object) -> object:
@@ -104,6 +113,7 @@ class _Judgement(NamedTuple):
     unchecked: dict[str, str]
     closeness: Closeness = Closeness()
     lane: Lane | None = None
+    bend: float | None = None  # in 1/m that the vehicle drives; None: the path is not where the odometry is
 
     def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
         """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
@@ -119,6 +129,16 @@ class _Rung(NamedTuple):
     path: TimedPath
     checks: frozenset[str]
     does: str
+    last: bool = False  # whether it may end in the way of what comes, which is not near yet
+
+    def worth(self, judged: _Judgement) -> tuple[bool, float]:
+        """The less the better, of those that touch something: whether it cannot be driven, and how hard it touches.
+
+        That is by how many m/s both are against each other, less what a contact that comes later leaves time for.
+        """
+        close = judged.closeness
+        drivable = judged.failed(self.checks - {"distance"}) is None
+        return not drivable, close.impact - _TIME_HELPS * close.contact_s
 
 
 @dataclass
@@ -188,8 +208,11 @@ class Guard:
         self._motion: Motion | None = None
         self._motion_clock = SourceClock()
         self._sources: list[Obstacles | None] = [None] * len(self._options.obstacles)  # each has one thread
-        self._valid: TimedPath | None = None  # the last plan of the stage that was accepted
-        self._stop: TimedPath | None = None  # what was published last, if that was a stop
+        # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one then.
+        self._valid: tuple[TimedPath, int] | None = None
+        self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
+        self._braked_from: Motion | None = None  # the odometry that it was made of
+        self._own_lane = OwnLane()
         # Of the last published plan: its frame, whether it was left there without odometry, when, and its way.
         self._published: tuple[bytes, bool, int, Lane] | None = None
 
@@ -224,18 +247,19 @@ class Guard:
         if received_ns >= self._not_before_ns:
             sources[source] = seen
 
-    def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float) -> Checked:
+    def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Checked:
         """Judge a plan, and say what to publish.
 
         Args:
             plan: CDR bytes of a `nav_msgs/Path`; None: the stage has none.
             now_ns: monotonic time.
-            ros_now_ns: ROS time.
+            ros_now_ns: ROS time, from which a replacement is stamped.
             age_ms: age of the frame that the plan was computed from: the measured part of the response time.
+            stepped_ns: by how much the ROS clock has stepped since that frame, so that the plan's stamps are behind it.
         """
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
-        path, judged = self._read(plan, situation)
+        path, judged = self._read(plan, situation, stepped_ns)
         failed = judged.failed(self._acts)
         unchecked = "; ".join(dict.fromkeys(why for check, why in judged.unchecked.items() if check in act))
         if plan is None:
@@ -244,24 +268,29 @@ class Guard:
             why = f"{failed.check}: the plan {failed.text}"
         else:
             if path is not None:
-                self._valid, self._stop = path, None
+                self._valid, self._going = (path, ros_now_ns - now_ns), None
                 self._note(path, judged, situation)
+                self._keep_lane(judged, situation, goes_out=True)
             verdict = GuardVerdict.UNCHECKED if unchecked else GuardVerdict.ACCEPT
             return self._checked(plan, verdict, judged, None, unchecked)
         if not act:
             return self._checked(plan, GuardVerdict.ACCEPT, judged, None, why)
-        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None)
+        self._keep_lane(judged, situation, goes_out=False)
+        leaves = judged.closeness.threatens and self._leads_aside(judged)
+        payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
+        if verdict is GuardVerdict.BRAKE and not leaves:
+            self._keep_lane(judged, situation, goes_out=True)
         return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
 
-    def known(self, now_ns: int, ros_now_ns: int, age_ms: float) -> Known:
+    def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
         """What is known now, for another plan to be judged by."""
-        return Known(self._options, self._situation(now_ns, ros_now_ns, age_ms))
+        return Known(self._options, self._situation(now_ns, ros_now_ns, age_ms), stepped_ns)
 
     @classmethod
     def refusal(cls, plan: bytes, known: Known) -> str:
         """Why a plan would be replaced, "" where it would not, by the checks that act; `jump` asks for the last one."""
         guard = cls(replace(known.options, act=known.options.act - {"jump"}, shadow=frozenset()))
-        _, judged = guard._read(plan, known.situation)
+        _, judged = guard._read(plan, known.situation, known.stepped_ns)
         failed = judged.failed(guard._acts)
         return "" if failed is None else f"{failed.check}: the plan {failed.text}"
 
@@ -273,7 +302,7 @@ class Guard:
         check, value, limit = ("", math.nan, math.nan) if found is None else found[:3]
         shadow = [f"{one.check}: the plan {one.text}" for one in of.findings if one.check in mute and one is not failed]
         shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
-        *_, ttc_s, needed = of.closeness
+        ttc_s, needed = of.closeness[2:4]
         return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
 
     def _situation(self, now_ns: int, ros_now_ns: int, age_ms: float) -> _Situation:
@@ -303,13 +332,13 @@ class Guard:
                 f"{name}: the clock of its stamps is {heard.clock}; its receipt counts, and their progress"
             )
 
-    def _read(self, plan: bytes | None, situation: _Situation) -> tuple[TimedPath | None, _Judgement]:
-        """The path, None where it cannot be followed at all, and what is wrong with it."""
+    def _read(self, plan: bytes | None, situation: _Situation, stepped_ns: int) -> tuple[TimedPath | None, _Judgement]:
+        """The path in the ROS time of now, None where it cannot be followed at all, and what is wrong with it."""
         options = self._options
         if plan is None:
             return None, _Judgement([], {})
         try:
-            path = TimedPath.parse(plan)
+            path = TimedPath.parse(plan).moved(stepped_ns)
         except BadInput as error:
             return None, _Judgement([Finding("finite", math.nan, math.nan, str(error))], {})
         if (finding := unreadable(path, situation.ros_now_ns, situation.motion)) is not None:
@@ -334,16 +363,18 @@ class Guard:
         if not checks & {"jump", "distance"}:
             return _Judgement(findings, unchecked)
         ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
-        lane, close = Lane(ahead), Closeness()
+        bend = None
+        if motion is not None:
+            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
+        lane, close = Lane(ahead, bend), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
-        if "distance" in checks and motion is not None:
+        if "distance" in checks and bend is not None:
             if situation.no_obstacles:
                 unchecked["distance"] = situation.no_obstacles
-            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
             close = closeness(ahead, widened_m, lane, bend, situation.seen, options)
             findings += filter(None, [close.finding])
-        return _Judgement(findings, unchecked, close, lane)
+        return _Judgement(findings, unchecked, close, lane, bend)
 
     def _jump(self, track: Track, path: TimedPath, motion: Motion | None, situation: _Situation) -> Finding | None:
         """How far aside of the last published plan this one leads within its next second."""
@@ -365,71 +396,173 @@ class Guard:
         raw = motion is None or path.frame not in {motion.frame, motion.child_frame}
         self._published = None if judged.lane is None else (path.frame, raw, situation.now_ns, judged.lane)
 
+    def _keep_lane(self, judged: _Judgement, situation: _Situation, *, goes_out: bool) -> None:
+        """Note the way of a path, if it is where the odometry is."""
+        if judged.lane is not None and judged.bend is not None:
+            self._own_lane.take(judged.lane, judged.bend, situation.now_ns, goes_out=goes_out)
+
+    def _leads_on(self, rung: _Rung, judged: _Judgement) -> bool:
+        return rung.verdict is GuardVerdict.REBASED and self._leads_aside(judged)
+
+    def _leads_aside(self, judged: _Judgement) -> bool:
+        lane, bend = judged.lane, judged.bend
+        return lane is not None and bend is not None and self._own_lane.leads_aside(lane, bend)
+
     def _replacement(
-        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool
+        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool
     ) -> tuple[bytes | None, GuardVerdict, str]:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
-        stops: list[tuple[bool, _Rung]] = []  # with whether one can be driven, but for what is in its way
-        for rung in self._ladder(path, situation, goes_on=goes_on):
-            judged = self._judge(rung.path, situation, rung.checks)
+        going = self._going = self._going and self._going.at(situation.now_ns, situation.ros_now_ns)
+        if going is not None and situation.motion is None:
+            # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it would not.
+            return going.payload, GuardVerdict.STOP, "the stop goes on"
+        judgements: dict[int, _Judgement] = {}  # a path that brakes fully is judged once, whatever it is called
+        failed: list[tuple[tuple[bool, float], _Rung]] = []
+        for rung in self._ladder(path, situation, goes_on=goes_on, leaves=leaves):
+            judged = judgements.get(id(rung.path))
+            if judged is None:
+                judged = judgements[id(rung.path)] = self._judge(rung.path, situation, rung.checks)
             stop = rung.verdict is GuardVerdict.STOP
             if judged.failed(rung.checks, unless_contact=stop) is None:
-                self._stop, self._published = (rung.path if stop else None), None
+                if leaves and not rung.last and (judged.closeness.in_way or self._leads_on(rung, judged)):
+                    continue  # something comes there, or what was accepted once leaves the lane as well
+                self._published = None
                 if not stop:
                     self._note(rung.path, judged, situation)
-                return rung.path.bytes(), rung.verdict, rung.does
-            if stop:
-                stops.append((judged.failed(rung.checks - {"distance"}) is None, rung))
-        if not stops:
+                return self._brakes(rung, situation), rung.verdict, rung.does
+            if stop or (leaves and rung.verdict is GuardVerdict.BRAKE):
+                failed.append((rung.worth(judged), rung))
+        if not failed:
             return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
-        last = max(stops, key=lambda found: found[0])[1]
-        self._stop, self._published = last.path, None
-        return last.path.bytes(), GuardVerdict.UNAVOIDABLE, f"a collision is not avoided by any of it; {last.does}"
+        failed.sort(key=lambda found: found[1].verdict is not GuardVerdict.STOP)
+        undrivable, least = min(worth for worth, _ in failed)
+        last = next(one for worth, one in failed if worth <= (undrivable, least + _AS_HARD))
+        self._published = None
+        does = f"a collision is not avoided by any of it; {last.does}"
+        return self._brakes(last, situation), GuardVerdict.UNAVOIDABLE, does
 
-    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool) -> Iterator[_Rung]:
-        """What may replace a plan, best first; `goes_on`: the stage still plans, so an earlier plan may go on."""
+    def _brakes(self, rung: _Rung, situation: _Situation) -> bytes:
+        """The bytes of what is published, and remember it if it brakes to standstill."""
+        if rung.verdict is GuardVerdict.REBASED:
+            self._going = None
+            return rung.path.bytes()
+        self._going = GoingStop.begun(rung.path, situation.now_ns, situation.ros_now_ns)
+        self._braked_from = situation.motion
+        return self._going.payload
+
+    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool) -> Iterator[_Rung]:
+        """What may replace a plan, best first.
+
+        Args:
+            path: the plan; None: it cannot be followed at all.
+            situation: what is known.
+            goes_on: whether the stage still plans, so that an earlier plan may go on.
+            leaves: whether the plan leaves the lane into the way of something: then braking along it comes last.
+        """
         options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
-        on_path = options.act - _BY_BRAKING
-        if path is not None:
-            for deceleration in (options.rss_brake, options.max_deceleration):
-                if (braked := self._braked(path, situation, deceleration)) is not None:
-                    does = f"brakes by {deceleration:g} m/s^2 on the same path"
-                    yield _Rung(GuardVerdict.BRAKE, braked, on_path, does)
-        valid = self._valid
-        if valid is not None and motion is not None and valid.frame not in {motion.frame, motion.child_frame}:
-            valid = None  # it went out unchecked, and cannot be checked now
+        on_path, hard, hardest = options.act - _BY_BRAKING, options.rss_brake, options.max_deceleration
+        aside, brakes, stops = on_path - {"jump"}, GuardVerdict.BRAKE, GuardVerdict.STOP
+        same = [] if path is None else [(by, self._braked(path, situation, by)) for by in (hard, hardest)]
+        on_same = [_Rung(brakes, one, on_path, f"brakes by {by:g} m/s^2 on the same path") for by, one in same if one]
+        yield from () if leaves else on_same
+        valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
+        goes_on = goes_on and (self._going is None or (valid is not None and self._as_fast_as(valid, situation)))
         if goes_on and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
-            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), options.act - {"jump"}, "the last valid plan goes on")
-        hardest = f"stops by {options.max_deceleration:g} m/s^2"
-        if motion is None and self._stop is not None:  # begun anew from a plan's speed, it would never end
-            yield _Rung(GuardVerdict.STOP, self._stop, on_path, "the stop goes on")
-        if path is not None and (braked := self._braked(path, situation, options.max_deceleration)) is not None:
-            yield _Rung(GuardVerdict.STOP, braked, on_path, f"{hardest} on the same path")
-        if valid is not None and (braked := self._braked(valid, situation, options.max_deceleration)) is not None:
-            yield _Rung(GuardVerdict.STOP, braked, on_path - {"jump"}, f"{hardest} along the last valid plan")
+            checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
+            yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
+        back: list[_Rung] = []
+        if leaves and motion is not None:
+            back = [_Rung(brakes, one, aside, does) for one, does in self._back(motion, situation)]
+            ways = [*back]
+            if valid is not None and (braked := self._braked(valid, situation, hard)) is not None:
+                ways.append(_Rung(brakes, braked, aside, f"brakes by {hard:g} m/s^2 along the last valid plan"))
+            arc, does = self._arc(motion, situation, hard), f"brakes by {hard:g} m/s^2 in the bend that it drives"
+            ways += [_Rung(brakes, arc, options.act & {"distance"}, does), *on_same]
+            yield from ways
+            yield from (rung._replace(last=True) for rung in ways)
+        last = [rung._replace(verdict=stops, does=rung.does.replace("brakes", "stops", 1)) for rung in on_same[-1:]]
+        yield from () if leaves else last
+        if valid is not None and (braked := self._braked(valid, situation, hardest)) is not None:
+            yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
+        for rung in reversed(back):  # the hardest first
+            yield rung._replace(verdict=stops, does=rung.does.replace("brakes by", "stops by"))
         if motion is not None:
-            arc = self._arc(motion, situation)
-            yield _Rung(GuardVerdict.STOP, arc, options.act & {"distance"}, f"{hardest} in the bend that it drives")
+            arc = self._arc(motion, situation, hardest)
+            yield _Rung(
+                stops, arc, options.act & {"distance"}, f"stops by {hardest:g} m/s^2 in the bend that it drives"
+            )
+        yield from last if leaves else ()
+
+    def _as_fast_as(self, path: TimedPath, situation: _Situation) -> bool:
+        """Whether the vehicle, which was braked meanwhile, is still as fast as a path is now."""
+        speed = self._speed(situation)
+        return speed is None or abs(path.speed_at(situation.ros_now_ns) - speed) <= _AS_FAST
+
+    def _back(self, motion: Motion, situation: _Situation) -> Iterator[tuple[TimedPath, str]]:
+        """Ways back into the lane that the vehicle has left, or to standstill in the one that it keeps."""
+        x, y, yaw = motion.after(situation.motion_age_s)
+        here, speed = replace(motion, x=x, y=y, yaw=yaw), self._speed(situation) or 0.0
+        hard, hardest = self._options.rss_brake, self._options.max_deceleration
+        left = self._own_lane.aside_m(complex(x, y)) > _IN_LANE_M
+        kinds = [(slow, hard) for slow in _RETURNS] if left else [(0.0, hard), (0.0, hardest)]
+        for slow, by in kinds:
+            path = self._own_lane.back(here, speed, situation.ros_now_ns, by, slow)
+            does = "returns to its lane and brakes" if left else f"brakes by {by:g} m/s^2 in its lane"
+            if path is not None:
+                yield path, f"brakes to {slow:.0%} of its speed and returns to its lane" if 0.0 < slow < 1.0 else does
+
+    def _last_valid(self, situation: _Situation) -> TimedPath | None:
+        """The last plan that was accepted, in the ROS time of now; a step of that clock moves no place on it."""
+        if self._valid is None:
+            return None
+        path, ahead_ns = self._valid
+        motion = situation.motion
+        if motion is not None and path.frame not in {motion.frame, motion.child_frame}:
+            return None  # it went out unchecked, and cannot be checked now
+        return path.moved(situation.ros_now_ns - situation.now_ns - ahead_ns)
+
+    def _speed(self, situation: _Situation) -> float | None:
+        """How fast the vehicle is in m/s; None: it is not known.
+
+        Odometry that a braking path was made of already is from before the braking, so that path says it.
+        """
+        motion, going = situation.motion, self._going
+        if going is not None and motion is self._braked_from:
+            return going.path.speed_at(situation.ros_now_ns)
+        return None if motion is None else abs(motion.speed)
 
     def _braked(self, path: TimedPath, situation: _Situation, deceleration: float) -> TimedPath | None:
-        """From now on along a path, from the vehicle's own speed where that is known."""
+        """From now on along a path, from the vehicle's own speed where that is known.
+
+        None where it does not lead on from here: it is over, or the vehicle rolls the other way.
+        """
         start_ns = max(situation.ros_now_ns, int(path.stamps_ns[0]))
-        if start_ns >= path.stamps_ns[-1]:
+        if start_ns >= path.stamps_ns[-1] or self._rolls_away(path, situation):
             return None
         count = min(max(len(path.stamps_ns), _STOP_POSES), _MOST_STOP_POSES)
-        speed = None if situation.motion is None else abs(situation.motion.speed)
-        return path.braked(start_ns, deceleration, count, speed=speed)
+        return path.braked(start_ns, deceleration, count, speed=self._speed(situation))
 
-    def _arc(self, motion: Motion, situation: _Situation) -> TimedPath:
-        """Full braking from where the vehicle is now, as it turns now."""
-        options = self._options
+    @staticmethod
+    def _rolls_away(path: TimedPath, situation: _Situation) -> bool:
+        """Whether the vehicle moves, but not in the direction in which the path goes on, forward or backward."""
+        motion = situation.motion
+        if motion is None or abs(motion.speed) <= _STANDS:
+            return False
+        track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s)
+        forward = ((track.place[1:] - track.place[:-1]) * unit(-track.yaw[:-1])).real
+        moves = forward[(np.abs(forward) > _MOVES_M) & (track.t_s[1:] > 0.0)]
+        return not len(moves) or bool(moves[0] * motion.speed < 0)
+
+    def _arc(self, motion: Motion, situation: _Situation, deceleration: float) -> TimedPath:
+        """Braking from where the vehicle is now, forward or backward, as it turns now."""
+        options, speed = self._options, self._speed(situation) or 0.0
         x, y, yaw = motion.after(situation.motion_age_s)
         most = options.vehicle.max_curvature * abs(motion.speed)
         here = replace(motion, x=x, y=y, yaw=yaw, yaw_rate=min(max(motion.yaw_rate, -most), most))
-        times_s = np.linspace(0.0, abs(motion.speed) / options.max_deceleration + 1.0, _STOP_POSES)
+        times_s = np.linspace(0.0, abs(motion.speed) / deceleration + 1.0, _STOP_POSES)
         x, y, yaw = here.after(times_s)
         points = np.stack((x, y, np.full_like(x, motion.z)), axis=1)
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
-        return path.braked(situation.ros_now_ns, options.max_deceleration, _STOP_POSES)
+        return path.braked(situation.ros_now_ns, deceleration, _STOP_POSES, speed=speed)

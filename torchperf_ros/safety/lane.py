@@ -22,6 +22,7 @@ _SAME_M = 1e-6  # two poses closer than this are one place
 _BOTH_WAYS = 0.1  # of a way: so much of it may be driven in the other direction
 # rad: 0.2 m aside after 100 m. A plan of 27 m/s that leaves a bend turns by 0.018, and leads 0.7 m aside.
 _CURVED = 0.002
+_BENT = 0.0005  # 1/m: 0.2 m aside after 30 m
 
 
 class Lane:
@@ -40,8 +41,8 @@ class Lane:
         both_ways: whether the track goes forward and backward, so that there is no one direction of travel.
     """
 
-    def __init__(self, track: Track) -> None:
-        """Take the way of a track that begins now."""
+    def __init__(self, track: Track, bend: float | None = None) -> None:
+        """Take the way of a track that begins now; `bend`, in 1/m, is what the vehicle drives, and has come along."""
         place = self.own_place = track.place
         self.own_unit = unit(track.yaw)
         steps = place[1:] - place[:-1]
@@ -54,6 +55,8 @@ class Lane:
         self.both_ways = self.length - abs(forth) > _BOTH_WAYS * (self.length + 1.0)
         heading = track.yaw + math.pi if self.backward else track.yaw
         self.curved = float(heading[heading.argmax()] - heading[heading.argmin()]) > _CURVED
+        if bend is not None and abs(bend) > _BENT:
+            self.curved = True
         own_s = self.own_s
         if lengths[lengths.argmin()] <= _SAME_M:  # so that no part of the lane has no direction
             moved = np.concatenate(((True,), lengths > _SAME_M))
@@ -63,7 +66,7 @@ class Lane:
         self.s, self.place, self.heading = np.empty(count), np.empty(count, np.complex128), np.empty(count)
         self.s[more:-more], self.place[more:-more], self.heading[more:-more] = own_s, place, heading
         if self.curved:
-            self._lead_on(own_s)
+            self._lead_on(own_s, bend)
         for end, inner, way_m in ((0, 1, -_FAR_M), (-1, -2, _FAR_M)):
             self.s[end], self.heading[end] = self.s[inner] + way_m, self.heading[inner]
             self.place[end] = self.place[inner] + cmath.rect(way_m, self.heading[inner])
@@ -74,8 +77,8 @@ class Lane:
         lengths = np.abs(steps)
         self._lengths, self._units = lengths[:, None], (steps.conj() * (1.0 / lengths))[:, None]
 
-    def _lead_on(self, own_s: Floats) -> None:
-        """Fill in what lies before and behind the track's own part: arcs with its bend at that end."""
+    def _lead_on(self, own_s: Floats, driven: float | None) -> None:
+        """Fill in what lies before and behind the track's own part: arcs with its bend at that end, or as driven."""
         first, last = 1 + len(_ARC_M), -2 - len(_ARC_M)
         near = int(own_s.searchsorted(_BEND_M, side="right")) - 1
         far = int(own_s.searchsorted(self.length - _BEND_M))
@@ -84,6 +87,8 @@ class Lane:
         outwards, turned = np.empty((2, 2, len(_ARC_M)))
         for row, (begin, end, over_m, way) in enumerate(ends):
             bend = float(heading[end] - heading[begin]) / max(over_m, _LEAST_BEND_M)
+            if way < 0 and driven is not None:
+                bend = -driven if self.backward else driven
             scale = way * _MOST_TURN / max(abs(bend) * _LONGEST_ARC_M, _MOST_TURN)
             np.multiply(_ARC_M, scale, out=outwards[row])
             np.multiply(outwards[row], 0.5 * bend or 1e-12, out=turned[row])

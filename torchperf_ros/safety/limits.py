@@ -43,7 +43,8 @@ class Track(NamedTuple):
     def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None, motion_age_s: float = 0.0) -> "Track":
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's.
 
-        Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now.
+        Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now. That stamp is as
+        much before now as the ROS clock says, less its steps since.
         """
         place = path.points[:, 0] + 1j * path.points[:, 1]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
@@ -105,7 +106,7 @@ def _after_now_s(path: TimedPath, ros_now_ns: int) -> float:
     stamp_ns = header_at(path.head, 4, path.order)[0]
     if stamp_ns < 0:
         return math.inf
-    return (stamp_ns - ros_now_ns) / NS_PER_S if stamp_ns else 0.0
+    return (stamp_ns + path.moved_ns - ros_now_ns) / NS_PER_S if stamp_ns else 0.0
 
 
 def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = None) -> Finding | None:

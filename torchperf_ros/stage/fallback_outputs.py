@@ -7,7 +7,7 @@ from torchperf_ros.config.config import StageConfig
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.frame import USABLE_AGE_MS, Frame, usable_age_ms
 from torchperf_ros.frame.outcome import Fallback
-from torchperf_ros.frame.stop_output import TimedPath, can_stop
+from torchperf_ros.frame.stop_output import GoingStop, TimedPath, can_stop
 
 
 @dataclass
@@ -26,9 +26,10 @@ class FallbackOutputs:
     """Remembers the newest good output, and makes the stop output from it.
 
     A stop is made once per failure: from the frame that it is published for until one is answered otherwise, with a
-    fresh result or a held output, every frame gets the same bytes. So the vehicle keeps to one braking trajectory. It
+    fresh result or a held output, every frame gets the same stop. So the vehicle keeps to one braking trajectory. It
     ends at standstill, where the vehicle stays however long the failure lasts, and whatever results come late: a stop
-    that began anew with each of them would never end.
+    that began anew with each of them would never end. A late result of a frame from before the stop is not held
+    either: it knows nothing of the braking, and would ask for the speed that the vehicle had.
 
     Only the stage's thread calls, except for `forget`.
     """
@@ -41,13 +42,17 @@ class FallbackOutputs:
         """Hold nothing of what was received before now (monotonic): the vehicle may be elsewhere when frames return."""
         self._not_before_ns = now_ns
         self._good: _Made | None = None
-        self._stop: _Made | None = None
-        self._stopping = False  # the stop is what was published last
+        self._stop: GoingStop | None = None
+        self._stop_of: Frame | None = None  # whose output it brakes along
+        self._stopping_since_ns: int | None = None  # the stop is what was published last
 
     def remember(self, payload: bytes, frame: Frame, *, late: bool = False) -> None:
         """A good output of a frame, published or late; an older one than the held one is ignored."""
-        if not (late and self._stopping):
-            self._stop, self._stopping = None, False
+        since_ns = self._stopping_since_ns
+        if late and since_ns is not None and frame.received_ns <= since_ns:
+            return
+        if not late or since_ns is None:
+            self._stop, self._stopping_since_ns = None, None
         is_newer = self._good is None or frame.seq > self._good.frame.seq
         if is_newer and frame.received_ns >= self._not_before_ns:
             self._good = _Made(payload, frame)
@@ -55,14 +60,14 @@ class FallbackOutputs:
     def prepare(self, config: StageConfig, output_type: str, answer_ns: int, ros_answer_ns: int) -> None:
         """Make the stop output ahead of the deadline, if the answer may come to need it; takes at most some 2 ms.
 
-        There is none where the last good output does not say where the vehicle is at that time: see `TimedPath`.
+        There is none where the last good output does not say where the vehicle is at that time: see `TimedPath`. Where
+        that is follows from its frame's stamp and the monotonic clock, whatever the ROS clock does meanwhile.
 
         Args:
             config: the stage's configuration.
             output_type: message type of the output.
             answer_ns: monotonic time of the deadline.
-            ros_answer_ns: the same in ROS time; braking begins then, unless this is no time of the output's own: before
-                the first `/clock`, or for a log that is played without one.
+            ros_answer_ns: the same in ROS time, from which the stop is stamped; see `times_of`.
         """
         if Fallback.STOP not in config.fallback or not can_stop(output_type):
             return
@@ -72,14 +77,18 @@ class FallbackOutputs:
     def stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> bytes | None:
         """The stop output, whatever fallbacks are configured, as the answer; None if there is none: see `prepare`."""
         self._make_stop(config, answer_ns, ros_answer_ns)
-        self._stopping = self._stop is not None
+        self._published(stop=self._stop is not None, answer_ns=answer_ns)
         return self.payload(Fallback.STOP)
 
     def _make_stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> None:
         good = self._good
-        if self._stop is None and good is not None and good.path is not None:
-            stop = good.path.stop(time_of(good.frame, answer_ns, ros_answer_ns), config.stop_deceleration)
-            self._stop = None if stop is None else _Made(stop, good.frame)
+        if self._stop is not None and self._stop_of is not None:
+            self._stop = self._stop.at(answer_ns, times_of(self._stop_of, answer_ns, ros_answer_ns)[0])
+        elif good is not None and good.path is not None:
+            stamped_ns, stepped_ns = times_of(good.frame, answer_ns, ros_answer_ns)
+            stop = good.path.moved(stepped_ns).stop(stamped_ns, config.stop_deceleration)
+            if stop is not None:
+                self._stop, self._stop_of = GoingStop.begun(stop, answer_ns, stamped_ns), good.frame
 
     def choose(self, config: StageConfig, answer_ns: int, *, backup: bool = False) -> Fallback:
         """The first configured fallback that is available for an answer at `answer_ns`, which it is then given.
@@ -87,10 +96,16 @@ class FallbackOutputs:
         `backup`: whether the backup has a result of this frame.
         """
         chosen = self._choose(config, answer_ns, backup=backup, stop=self._stop is not None)
-        self._stopping = chosen is Fallback.STOP
-        if not self._stopping:
+        self._published(stop=chosen is Fallback.STOP, answer_ns=answer_ns)
+        if chosen is not Fallback.STOP:
             self._stop = None
         return chosen
+
+    def _published(self, *, stop: bool, answer_ns: int) -> None:
+        if not stop:
+            self._stopping_since_ns = None
+        elif self._stopping_since_ns is None:
+            self._stopping_since_ns = answer_ns
 
     def _choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool) -> Fallback:
         good = self._good
@@ -106,14 +121,25 @@ class FallbackOutputs:
     @property
     def frame(self) -> Frame | None:
         """The frame that the held output, or the stop, was computed from; None: there is none."""
-        made = self._stop if self._stopping else self._good
-        return None if made is None else made.frame
+        if self._stopping_since_ns is not None:
+            return self._stop_of
+        return None if self._good is None else self._good.frame
 
 
-def time_of(frame: Frame, now_ns: int, ros_now_ns: int) -> int:
-    """ROS time of now in the time of an output; if that is far from where its frame's stamp says, the latter."""
+def times_of(frame: Frame, now_ns: int, ros_now_ns: int) -> tuple[int, int]:
+    """What a path that was computed from a frame is stamped with now, and by how much the ROS clock has stepped since.
+
+    In the time of the path's own stamps, now is the first less the second. That follows from the frame's stamp, its
+    age at receipt and the monotonic time since, so a step of the ROS clock moves nobody along a path. A frame whose
+    stamp was in no ROS time when it was received (before the first `/clock`, or of a log that is played without one)
+    has a path in that other time, which does not step, and what replaces it is stamped in that time as well.
+    """
+    since_ns = now_ns - frame.received_ns
+    received_ns = frame.stamp_ns + round(usable_age_ms(frame.age_ms) * NS_PER_MS)
     if not frame.stamp_ns:
-        return ros_now_ns
-    since_ms = usable_age_ms(frame.age_ms) + (now_ns - frame.received_ns) / NS_PER_MS
-    expected_ns = frame.stamp_ns + round(since_ms * NS_PER_MS)
-    return ros_now_ns if abs(ros_now_ns - expected_ns) <= USABLE_AGE_MS * NS_PER_MS else expected_ns
+        received_ns = frame.received_ros_ns
+        if not received_ns:
+            return ros_now_ns, 0
+    elif not ros_now_ns or not abs(frame.age_ms) <= USABLE_AGE_MS:  # NaN compares false
+        return received_ns + since_ns, 0
+    return ros_now_ns, ros_now_ns - received_ns - since_ns

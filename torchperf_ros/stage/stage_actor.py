@@ -22,7 +22,6 @@ from torchperf_ros.frame.input_sync import InputSync
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.safety.scenes import DEFAULT, situation_budget_ms
-from torchperf_ros.stage.fallback_outputs import time_of
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
 from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
@@ -431,10 +430,10 @@ class StageActor(StageVersions):
         payload = self._outputs.payload(fallback) if result is None else result.payload
         checked = None
         if self.guard is not None:
-            source, ros_now_ns = frame if result is not None else self._outputs.frame, self._ros_now()
-            ros_now_ns = ros_now_ns if source is None else time_of(source, started_ns, ros_now_ns)
+            source = frame if result is not None else self._outputs.frame
             try:
-                checked = self.guard.check(payload, source, started_ns, ros_now_ns)
+                is_stop = fallback is Fallback.STOP
+                checked = self.guard.check(payload, source, started_ns, self._ros_now(), is_stop=is_stop)
             except Exception as error:  # the guard's boundary: this frame is answered by the stage's stop
                 verdict = Outcome.ERROR, f"an error in the guard: {type(error).__name__}: {error}"
                 self._note_error("had an error in its guard")

@@ -13,6 +13,7 @@ from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.safety.guard import Checked, Guard, Known
 from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.stage.fallback_outputs import times_of
 
 GUARD_ODOMETRY: Final = -100
 """Index of the guard's odometry among a stage's inputs, below those of scenes; obstacles have -101, -102, and so on."""
@@ -57,16 +58,20 @@ class StageGuard:
         else:
             self.guard.saw(GUARD_ODOMETRY - 1 - index, data, received_ns, stamp_ns)
 
-    def check(self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int) -> Checked:
+    def check(
+        self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int, *, is_stop: bool = False
+    ) -> Checked:
         """What is to be published instead of an output.
 
         Args:
             output: CDR bytes; None where there is nothing to publish.
             source: the frame that it was computed from.
             now_ns: monotonic time.
-            ros_now_ns: the same in the time that the output's stamps are in.
+            ros_now_ns: ROS time.
+            is_stop: whether it is the stage's stop, which is stamped in ROS time.
         """
-        checked = self.guard.check(output, now_ns, ros_now_ns, self._age_ms(source, now_ns, ros_now_ns))
+        stamped_ns, stepped_ns, age_ms = self._times(source, now_ns, ros_now_ns)
+        checked = self.guard.check(output, now_ns, stamped_ns, age_ms, 0 if is_stop else stepped_ns)
         self._stop = None
         while self.guard.news:
             self.tell(clock_alert(self.stage, self.guard.news.popleft()))
@@ -74,8 +79,10 @@ class StageGuard:
 
     def known(self, source: Frame, now_ns: int, ros_now_ns: int) -> Known | None:
         """What a plan computed from this frame is judged by now; None where no check acts."""
-        age_ms = self._age_ms(source, now_ns, ros_now_ns)
-        return self.guard.known(now_ns, ros_now_ns, age_ms) if self.guard.acts else None
+        if not self.guard.acts:
+            return None
+        stamped_ns, stepped_ns, age_ms = self._times(source, now_ns, ros_now_ns)
+        return self.guard.known(now_ns, stamped_ns, age_ms, stepped_ns)
 
     def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
         """What is to be published when `check` has raised: a stop, the same one until a check succeeds again.
@@ -107,9 +114,13 @@ class StageGuard:
         values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
         return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
 
-    def _age_ms(self, source: Frame | None, now_ns: int, ros_now_ns: int) -> float:
-        """How old a frame is; NaN of none."""
+    def _times(self, source: Frame | None, now_ns: int, ros_now_ns: int) -> tuple[int, int, float]:
+        """See `times_of`; and how old the frame is in ms, NaN of none."""
         if source is None:
-            return math.nan
-        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
-        return (now_ns - source.received_ns) / NS_PER_MS if unknown else 1000 * age_s
+            return ros_now_ns, 0, math.nan
+        stamped_ns, stepped_ns = times_of(source, now_ns, ros_now_ns)
+        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns - stepped_ns)
+        if self._frames.is_ros and ros_now_ns:  # an old frame is no frame of another time
+            stamped_ns = ros_now_ns
+        since_ms = (now_ns - source.received_ns) / NS_PER_MS
+        return stamped_ns, stepped_ns, since_ms if unknown else 1000 * age_s

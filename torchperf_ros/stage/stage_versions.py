@@ -27,7 +27,7 @@ from torchperf_ros.safety.drift import DriftWatch
 from torchperf_ros.safety.guard import Guard, Known
 from torchperf_ros.safety.scenes import SceneChooser
 from torchperf_ros.stage.dispatcher import Dispatcher
-from torchperf_ros.stage.fallback_outputs import FallbackOutputs, time_of
+from torchperf_ros.stage.fallback_outputs import FallbackOutputs
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
 from torchperf_ros.stage.shadow import Shadow, ShadowParts, promote
 from torchperf_ros.stage.stage_guard import StageGuard
@@ -181,7 +181,7 @@ class StageVersions:
         """What the guard would judge a plan by that was computed from this frame."""
         if self.guard is None:
             return None
-        return self.guard.known(frame, now_ns, time_of(frame, now_ns, self._ros_now()))
+        return self.guard.known(frame, now_ns, self._ros_now())
 
     def remove_shadow(self) -> None:
         """Have no other version any more, and end its workers; nothing if there is none."""

@@ -84,7 +84,8 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             road.add_scatter(x=outline[:, 0].round(2).tolist(), y=outline[:, 1].round(2).tolist(), fill="toself",
                              mode="lines", line={"color": colour, "width": 1}, opacity=0.5, showlegend=False,
                              name=f"{trace[index].at_s:.1f} s")  # fmt: skip
-    road.update_layout(height=280, xaxis={"title": "m"}, yaxis={"title": "m"})
+    own = [moment.vehicle[0] for moment in trace]
+    road.update_layout(height=280, xaxis={"title": "m", "range": [min(own) - 40, max(own) + 60]}, yaxis={"title": "m"})
     at_s = [moment.at_s for moment in trace]
     speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", _OURS)
     ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", _HIT)
@@ -105,6 +106,10 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
     page.section("Plans", [_table(driven.counts), {"kind": "soft", "text": f"{one.arm}: {ARMS[one.arm]}"}])
     footer = f"torchperf drive --scenario {one.scenario.name} --seed {one.scenario.seed} --arm {one.arm}"
     footer += f" --load {one.load} --faults {one.faults}"
+    for option, value in (("times", one.times), ("restart-ms", one.restart_ms)):
+        footer += f" --{option} {value}" if value is not None else ""
+    if one.arm in {"naive", "blocking"}:
+        footer += f" --naive-restart-s {one.naive_restart_s:g}"
     path.write_text(page.render(_title(one, driven), f"{what}.", footer), encoding="utf-8")
 
 

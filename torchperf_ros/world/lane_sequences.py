@@ -44,9 +44,7 @@ _PLAN_S: Final = np.arange(0.0, 3.1, 0.5)
 _ACCELERATION: Final = 1.5
 _STILL_MS: Final = 0.5
 _SILENT_NS: Final = NS_PER_S // 2  # longer than a timeout and the time between two messages
-_STANDSTILL_STEPS: Final = (
-    25  # a vehicle that brakes harder than its path stands for a moment, and follows it to its end
-)
+_STANDSTILL_STEPS: Final = 25  # one that brakes harder than its path stands for a moment before the path ends
 _FRESH_NS: Final = 3 * NS_PER_S // 10
 OPTIONS: Final = emergency_options({
     "emergency.sensors": ["scan", "button"], "emergency.types": ["LaserScan", "Bool"],

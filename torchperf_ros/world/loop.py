@@ -52,19 +52,20 @@ ARMS: Final = {
     "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
-    "no_lane": "the same, and the guard checks every plan",
-    "full": "the same, and the emergency lane watches the scan",
+    "no_lane": "as no_guard, and the guard checks every plan",
+    "full": "as no_lane, and the emergency lane watches the scan",
     "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
     "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
-NAIVE_RESTART_S: Final = 2.7
-"""From the naive node's death until it takes frames again, on a processor of its own: `bench safety --parts restarts`."""
+NAIVE_RESTART_S: Final = 2.6
+"""From the naive node's death until it takes frames again, on a processor of its own; see docs/safety.md."""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
 _HAVE_LANE: Final = {"full", _WATCHED}
+_WATCHED_BEFORE_NS: Final = NS_PER_S  # the lane knows how everybody moves when a drive begins, as any lane does
 _AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 
@@ -148,7 +149,7 @@ class _Arm(ExitStack, abc.ABC):
         self.emergency: LaneOnClock | None = None
         if drive.arm in _HAVE_LANE:
             self.emergency = LaneOnClock(config_of(parameters_of(drive)).emergency)
-            self.emergency.rules.activate(world.start_ns)
+            self.emergency.rules.activate(world.start_ns - _WATCHED_BEFORE_NS)
         self._blind = Blindness(self.luck.blind or self.luck.unseen)
 
     @abc.abstractmethod
@@ -465,6 +466,9 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         sensors = Sensors(world, radar=one.arm == _RADAR, camera=camera, lidar=lidar)
         stamp_ns, beside_m, hasty = world.start_ns, math.nan, arm.luck.hasty and one.arm not in _FAULTLESS
         arm.start()
+        if arm.emergency is not None:
+            for before_ns, messages in sensors.before(range(stamp_ns - _WATCHED_BEFORE_NS, stamp_ns, PERIOD_NS)):
+                arm.watch(messages, before_ns)
         while not world.over:
             arm.until(stamp_ns)
             world.advance(stamp_ns)

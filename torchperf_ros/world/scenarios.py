@@ -188,7 +188,7 @@ def _overtake(draw: _Draw) -> _Built:
     for number in range(3):
         met_s += draw(f"met_{number}_s", 1.5, 4.0)
         bodies.append(_towards((slow + towards) * met_s, towards))
-    return _straight(), speed, bodies, 24.0
+    return _straight(), speed, bodies, 28.0
 
 
 def _towards(at_m: float, speed: float) -> Body:

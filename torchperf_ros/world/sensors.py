@@ -4,12 +4,14 @@ And, where they are asked for, a radar's echoes, a camera's images and a lidar's
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.config.message_types import empty_message, header
+from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.models.driving_messages import (
     MARKER_ARRAY,
@@ -74,6 +76,18 @@ class Sensors:
             cloud = cloud_bytes(self._world.boxes, kinds, pose, stamp_ns, self._world.scenario.seed)
             sent.append(("cloud", CLOUD, cloud))
         return *sent, ("scan", SCAN, scanned)
+
+    def before(self, stamps_ns: Iterable[int]) -> Iterator[tuple[int, tuple[tuple[str, str, bytes], ...]]]:
+        """Odometry and scans of these moments before the beginning, when everybody moved as at the beginning."""
+        vehicle = self._world.vehicle
+        for stamp_ns in stamps_ns:
+            since_s = (self._world.start_ns - stamp_ns) / NS_PER_S
+            boxes = self._world.boxes
+            boxes[:, :2] -= since_s * boxes[:, 3:5]
+            then = Vehicle(vehicle.x - since_s * vehicle.speed, speed=vehicle.speed)
+            odometry = odometry_message(then.x, then.y, then.yaw, then.speed, 0.0, stamp_ns)
+            scanned, *_ = self._scanner.scan(boxes, then, stamp_ns)
+            yield stamp_ns, (("odom", ODOMETRY, encoded(odometry, ODOMETRY)), ("scan", SCAN, scanned))
 
     def objects(self, seen: set[int]) -> list[SeenObject]:
         """Those of the bodies that are seen and are no walls."""

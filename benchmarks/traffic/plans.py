@@ -1,0 +1,422 @@
+"""Plans and traffic, drawn by a seed, and what really happens: footprints step by step, none of the guard's sums.
+
+A road bends as drawn, and everything drives along it: we along our manoeuvre, the others at a constant speed in their
+lane, ours or the next one. The guard sees a plan of the next seconds, exact odometry and exact boxes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
+from torchperf_ros.config.safety_options import guard_options
+from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.guard import Guard
+from torchperf_ros.safety.limits import Track
+
+LANE_M = 3.5
+LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0
+BRAKE, DELAY_S, AGE_MS = 8.0, 0.15, 60.0  # hardest braking, until it acts, and the age of a plan's frame
+AFTER_S = 9.0  # that is looked at, beyond any plan
+STEP_S = 0.02
+MOVES = 0.1  # m/s; slower, the vehicle stands
+CLEAR_S, CLEAR_M, BEHIND_S = 2.0, 0.5, 1.0
+"""Of a clear plan: what comes towards us passes 2 s after we have left its way, everything else is 0.5 m off, and what
+drives in the lane that we change into is 1 s behind us, by the faster one's speed."""
+
+
+class Road:
+    """A centre line from s = 0 in the direction of x, straight or with bends: `bends` are pairs of s and 1/m."""
+
+    def __init__(self, bends: tuple[tuple[float, float], ...] = ()) -> None:
+        self.s = np.arange(-400.0, 900.0, 0.5)
+        knots = bends or ((0.0, 0.0),)
+        self.bends = np.interp(self.s, [s for s, _ in knots], [bend for _, bend in knots])
+        turned = np.concatenate(([0.0], np.cumsum(0.5 * (self.bends[1:] + self.bends[:-1]) * 0.5)))
+        self.heading = turned - np.interp(0.0, self.s, turned)
+        steps = 0.5 * np.exp(0.5j * (self.heading[1:] + self.heading[:-1]))
+        self.place = np.concatenate(([0.0], np.cumsum(steps)))
+        self.place -= np.interp(0.0, self.s, self.place)
+
+    def at(self, s: np.ndarray, left: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+        """Places x + iy, `left` of the centre line, and its heading there."""
+        heading = np.interp(s, self.s, self.heading)
+        return np.interp(s, self.s, self.place) + 1j * left * np.exp(1j * heading), heading
+
+
+@dataclass(frozen=True)
+class Car:
+    """What else is there: along the road at constant speed, negative against us."""
+
+    s: float
+    left: float
+    speed: float
+    length: float = 4.5
+    width: float = 1.9
+
+    def after(self, road: Road, times_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Places of its middle and headings."""
+        place, heading = road.at(self.s + self.speed * times_s, self.left)
+        return place, heading + (math.pi if self.speed < 0 else 0.0)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A manoeuvre: from `left` of our lane's middle, `changes` of so many m to the left from s on, over so many m."""
+
+    kind: str
+    road: Road
+    speed: float
+    acceleration: float = 0.0
+    left: float = 0.0
+    changes: tuple[tuple[float, float, float], ...] = ()
+    cars: tuple[Car, ...] = ()
+    horizon_s: float = 3.0
+
+    def lefts(self, s: np.ndarray) -> np.ndarray:
+        """How far to the left of our lane's middle we drive at each s."""
+        left = np.full_like(s, self.left)
+        for by_m, from_s, over_m in self.changes:
+            share = np.clip((s - from_s) / over_m, 0.0, 1.0)
+            left = left + by_m * share**3 * (10 - 15 * share + 6 * share**2)
+        return left
+
+    def ways(self, times_s: np.ndarray) -> np.ndarray:
+        """How far along the road we are at each time, if all goes as planned."""
+        gains = np.minimum(times_s, self.horizon_s)
+        return self.speed * times_s + self.acceleration * gains * (times_s - 0.5 * gains)
+
+    def poses(self, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Places of our reference point, and headings."""
+        left = self.lefts(s)
+        place, heading = self.road.at(s, left)
+        slope = (self.lefts(s + 0.05) - self.lefts(s - 0.05)) / 0.1
+        return place, heading + np.arctan2(slope, 1.0 - np.interp(s, self.road.s, self.road.bends) * left)
+
+
+def corners(place: np.ndarray, yaw: np.ndarray, length: float, width: float, offset: float = 0.0) -> np.ndarray:
+    """Of rectangles, whose middle is `offset` ahead of these places; shape [n, 4]."""
+    outline = offset + 0.5 * length * np.array([1, 1, -1, -1]) + 0.5j * width * np.array([1, -1, -1, 1])
+    return place[:, None] + outline * np.exp(1j * yaw)[:, None]
+
+
+def apart_m(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The largest gap between two rectangles' shadows on the directions of their sides; negative: they overlap."""
+    gaps = []
+    for outline in (own, other):
+        for side in (outline[:, 0] - outline[:, 3], outline[:, 0] - outline[:, 1]):
+            turn = (side / np.abs(side)).conj()[:, None]
+            a, b = (own * turn).real, (other * turn).real
+            gaps += [b.min(axis=1) - a.max(axis=1), a.min(axis=1) - b.max(axis=1)]
+    return np.max(gaps, axis=0)
+
+
+def nearest_m(scene: Scene, s: np.ndarray, times_s: np.ndarray, car: Car) -> np.ndarray:
+    """How far a car is from us at each time, if we are at `s` then."""
+    place, yaw = scene.poses(s)
+    own = corners(place, yaw, LENGTH, WIDTH, 0.5 * LENGTH - REAR)
+    return apart_m(own, corners(*car.after(scene.road, times_s), car.length, car.width))
+
+
+def braked(scene: Scene, times_s: np.ndarray) -> np.ndarray:
+    """How far along the road we are if we brake now."""
+    acts_s = np.maximum(times_s - DELAY_S, 0.0)
+    stops_s = np.minimum(acts_s, scene.speed / BRAKE)
+    return scene.speed * np.minimum(times_s, DELAY_S) + scene.speed * stops_s - 0.5 * BRAKE * stops_s**2
+
+
+def contact_s(scene: Scene, until_s: float) -> float:
+    """When the plan first touches anything; NaN: not until then."""
+    times_s = np.arange(0.0, until_s, STEP_S)
+    touches = np.zeros(len(times_s), bool)
+    for car in scene.cars:
+        touches |= nearest_m(scene, scene.ways(times_s), times_s, car) < 0
+    return float(times_s[touches.argmax()]) if touches.any() else math.nan
+
+
+def braking_avoids(scene: Scene) -> bool:
+    """Whether nothing touches us if we brake now, along the same way, until all have passed."""
+    times_s = np.arange(0.0, AFTER_S, STEP_S)
+    return all((nearest_m(scene, braked(scene, times_s), times_s, car) > 0).all() for car in scene.cars)
+
+
+def is_clear(scene: Scene) -> bool:
+    """Whether the whole manoeuvre is clear of everything, with the margins above; RSS distances to what is ahead."""
+    times_s = np.arange(0.0, AFTER_S, STEP_S)
+    ways, options = scene.ways(times_s), guard_options({})
+    lefts, speed = scene.lefts(ways), np.gradient(ways, times_s)
+    for car in scene.cars:
+        if (nearest_m(scene, ways, times_s, car) < CLEAR_M).any():
+            return False
+        in_way = np.abs(lefts - car.left) < 0.5 * (WIDTH + car.width) + options.margin_m + 0.1
+        if car.speed < 0:
+            sooner = replace(car, s=car.s + car.speed * CLEAR_S)
+            if (nearest_m(scene, ways, times_s, sooner) < CLEAR_M).any():
+                return False
+            continue
+        gap = car.s + car.speed * times_s - 0.5 * car.length - ways - (LENGTH - REAR)
+        back = ways - REAR - (car.s + car.speed * times_s + 0.5 * car.length)
+        response_s = (AGE_MS / 1000) + DELAY_S
+        faster = speed + options.rss_accel * response_s
+        safe = speed * response_s + 0.5 * options.rss_accel * response_s**2 + faster**2 / (2 * options.rss_brake)
+        safe = np.maximum(safe - car.speed**2 / (2 * options.rss_lead_brake), 0.0)
+        behind = BEHIND_S * np.maximum(car.speed, speed)
+        unsafe = in_way & (
+            ((gap > -LENGTH) & (gap < safe + 1.0)) | ((back > -LENGTH) & (back < behind) & (gap <= -LENGTH))
+        )
+        if car.speed >= 0 and scene.changes and unsafe.any():
+            return False
+        if not scene.changes and (in_way & (gap > -LENGTH) & (gap < safe + 1.0)).any():
+            return False
+    return True
+
+
+def refused(scene: Scene, turned: float = 0.0, at_s: float = 0.0, **options: object) -> str:
+    """Why the guard would replace the plan at a time, "" if it accepts it; all is turned by so much."""
+    guard = Guard(guard_options({"guard.shadow": ["distance"], **options}))
+    times_s = np.arange(0.0, scene.horizon_s + 0.05, 0.1)
+    place, yaw = scene.poses(scene.ways(at_s + times_s))
+    near_s = scene.ways(at_s + np.array([-0.02, 0.02]))
+    speed, rate = float(np.diff(near_s)[0]) / 0.04, float(np.diff(scene.poses(near_s)[1])[0]) / 0.04
+    turn = complex(math.cos(turned), math.sin(turned))
+    place, yaw = place * turn, yaw + turned
+    guard.moved(odometry_bytes(place[0].real, place[0].imag, yaw[0], speed, rate), 10 * S)
+    guard.saw(0, markers_bytes(boxes_of(scene.cars, scene.road, at_s, turned)), 10 * S)
+    return guard.check(plan_bytes(times_s, place.real, place.imag, yaw), 10 * S, START_NS, AGE_MS).shadow
+
+
+def boxes_of(cars: Iterable[Car], road: Road, at_s: float, turned: float = 0.0) -> list[Box]:
+    """Exact boxes and velocities at a time."""
+    boxes = []
+    for car in cars:
+        (at,), (heading,) = car.after(road, np.array([at_s]))
+        at, heading, speed = at * complex(math.cos(turned), math.sin(turned)), heading + turned, abs(car.speed)
+        velocity = speed * math.cos(heading), speed * math.sin(heading)
+        boxes.append(Box(at.real, at.imag, heading, car.length, car.width, velocity))
+    return boxes
+
+
+# -- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def a_road(rng: np.random.Generator, speed: float, *, straight: float = 0.4) -> Road:
+    """Straight, in a bend that has begun or is about to, or out of one."""
+    if rng.random() < straight:
+        return Road()
+    bend = rng.choice([-1, 1]) * min(rng.uniform(0.2, 1.0) * 2.5 / speed**2, 0.05)
+    begins, over, lasts = rng.uniform(-60.0, 60.0), rng.uniform(0.5, 60.0), rng.uniform(20.0, 200.0)
+    ends = begins + over + lasts
+    return Road(((begins, 0.0), (begins + over, bend), (ends, bend), (ends + over, 0.0)))
+
+
+def a_change(rng: np.random.Generator, speed: float, side: int) -> tuple[tuple[float, float, float], ...]:
+    """A change to the next lane that has begun, or begins soon, and takes 3 to 6 s; sometimes it leads back."""
+    over = speed * rng.uniform(3.0, 6.0)
+    begins = rng.uniform(-0.5 * over, 1.0 * speed)
+    out = (side * LANE_M, begins, over)
+    if rng.random() < 0.5:
+        return (out,)
+    stays = speed * rng.uniform(0.0, 2.5)
+    return (out, (-side * LANE_M, begins + over + stays, over))
+
+
+def head_on(rng: np.random.Generator) -> Scene:
+    """A change into the lane of what comes towards us."""
+    speed, side = rng.uniform(6.0, 28.0), int(rng.choice([-1, 1]))
+    changes = a_change(rng, speed, side)
+    closing = speed + (other := rng.uniform(4.0, 28.0))
+    car = Car(closing * rng.uniform(0.7, 4.0), side * LANE_M + rng.uniform(-0.4, 0.4), -other, rng.uniform(3.5, 12.0),
+              rng.uniform(1.7, 2.5))  # fmt: skip
+    return Scene("head-on", a_road(rng, speed, straight=0.6), speed, rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.2),
+                 changes, (car,))  # fmt: skip
+
+
+def overtaking(rng: np.random.Generator) -> Scene:
+    """Past a slower car or a parked one, by the lane of what comes towards us, which is still far."""
+    speed, side = rng.uniform(8.0, 25.0), int(rng.choice([-1, 1]))
+    slow = rng.choice([0.0, rng.uniform(0.3, 0.7)]) * speed
+    over = speed * rng.uniform(3.0, 5.0)
+    begins = rng.uniform(-over, speed)
+    out = side * rng.choice([LANE_M, rng.uniform(2.8, LANE_M)])
+    stays = speed * rng.uniform(0.0, 4.0)
+    changes = ((out, begins, over), (-out, begins + over + stays, over))
+    cars = [Car(rng.uniform(0.0, 80.0), rng.uniform(-0.2, 0.2), slow)]
+    if rng.random() < 0.8:
+        cars.append(Car(rng.uniform(40.0, 500.0), side * LANE_M, -rng.uniform(6.0, 25.0)))
+    return Scene("overtaking", a_road(rng, speed), speed, 0.0, 0.0, changes, tuple(cars))
+
+
+def lane_change(rng: np.random.Generator) -> Scene:
+    """On a road with lanes in one direction, with traffic in both."""
+    speed, side = rng.uniform(8.0, 30.0), int(rng.choice([-1, 1]))
+    over = speed * rng.uniform(3.0, 6.0)
+    changes = ((side * LANE_M, rng.uniform(-over, speed), over),)
+    cars = [
+        Car(rng.uniform(-60.0, 90.0), lane * LANE_M + rng.uniform(-0.3, 0.3), rng.uniform(0.7, 1.3) * speed)
+        for lane in (0, side, side, -side) for _ in range(int(rng.integers(0, 2)))
+    ]  # fmt: skip
+    return Scene("lane change", a_road(rng, speed), speed, rng.uniform(-0.5, 0.5), 0.0, changes, tuple(cars))
+
+
+def oncoming(rng: np.random.Generator) -> Scene:
+    """Some come towards us in their own lane, and we keep ours."""
+    speed, side = rng.uniform(6.0, 28.0), int(rng.choice([-1, 1]))
+    other = rng.uniform(5.0, 28.0)
+    cars = tuple(
+        Car(at, side * LANE_M + rng.uniform(-0.3, 0.3), -other, rng.uniform(3.5, 12.0), rng.uniform(1.7, 2.4))
+        for at in rng.uniform(-10.0, 180.0, int(rng.integers(1, 4)))
+    )
+    return Scene("oncoming", a_road(rng, speed, straight=0.2), speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
+                 (), cars)  # fmt: skip
+
+
+def beside(rng: np.random.Generator) -> Scene:
+    """Cars of the lane beside, in our direction, before, in and after a bend."""
+    speed, side = rng.uniform(6.0, 30.0), int(rng.choice([-1, 1]))
+    cars = tuple(
+        Car(rng.uniform(-25.0, 60.0), side * LANE_M + rng.uniform(-0.3, 0.3), rng.uniform(0.7, 1.4) * speed,
+            rng.uniform(3.5, 12.0), rng.uniform(1.7, 2.4))
+        for _ in range(int(rng.integers(1, 4)))
+    )  # fmt: skip
+    return Scene("beside", a_road(rng, speed, straight=0.05), speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
+                 (), cars)  # fmt: skip
+
+
+def lead(rng: np.random.Generator) -> Scene:
+    """Behind something in our lane, and past what is parked beside it."""
+    speed = rng.uniform(6.0, 28.0)
+    cars = [Car(rng.uniform(8.0, 120.0), rng.uniform(-0.4, 0.4), rng.uniform(0.6, 1.3) * speed)]
+    cars += [Car(at, rng.choice([-1, 1]) * rng.uniform(2.4, 3.5), 0.0) for at in rng.uniform(0.0, 90.0, 2)]
+    return Scene("lead and parked", a_road(rng, speed), speed, rng.uniform(-1.5, 0.3), rng.uniform(-0.3, 0.3),
+                 (), tuple(cars))  # fmt: skip
+
+
+CLEAR: tuple[Callable[[np.random.Generator], Scene], ...] = (overtaking, lane_change, oncoming, beside, lead)
+
+
+def passages(seed: int, count: int) -> Iterator[Scene]:
+    """Into a bend that begins 40 m ahead, beside cars of the next lane, in our direction or against it."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        speed, side, lean = rng.uniform(6.0, 30.0), rng.choice([-1, 1]), rng.choice([-1, 1])
+        bend, over = lean * min(rng.uniform(0.3, 2.8) / speed**2, 0.04), rng.uniform(0.01, 40.0)
+        same = [Car(rng.uniform(-15.0, 25.0), side * LANE_M + rng.uniform(-0.4, 0.4), rng.uniform(0.9, 1.1) * speed)]
+        against = [Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -rng.uniform(6.0, 25.0))
+                   for at in rng.uniform(20.0, 250.0, 3)]  # fmt: skip
+        cars = (
+            same if rng.random() < 0.6 else against[:1] + [replace(one, speed=against[0].speed) for one in against[1:]]
+        )
+        road = Road(((40.0, 0.0), (40.0 + over, bend)))
+        yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
+
+
+def false_stops(scene: Scene) -> list[str]:
+    """Why plans of a passage are replaced, ten a second, from 40 m before the bend until 60 m behind its beginning."""
+    found = [refused(scene, 1.0, at_s) for at_s in np.arange(0.0, 100.0 / scene.speed, 0.1)]
+    return list(filter(None, found))
+
+
+def head_on_plans(seed: int, count: int) -> Iterator[Scene]:
+    """Plans that end head-on within their horizon, although braking now would avoid it."""
+    rng = np.random.default_rng(seed)
+    found = 0
+    while found < count:
+        scene = head_on(rng)
+        if not math.isnan(contact_s(scene, scene.horizon_s)) and braking_avoids(scene):
+            found += 1
+            yield scene
+
+
+def clear_plans(seed: int, count: int) -> Iterator[Scene]:
+    """Clear plans of each kind in turn."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        scene = CLEAR[number % len(CLEAR)](rng)
+        while not is_clear(scene):
+            scene = CLEAR[number % len(CLEAR)](rng)
+        yield scene
+
+
+# -- drives: the vehicle follows what is published --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """We come up behind a slower car and overtake, whatever comes towards us: the planner does not look."""
+
+    road: Road
+    side: int
+    speed: float
+    wanted: float
+    lead: Car
+    other: Car
+    keeps_s: float  # for which the plans keep the lane first
+
+    def plan(self, s: float, left: float, slope: float, speed: float, at_s: float) -> tuple[np.ndarray, ...]:
+        """Times, ways and lefts of the plan from a state."""
+        times_s = np.linspace(0.0, 3.0, 31)
+        gains_s = np.minimum(times_s, max(self.wanted - speed, 0.0) / 1.5)
+        ways = s + speed * times_s + 1.5 * gains_s * (times_s - 0.5 * gains_s)
+        past = s - 12.0 > self.lead.s + self.lead.speed * at_s
+        aim = 0.0 if past or at_s < self.keeps_s else self.side * LANE_M
+        over = 3.5 * max(speed, 4.0)
+        share = np.clip((ways - s) / over, 0.0, 1.0)
+        fade = (1 - share) ** 3 * (1 + 3 * share + 6 * share**2)
+        return times_s, ways, aim + (left - aim) * fade + slope * over * share * (1 - share) ** 3 * (1 + 3 * share)
+
+
+def an_overtaking(rng: np.random.Generator) -> Overtaking:
+    """Something comes that is too near for it, most often."""
+    speed, side = rng.uniform(10.0, 22.0), int(rng.choice([-1, 1]))
+    lead = Car(rng.uniform(14.0, 30.0) + 0.8 * speed, rng.uniform(-0.2, 0.2), rng.uniform(0.4, 0.75) * speed)
+    other = Car(rng.uniform(60.0, 320.0), side * LANE_M, -rng.uniform(8.0, 22.0))
+    return Overtaking(a_road(rng, 1.3 * speed, straight=0.7), side, speed, speed + rng.uniform(0.0, 4.0), lead, other,
+                      rng.choice([0.0, 0.5, 1.0]))  # fmt: skip
+
+
+def contact_of(drive: Overtaking) -> tuple[float, float, set[str]]:
+    """Drives it, ten plans a second: when there is a contact, how fast we are then, NaN if there is none; verdicts."""
+    guard, road = Guard(guard_options({"guard.act": ["all"]})), drive.road
+    place, heading = road.at(np.zeros(1), 0.0)
+    x, yaw, speed, rate, path = complex(place[0]), float(heading[0]), drive.speed, 0.0, None
+    verdicts, cars = set(), (drive.lead, drive.other)
+    for number in range(150):
+        at_s = 0.1 * number
+        ros_ns, now_ns = START_NS + round(at_s * S), 10 * S + round(at_s * S)
+        s, left, slope = _along(road, x, yaw)
+        guard.moved(odometry_bytes(x.real, x.imag, yaw, speed, rate, stamp_ns=ros_ns), now_ns)
+        guard.saw(0, markers_bytes(boxes_of(cars, road, at_s), stamp_ns=ros_ns), now_ns)
+        times_s, ways, lefts = drive.plan(s, left, slope, speed, at_s)
+        places, headings = road.at(ways, lefts)
+        near_m = np.maximum(np.gradient(ways, times_s), 0.1)
+        yaws = headings + np.arctan2(np.gradient(lefts, times_s), near_m)
+        yaws[0] = yaw
+        found = guard.check(
+            plan_bytes(times_s, places.real, places.imag, yaws, start_ns=ros_ns), now_ns, ros_ns, AGE_MS
+        )
+        verdicts.add(found.verdict.word)
+        if found.payload is not None:
+            path = Track.of(TimedPath.parse(found.payload), START_NS, None)
+        fine_s = at_s + np.linspace(0.0, 0.1, 6)
+        own = np.interp(fine_s, path.t_s, path.place)
+        turns = np.interp(fine_s, path.t_s, path.yaw)
+        outline = corners(own, turns, LENGTH, WIDTH, 0.5 * LENGTH - REAR)
+        moved = np.abs(np.diff(own)) / 0.02
+        for car in cars:
+            touches = apart_m(outline, corners(*car.after(road, fine_s), car.length, car.width)) < 0
+            if touches.any():
+                at = int(touches.argmax())
+                return fine_s[at], float(moved[max(at - 1, 0)]), verdicts
+        x, yaw, speed = complex(own[-1]), float(turns[-1]), float(moved[-1])
+        rate = float(turns[-1] - turns[-2]) / 0.02
+    return math.nan, math.nan, verdicts
+
+
+def _along(road: Road, place: complex, yaw: float) -> tuple[float, float, float]:
+    """Where a place is along the road and to its left, and the slope of its direction to that of the road."""
+    at = int(np.abs(road.place - place).argmin())
+    off = (place - road.place[at]) * complex(np.exp(-1j * road.heading[at]))
+    s = float(road.s[at]) + off.real
+    return s, off.imag, math.tan(yaw - float(np.interp(s, road.s, road.heading)))

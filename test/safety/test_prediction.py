@@ -1,0 +1,237 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes
+from torchperf_ros.config.safety_options import guard_options
+from torchperf_ros.safety.distance import roles_of
+from torchperf_ros.safety.lane import Lane
+from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.obstacles import read_obstacles, seen_now
+from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.prediction import Arc, along_joined, course_of, leaves_lane, predicted
+
+T = np.arange(0.0, 3.05, 0.1)
+OPTIONS = guard_options({})
+
+
+def bent(s, bend):
+    """x + iy and heading on a circle that begins at the origin along x."""
+    turned = bend * s
+    if abs(bend) < 1e-9:
+        return s + 0j, turned
+    return (np.sin(turned) + 1j * (1 - np.cos(turned))) / bend, turned
+
+
+def in_bend(s, left, bend, speed, drift=0.0, **size):
+    """Something that drives in a bend, at a distance along it."""
+    place, yaw = bent(s, bend)
+    way = np.exp(1j * yaw)
+    place, velocity = place + 1j * left * way, (speed + 1j * drift) * way
+    return Box(place.real, place.imag, yaw, velocity=(velocity.real, velocity.imag), **size)
+
+
+def seen_of(boxes, turned=0.0):
+    moved = []
+    for box in boxes:
+        place, velocity = (complex(*of) * np.exp(1j * turned) for of in (box[:2], box.velocity))
+        moved.append(Box(place.real, place.imag, box.yaw + turned, *box[3:5], (velocity.real, velocity.imag)))
+    motion = Motion.read(odometry_bytes(), 10 * S)
+    read = read_obstacles(markers_bytes(moved), 10 * S, OPTIONS, motion, None)
+    return seen_now((read,), OPTIONS, 10 * S, START_NS, 0.0)[0]
+
+
+def straight_track(speed=10.0, turned=0.0):
+    return Track(T, speed * T * np.exp(1j * turned), 0 * T + turned)
+
+
+def change_track(speed=10.0, begins_m=0.0, over_m=40.0, to_m=3.5):
+    """A change of lanes that begins there, which may be behind us; from where we are then."""
+    x = speed * T
+    share = np.clip((x - begins_m) / over_m, 0.0, 1.0)
+    y = to_m * share**3 * (10 - 15 * share + 6 * share**2)
+    slope = to_m / over_m * 30 * share**2 * (1 - share) ** 2
+    return Track(T, x + 1j * y, np.arctan(slope))
+
+
+def bend_track(bend, speed=10.0, begins_m=0.0, over_m=0.0, then_m=1e3):
+    """Into a bend that begins there and is full after `over_m`, and out of it after `then_m`."""
+    fine = np.linspace(0.0, speed * 3.0, 3001)
+    bends = bend * np.interp(fine, [begins_m, begins_m + over_m + 1e-6, begins_m + over_m + then_m], [0.0, 1.0, 1.0])
+    bends[fine > begins_m + over_m + then_m] = 0.0
+    step = fine[1] - fine[0]
+    yaw = np.concatenate(([0.0], np.cumsum(0.5 * (bends[1:] + bends[:-1]) * step)))
+    place = np.concatenate(([0.0], np.cumsum(step * np.exp(0.5j * (yaw[1:] + yaw[:-1])))))
+    return Track(T, np.interp(speed * T, fine, place), np.interp(speed * T, fine, yaw))
+
+
+def course(track, boxes, bend=0.0, turned=0.0):
+    lane = Lane(track, bend)
+    arc = Arc(lane, bend)
+    seen = seen_of(boxes, turned)
+    return course_of(lane, arc, seen), lane, arc, seen
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("bend", [0.03, -0.03, 0.0])
+def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_far_aside_as_put(bend, backward):
+    heading, at, way = 2.5, 70.0 - 30.0j, -1 if backward else 1
+    s, left = np.array([-12.0, 0.0, 5.0, 30.0]), np.array([4.0, -2.0, 0.0, 7.0])
+    along, yaw = bent(s, way * bend)
+    directions = way * np.exp(1j * (heading + yaw))
+    start = np.exp(1j * heading)
+    places = at + way * start * along + 1j * left * directions
+    found = Arc(Lane(Track(T, at + way * T * start, heading + 0 * T)), bend).beside(places)
+    assert found[0] == pytest.approx(s, abs=1e-3)
+    assert found[1] == pytest.approx(left, abs=1e-3)
+    assert found[2] == pytest.approx(directions, abs=1e-4)
+
+
+@settings(max_examples=100)
+@given(
+    bend=st.floats(-0.03, 0.03), left=st.floats(-5.0, 5.0), beyond_m=st.floats(1.0, 60.0), towards=st.booleans(),
+    backward=st.booleans(),
+)  # fmt: skip
+def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far_aside_as_put(
+    bend, left, beyond_m, towards, backward
+):
+    ours = straight_track(-10.0 if backward else 10.0)
+    box = in_bend(beyond_m, left, bend, -9.0 if towards else 9.0)
+    way = -1.0 if backward else 1.0
+    box = box._replace(x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity))
+    found = along_joined(Lane(ours, 0.0), seen_of([box]), 0.0)
+    assert found.left[0] == pytest.approx(left, abs=1e-6)
+    assert found.ahead[0] == pytest.approx(-9.0 if towards else 9.0)
+    exact = beyond_m * (1 - bend * left)
+    assert found.s[0] - 30.0 == pytest.approx(beyond_m, rel=0.15, abs=abs(exact - beyond_m) + 0.1)
+
+
+@settings(max_examples=150)
+@given(
+    speed=st.floats(5.0, 30.0),
+    takes_s=st.floats(3.0, 5.5),
+    begun=st.floats(0.0, 0.2),
+    side=st.sampled_from([-3.5, 3.5]),
+)
+def test_given_a_change_of_lanes_when_half_of_it_is_seen_then_it_is_known_from_a_bend(speed, takes_s, begun, side):
+    over = max(takes_s * speed, 20.0)
+    track = change_track(speed, -begun * over, over, side)
+    share = begun
+    bend = side / over**2 * (60 * share - 180 * share**2 + 120 * share**3)
+    if begun + 3.0 * speed / over >= 0.62:
+        lane = Lane(track, bend)
+        assert leaves_lane(lane, Arc(lane, bend)) < 0
+
+
+@settings(max_examples=150)
+@given(
+    speed=st.floats(8.0, 30.0), lateral=st.floats(0.2, 2.5), side=st.sampled_from([-1.0, 1.0]),
+    over_m=st.floats(0.0, 60.0), begins=st.floats(-1.0, 0.75),
+)  # fmt: skip
+def test_given_a_bend_that_begins_when_a_plan_follows_it_then_it_is_no_change_of_lanes(
+    speed, lateral, side, over_m, begins
+):
+    bend, begins_m = side * min(lateral / speed**2, 0.035), begins * 3.0 * speed
+    track = bend_track(bend, speed, begins_m, over_m)
+    driven = bend * float(np.interp(0.0, [begins_m, begins_m + over_m + 1e-6], [0.0, 1.0]))
+    lane = Lane(track, driven)
+    assert leaves_lane(lane, Arc(lane, driven)) >= 0
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_given_a_change_of_lanes_when_something_comes_then_it_is_not_led_round_the_plan(side):
+    track = change_track(15.0, 0.0, 50.0, side * 3.5)
+    boxes = [Box(x, side * 3.5, velocity=(-14.0, 0.0)) for x in (10.0, 25.0, 44.0, 60.0, 80.0)]
+    found, lane, arc, seen = course(track, boxes)
+    everything = np.ones(5, np.bool_)
+    rows = predicted(T, found, (everything, everything), lane, arc, seen)
+    for number, box in enumerate(boxes):
+        ys = rows.places.imag[:, rows.which == number]
+        true_x = box.x - 14.0 * T
+        inside = (true_x > -5.0) & (true_x < 45.0)
+        straight = [column for column in range(ys.shape[1]) if np.abs(ys[inside, column] - side * 3.5).max() < 0.3]
+        assert straight, box
+
+
+@settings(max_examples=100)
+@given(
+    lateral=st.floats(0.3, 2.5), side=st.sampled_from([-1.0, 1.0]), begins=st.floats(-30.0, 25.0),
+    over_m=st.floats(0.0, 40.0), at=st.floats(-15.0, 40.0), left=st.sampled_from([-3.5, 3.5]),
+    speed=st.floats(10.0, 18.0),
+)  # fmt: skip
+def test_given_a_bend_that_begins_when_a_car_drives_beside_then_it_is_predicted_to_bend_with_it(
+    lateral, side, begins, over_m, at, left, speed
+):
+    bend = side * lateral / 14.0**2
+    knots = [begins, begins + over_m + 1e-6]
+    fine = np.arange(-60.0, 130.0, 0.01)
+    yaw = np.cumsum(0.01 * bend * np.interp(fine, knots, [0.0, 1.0]))
+    yaw -= np.interp(0.0, fine, yaw)
+    centre = np.cumsum(0.01 * np.exp(1j * yaw))
+    centre -= np.interp(0.0, fine, centre)
+
+    def road(s, aside):
+        heading = np.interp(s, fine, yaw)
+        return np.interp(s, fine, centre) + 1j * aside * np.exp(1j * heading), heading
+
+    track = Track(T, *road(14.0 * T, 0.0))
+    place, heading = road(at, left)
+    box = Box(place.real, place.imag, heading, velocity=(speed * math.cos(heading), speed * math.sin(heading)))
+    driven = bend * float(np.interp(0.0, knots, [0.0, 1.0]))
+    found, lane, arc, seen = course(track, [box], driven)
+    everything = np.ones(1, np.bool_)
+    rows = predicted(T, found, (everything, everything), lane, arc, seen)
+    true, _ = road(at + speed * T, left)
+    beside = (at + speed * T > 0.0) & (at + speed * T < 42.0)  # where the plan says how the road goes on
+    if beside.any():
+        assert np.abs(rows.places[beside] - true[beside, None]).max() < 2.0
+        along, aside, _ = lane.project(rows.places[beside].ravel())
+        assert np.abs(aside - left).max() < 0.6
+
+
+def test_given_obstacles_at_the_limits_of_what_drives_along_then_they_still_do():
+    turned = [np.exp(1j * math.radians(angle)) for angle in (29.9, 30.1, 149.9, 150.1)]
+    aslant = course(straight_track(), [Box(25.0, 0.0, velocity=(9.0 * one.real, 9.0 * one.imag)) for one in turned])[0]
+    assert aslant.is_along.tolist() == [True, False, False, True]
+    assert aslant.straight.all()
+    far = course(straight_track(), [Box(25.0, y, velocity=(9.0, 0.0)) for y in (19.99, 20.0, -19.99, -20.0)])[0]
+    assert far.is_along.tolist() == [True, False, True, False]
+    slow = course(straight_track(), [Box(25.0, 0.0, velocity=(one, 0.0)) for one in (0.5, 0.4999)])[0]
+    assert slow.is_along.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("turned", [0.0, 2.0])
+@pytest.mark.parametrize("left", [0.0, 3.5])
+def test_given_what_drives_behind_in_the_bend_that_we_come_from_then_it_is_along_that(turned, left):
+    box = in_bend(-30.0, left, 0.02, 9.0)
+    found = course(straight_track(turned=turned), [box], 0.02, turned)[0]
+    assert found.is_along.tolist() == [True]
+    assert (found.along.s[0], found.along.left[0]) == pytest.approx((-30.0, left), abs=0.2)
+    assert found.along.drift[0] == pytest.approx(0.0, abs=0.3)
+    aside = course(straight_track(turned=turned), [box], 0.0, turned)[0]
+    assert abs(aside.along.left[0]) > 7.0
+
+
+def roles(boxes):
+    found, lane, _, seen = course(straight_track(), boxes)
+    return roles_of(found, lane, 3.0, seen, OPTIONS)
+
+
+def test_given_what_is_beside_and_behind_then_it_passes_follows_or_is_ahead():
+    aside = 0.95 + 0.95 + 0.3
+    ys = (aside - 0.01, aside + 0.01)
+    assert roles([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).passes.tolist() == [True, False]
+    assert roles([Box(0.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [False, False]
+    assert roles([Box(20.0, y, velocity=(9.0, 0.0)) for y in ys]).ahead.tolist() == [True, False]
+    middles = roles([Box(x, 0.0) for x in (1.24, 1.26)])  # ours is 1.25 m ahead of the reference point
+    assert middles.ahead.tolist() == [False, True]
+    noses = roles([Box(x - 2.25, 0.0, velocity=(9.0, 0.0)) for x in (-1.09, -1.11)])
+    assert noses.follows.tolist() == [False, True]
+    ys = [1.9 - 0.1 - 0.0005 * (one - 0.5) - 0.5 * 0.001 * 64.0 for one in (-10.0, 10.0)]
+    assert roles([Box(-8.0, y, velocity=(9.0, 0.0)) for y in ys]).follows.tolist() == [False, True]
+    allowed = roles([Box(-8.0, y, velocity=(9.0, 0.0)) for y in (0.0, 2.0, 2.1)]).allowed_m
+    assert allowed == pytest.approx([0.0, 2.0 - 1.9 - 0.05, 2.1 - 1.9 - 0.05])
+    assert roles([Box(20.0, 0.0)]).gap_m == pytest.approx([20.0 - 2.25 - 3.5])

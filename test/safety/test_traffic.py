@@ -1,0 +1,50 @@
+"""Drawn plans and traffic: what really happens, by footprints step by step, against what the guard says.
+
+`TORCHPERF_GUARD_TRAFFIC=1000` draws so many plans that end head-on, and four times as many clear ones.
+"""
+
+import math
+import os
+
+import numpy as np
+import pytest
+
+from benchmarks.traffic import plans
+
+PLANS = int(os.environ.get("TORCHPERF_GUARD_TRAFFIC", "60"))
+
+
+def test_given_plans_that_end_head_on_when_braking_now_avoids_it_then_those_of_a_straight_road_are_refused():
+    accepted = {True: 0, False: 0}
+    for scene in plans.head_on_plans(11, PLANS):
+        went_through = not plans.refused(scene, 0.7)
+        accepted[bool(scene.road.bends.any())] += went_through
+    assert accepted[False] <= 0.01 * PLANS
+    assert accepted[True] <= 0.1 * PLANS  # beyond a plan's end, a bend of the road is a guess
+
+
+def test_given_clear_plans_when_checked_then_no_more_than_one_in_a_hundred_is_refused():
+    refused = [scene.kind for scene in plans.clear_plans(12, 4 * PLANS) if plans.refused(scene, 0.7)]
+    assert len(refused) <= 0.01 * 4 * PLANS, refused
+
+
+def test_given_cars_beside_when_a_bend_begins_then_no_plan_is_replaced():
+    assert [plans.false_stops(scene) for scene in plans.passages(13, max(PLANS // 6, 1))] == [[]] * max(PLANS // 6, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_given_an_overtaking_that_something_comes_towards_when_driven_then_the_moving_vehicle_touches_nothing(seed):
+    drive = plans.an_overtaking(np.random.default_rng(seed))
+    _, speed, verdicts = plans.contact_of(drive)
+    assert math.isnan(speed) or speed <= plans.MOVES
+    assert verdicts & {"brake", "rebased", "stop"}
+
+
+def test_given_a_scene_when_its_footprints_touch_then_the_contact_is_found():
+    road = plans.Road()
+    ahead = plans.Scene("ahead", road, 10.0, cars=(plans.Car(20.0, 0.0, -10.0),))
+    assert plans.contact_s(ahead, 3.0) == pytest.approx((20.0 - 2.25 - 3.5) / 20.0, abs=0.03)
+    assert not plans.braking_avoids(ahead)
+    beside = plans.Scene("beside", road, 10.0, cars=(plans.Car(20.0, 1.95, -10.0),))
+    assert math.isnan(plans.contact_s(beside, 3.0))
+    assert not plans.is_clear(beside)  # 5 cm

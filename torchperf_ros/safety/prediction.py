@@ -1,0 +1,246 @@
+"""How obstacles go on while a plan lasts: along the plan's way, in the bend that we drive, or straight on.
+
+There is no map, so a plan that bends may follow the road or leave its lane. Where an obstacle drives to says which: one
+that keeps to its lane drives in the direction that the road has where it is. So each is compared with two ways, the
+plan's and the bend that we drive now, and goes on along the one whose direction it has, or along both where they do not
+differ. One that has neither direction goes straight on. Beyond its end a plan says nothing of the road: there an
+obstacle is on a road that bends evenly from the plan's end to where the obstacle is.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchperf_ros.safety.lane import Lane
+from torchperf_ros.safety.limits import Complex, Floats, largest, unit
+from torchperf_ros.safety.obstacles import Seen
+
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+
+STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
+_ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
+_ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
+_ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
+_SAME_COURSE = 0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
+_TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
+_BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
+_TURNS_OFF = 0.04  # 1/m: sharper than 25 m is a junction more often than a bend of the road
+_SHARPEST, _MOST_TURN = 0.05, 0.9  # 1/m, and the sine of all that a road turns from a plan's end to where something is
+_QUARTERS = np.linspace(0.0, 1.0, 5)
+_EASES = 0.85  # likewise: less than this is no bend that goes on
+_NO_LONGER = 0.4  # of the quarter that turns most
+_STRAIGHT = 1e-6  # rad/s: 5e-6 rad after 5 s, and enough for a division
+_STRAIGHT_ARC = 1e-6  # 1/m: 5 mm aside after 100 m, likewise
+
+
+class Along(NamedTuple):
+    """Obstacles as they are along a way; shapes [n].
+
+    Attributes:
+        s, left: distance along it and to its left, in m.
+        ways: its direction there, as x + iy.
+        ahead, drift: velocity along it and to its left, in m/s.
+    """
+
+    s: Floats
+    left: Floats
+    ways: Complex
+    ahead: Floats
+    drift: Floats
+
+
+class Course(NamedTuple):
+    """Along which ways each obstacle may go on; shapes [n].
+
+    Attributes:
+        along: where it is along the plan's way, or along the road that joins the plan's end to it.
+        on_arc: where it is along the bend that we drive.
+        lane, arc, straight: whether it may go on along that way, in the bend that we drive, or straight on.
+        joined: whether it is beyond the plan's end.
+        is_along: whether it drives along our road, either way, at all.
+        changes: whether the plan looks like a change of lanes.
+    """
+
+    along: Along
+    on_arc: Along
+    lane: Flags
+    arc: Flags
+    straight: Flags
+    joined: Flags
+    is_along: Flags
+    changes: bool
+
+
+class Rows(NamedTuple):
+    """Predicted obstacles, one row for each way that one may go on.
+
+    Attributes:
+        which: their indices, shape [k]; the first `lanes` rows are along the plan's way, the next `arcs` in our bend.
+        places, yaws: middles as x + iy and headings in rad at each pose, shape [poses, k].
+    """
+
+    which: Indices
+    lanes: int
+    arcs: int
+    places: Complex
+    yaws: Floats
+
+
+class Arc:
+    """The bend that the vehicle drives now, through where the plan begins, in the direction of travel."""
+
+    def __init__(self, lane: Lane, bend: float) -> None:
+        """`bend` in 1/m is positive to the left of where the vehicle looks."""
+        self.place = complex(lane.own_place[0])
+        self.travel, self.bend = complex(lane.own_unit[0]), bend
+        if lane.backward:
+            self.travel, self.bend = -self.travel, -bend
+        if abs(self.bend) < _STRAIGHT_ARC:
+            self.bend = _STRAIGHT_ARC
+
+    def beside(self, places: Complex) -> tuple[Floats, Floats, Complex]:
+        """Of points x + iy: way along the circle to where they are beside it, how far to its left, its direction."""
+        turned = (places - self.place) * (self.travel.conjugate() * 1j * self.bend) + 1.0
+        radius = np.abs(turned)  # from the centre, as a share of the arc's
+        ways = turned * (self.travel / np.maximum(radius, _STRAIGHT_ARC))
+        return np.arctan2(turned.imag, turned.real) / self.bend, (1.0 - radius) / self.bend, ways
+
+
+def along_lane(lane: Lane, seen: Seen) -> Along:
+    """Obstacles along the plan's way."""
+    s, left, heading = lane.project(seen.places)
+    ways = unit(heading)
+    velocities = seen.velocities * ways.conj()
+    return Along(s, left, ways, velocities.real, _sure(velocities.imag, seen))
+
+
+def along_arc(arc: Arc, seen: Seen) -> Along:
+    """Obstacles along the bend that we drive."""
+    s, left, ways = arc.beside(seen.places)
+    velocities = seen.velocities * ways.conj()
+    return Along(s, left, ways, velocities.real, _sure(velocities.imag, seen))
+
+
+def _sure(drift: Floats, seen: Seen) -> Floats:
+    """As much of a velocity across a way as is no noise."""
+    return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
+
+
+def along_joined(lane: Lane, seen: Seen, sure: float) -> Along:
+    """Obstacles along a road that leaves the plan's end as the plan does and bends to their direction.
+
+    The circle that touches the plan's last direction and has turned by phi beside a place (x, y), seen from there,
+    passes that place at y - x tan(phi / 2) to its left, whatever its radius: tangents from a point to a circle are
+    equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2); `sure` says what is taken of that: -1
+    what is nearest to our way, 0 the middle, 1 what is furthest from it.
+    """
+    end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
+    off = (seen.places - lane.own_place[-1]) * end.conjugate()
+    direction = seen.velocities * (end.conjugate() / np.maximum(seen.speeds, STANDS))
+    direction = np.where(direction.real < 0, -direction, direction)
+    unsure_m = off.real * direction.imag / (1.0 + direction.real)
+    left = off.imag - unsure_m
+    left = np.copysign(np.maximum(np.abs(left) + sure * np.abs(unsure_m), 0.0), left)
+    s = lane.length + np.hypot(off.real, off.imag - left)
+    velocities = (seen.velocities * (end * direction).conj()).real
+    return Along(s, left, end * direction, velocities, np.zeros_like(s))
+
+
+def leaves_lane(lane: Lane, arc: Arc) -> float:
+    """Whether the plan looks like a change of lanes (-1), which may have begun, like a bend of the road (1), or either.
+
+    A change of lanes turns away from straight on and back; or it turns away from the bend that we drive, and no longer
+    does so at its end. At the entrance of a bend a plan turns more and more, or goes on, and at its end less and less
+    than before: so does a change of lanes in a bend. What turns off the road counts as a change, for what drives beside
+    us may go straight on.
+    """
+    if not lane.curved:
+        return 1.0
+    if lane.tightest > _TURNS_OFF:
+        return -1.0
+    turned = np.angle(lane.own_unit * complex(lane.own_unit[0]).conjugate())
+    if abs(float(turned[-1])) < _BACK * (most := largest(np.abs(turned))) and most > _TURNED:
+        return -1.0
+    quarters = np.interp(_QUARTERS * lane.length, lane.own_s, turned)
+    turns = quarters[1:] - quarters[:-1]
+    away = np.abs(turns - 0.25 * arc.bend * lane.length)
+    most = largest(away)
+    if float(away[-1]) < _NO_LONGER * most and most > 0.5 * _TURNED:
+        return -1.0
+    if min(-float(turns[turns.argmin()]), float(turns[turns.argmax()])) > _TURNED:
+        return -1.0
+    eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
+    return -0.5 if eases else 1.0
+
+
+def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
+    """Along which ways each obstacle may go on; see above."""
+    on_lane = along_lane(lane, seen)
+    moves = seen.speeds >= STANDS
+    nobody = np.zeros(len(moves), np.bool_)
+    on_arc = along_arc(arc, seen)
+    if lane.both_ways:
+        return Course(on_lane, on_arc, nobody, nobody, ~nobody, nobody, nobody, False)
+    slow = np.maximum(seen.speeds, STANDS)
+    off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
+    is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
+    sure = leaves_lane(lane, arc)
+    changes = sure == -1.0
+    beyond = moves & (on_lane.s > lane.length)
+    goes_on = is_along & (off_lane <= 2.0 * _SAME_COURSE) & (not changes)  # as the plan does at its end
+    along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
+    if np.count_nonzero(joined):
+        on_joined = along_joined(lane, seen, sure)
+        turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
+        joined &= np.abs(on_joined.left) < _ASIDE_M
+        joined &= np.abs(turned) <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN)
+        along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
+        is_along |= joined
+    along = along._replace(drift=along.drift * ~beyond)  # the direction of the lane is a guess there
+    beyond &= ~goes_on
+    known = is_along & ~beyond
+    off_course = np.where(beyond, 2.0 * _SAME_COURSE, _ON_COURSE)
+    by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)
+    by_arc &= ~known | (off_arc <= off_lane + _SAME_COURSE)
+    by_lane = known & (off_lane <= _ON_COURSE) & (off_lane <= off_arc + _SAME_COURSE)
+    if not changes:
+        by_arc &= ~(by_lane & (on_lane.ahead > 0))  # in a bend of the road it bends with us
+    if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
+        by_lane, by_arc = joined, nobody
+    by_lane |= joined
+    return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, is_along, changes)
+
+
+def predicted(t_s: Floats, course: Course, counts: tuple[Flags, Flags], lane: Lane, arc: Arc, seen: Seen) -> Rows:
+    """Where obstacles are at these times: those that count if they go on along the lane, and if they do not."""
+    on_lane, others = counts
+    by_lane, by_arc = (on_lane & course.lane).nonzero()[0], (others & course.arc).nonzero()[0]
+    straight = (others & course.straight).nonzero()[0]
+    which = np.concatenate((by_lane, by_arc, straight))
+    later, velocities = t_s[:, None], seen.velocities[which]
+    places = seen.places[which] + velocities * later
+    yaws = np.empty(places.shape)
+    yaws[:] = seen.yaws[which]
+    lanes, arcs = len(by_lane), len(by_arc)
+    if lanes:
+        along = course.along
+        # One obstacle's times follow one another in memory, which makes interpolation twice as fast.
+        s = along.s[by_lane, None] + along.ahead[by_lane, None] * t_s
+        bent, headings = lane.place_at(s, along.left[by_lane, None] + along.drift[by_lane, None] * t_s)
+        joined = course.joined[by_lane]
+        first = np.where(joined, 0.0, seen.places[by_lane] - bent[:, 0])
+        places[:, :lanes] = (bent + first[:, None]).T
+        begins = np.where(joined, np.angle(along.ways[by_lane]), headings[:, 0])
+        yaws[:, :lanes] += (headings - begins[:, None]).T
+    if arcs:
+        # Concentric circles: one that is nearer to the middle turns faster. The way is v (e^iwt - 1) / iw.
+        at = slice(lanes, lanes + arcs)
+        rate = arc.bend * course.on_arc.ahead[by_arc] / np.maximum(1.0 - arc.bend * course.on_arc.left[by_arc], 0.1)
+        rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
+        turned = rate * later
+        places[:, at] = seen.places[by_arc] + velocities[at] / (1j * rate) * (unit(turned) - 1.0)
+        yaws[:, at] += turned
+    return Rows(which, lanes, arcs, places, yaws)
