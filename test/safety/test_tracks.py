@@ -139,6 +139,30 @@ def test_given_an_object_that_is_not_detected_when_it_was_sure_then_it_coasts_fo
     assert len(source.sees([]).coasting.keys) == 0  # two detections may have been none
 
 
+@pytest.mark.parametrize("pattern", ["110", "11010", "10", "100", "1000001"])
+def test_given_an_object_that_flickers_from_the_first_when_detected_three_times_then_its_velocity_is_known(pattern):
+    source, times = Source(), 0
+    for number in range(15):
+        is_seen = pattern[number % len(pattern)] == "1"
+        before = times
+        times += is_seen
+        found = source.sees([5.0 + 2.0j * number / 20] if is_seen else [])
+        assert len(found.coasting.keys) == (before >= 3 and not is_seen)  # what was seen twice counts when it is seen
+        if is_seen:
+            assert found.unknown == (times < 3)
+            assert found.velocities[0] == pytest.approx(2.0j if times >= 3 else 0.0, abs=0.2)
+    assert times >= 3
+
+
+def test_given_an_object_seen_once_when_it_is_not_detected_again_then_it_is_forgotten_in_bounded_time():
+    source = Source()
+    source.drive(0.0, 10.0, 1)
+    for _ in range(7):
+        source.sees([])
+    assert len(source.tracks.keys) == 0
+    assert source.sees([0.0]).unknown == 1
+
+
 def test_given_an_object_that_is_back_in_time_when_followed_then_its_velocity_is_known():
     source = Source(0.02)
     source.drive(0.0, 10.0, 20)

@@ -21,7 +21,7 @@ Numbers = NDArray[np.intp]
 
 _MOST: Final = 256  # objects; of more, the nearest to the vehicle have tracks
 _LONGEST_NS: Final = NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
-_COAST_S: Final = 0.3  # for which an object counts that is not detected
+_COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
 _SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and counts if it is not detected
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
@@ -167,15 +167,16 @@ def follow(
             keys=tuple(keys[at] for at in found.tolist()), yaws=yaws[found], halves=halves[found],
             times=there.times + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
         )  # fmt: skip
-    missed = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
+    missed = expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S
     missed[number] = False
-    coasting, tracks = expected.only(missed.nonzero()[0]), expected
+    waiting, tracks = expected.only(missed.nonzero()[0]), expected
+    coasting = waiting.only((waiting.times >= _SURE_AFTER).nonzero()[0])
     if teaches:
         is_new = np.ones(len(places), np.bool_)
         is_new[found] = False
         new = is_new.nonzero()[0]
         begun = _begun(stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
-        tracks = _joined(there, begun, coasting)._replace(stamp_ns=stamp_ns, noise=noise)
+        tracks = _joined(there, begun, waiting)._replace(stamp_ns=stamp_ns, noise=noise)
     if len(tracks.keys) > _MOST:
         tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
     velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
