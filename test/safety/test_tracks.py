@@ -181,6 +181,36 @@ def test_given_something_new_beside_a_known_object_when_detected_then_it_counts_
     assert found.velocities[0] == pytest.approx(10.0, abs=0.1)
 
 
+@pytest.mark.parametrize("part_has_id", [True, False])
+@pytest.mark.parametrize("offset", [0.3 - 0.2j, -0.7, 0.6 + 0.6j])
+def test_given_a_second_box_of_a_moving_object_when_it_takes_its_track_then_the_whole_counts_with_the_velocity_as_well(
+    part_has_id, offset
+):
+    source, keys = Source(), [(b"car", 0), (b"car", 1)]
+    source.drive(0.0, 10.0j, 10)
+    for number in range(10, 14):
+        place = 10.0j * number / 20
+        seen = [place + offset, place] if part_has_id else [place, place + offset]
+        found = source.sees(seen, keys=keys)
+        also, velocity, _ = found.coasting.mean()
+        for at in range(2):
+            own = found.velocities[at] if found.unsure[at] < 15.0 else None
+            if own is None:  # it stands where it was seen, and moves on as the other does
+                assert found.places[at] == seen[at]
+                (same,) = (np.abs(also - seen[at]) < 1e-6).nonzero()
+                own = velocity[same].item()
+            assert own == pytest.approx(10.0j, abs=2.0)
+        assert len(also) == found.unknown == (number < 12)
+    assert len(source.tracks.keys) == 2
+
+
+def test_given_something_new_within_an_object_that_stands_when_detected_then_it_counts_once():
+    source = Source(0.05)
+    for _ in range(10):
+        source.sees([0.0])
+    assert len(source.sees([0.0, 0.5]).coasting.keys) == 0
+
+
 def test_given_an_array_that_is_not_newer_when_followed_then_it_teaches_nothing():
     source = Source()
     source.drive(0.0, 10.0, 20)

@@ -120,7 +120,8 @@ class Tracked(NamedTuple):
         velocities: of each, 0 where it is not known.
         unsure: of each, the standard deviation of that in m/s along each axis; 15 where it is not known.
         unknown: of how many it is not known.
-        coasting: tracks that were not detected, and count all the same.
+        coasting: what counts as well: tracks that were not detected, and of each detection without a velocity that may
+            be part of an object that moves, the same box at that velocity.
     """
 
     tracks: Tracks
@@ -158,7 +159,7 @@ def follow(
     expected, teaches = _expected(before, stamp_ns)
     if not teaches:
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
-    number, found = _pairs(expected, places, keys, late_s)
+    number, found, beside = _pairs(expected, places, keys, late_s)
     there = expected.only(number)
     noise = expected.noise
     if teaches:
@@ -186,6 +187,12 @@ def follow(
     velocities[which], unsure[which] = velocity[sure], spread[sure]
     # Where the filters have it, but never further from where it was seen than noise explains.
     shift = place[sure] - velocity[sure] * late_s[which] - places[which]
+    beside[which] = -1
+    loose = (beside >= 0).nonzero()[0]
+    if len(loose):
+        also = expected.only(beside[loose])
+        at = np.stack(2 * [places[loose] + also.mean()[1] * late_s[loose]])
+        coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
     places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
     return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting)
@@ -203,11 +210,12 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
     return before.moved(stamp_ns) if len(before.keys) else before._replace(stamp_ns=stamp_ns), True
 
 
-def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers]:
-    """Which track and which detection belong together."""
+def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers, Numbers]:
+    """Which track and which detection belong together; and which moving track fits each detection best, -1 for none."""
+    beside = np.full(len(places), -1)
     if not len(expected.keys) or not len(places):
-        return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    place, velocity, _ = expected.mean()
+        return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
+    place, velocity, unsure = expected.mean()
     spread = (expected.chance * (expected.pp + 0.5 * _squares(expected.place - place))).sum(axis=0)
     variance = np.maximum(spread, expected.pp[1]) + max(expected.noise, _LEAST_GATE)  # that of the lively kind
     off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
@@ -216,12 +224,17 @@ def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -
     same = [expected.keys[track] == keys[one] for track, one in zip(tracks.tolist(), found.tolist(), strict=True)]
     cost -= _SAME_KEY * np.array(same, np.float64)
     taken, given = set[int](), dict[int, int]()
-    for at in np.argsort(cost, kind="stable").tolist():
+    order = np.argsort(cost, kind="stable")
+    for at in order.tolist():
         track, one = int(tracks[at]), int(found[at])
         if track not in given and one not in taken:
             taken.add(one)
             given[track] = one
-    return np.array(list(given), np.intp), np.array(list(given.values()), np.intp)
+    speed = np.abs(velocity)
+    moves = (expected.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
+    of_moving = order[::-1][moves[tracks[order[::-1]]]]
+    beside[found[of_moving]] = tracks[of_moving]  # of several for one detection the last is kept: the best
+    return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
 
 
 def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Tracks, float]:
