@@ -243,6 +243,40 @@ def test_given_thousands_of_objects_when_followed_then_the_nearest_have_tracks()
     assert np.abs(source.tracks.mean()[0]).max() == pytest.approx(256 * 5, abs=1.0)
 
 
+def test_given_more_objects_than_have_tracks_when_one_moves_then_it_keeps_its_own_and_what_has_none_is_counted():
+    source, parked = Source(), [complex(3 * (number % 20) - 30, 5 + 0.5 * (number // 20)) for number in range(300)]
+    for number in range(5):
+        assert source.sees([60.0 - 10.0j * number / 20]).left_out == 0
+    for number in range(5, 12):
+        found = source.sees([60.0 - 10.0j * number / 20, *parked])
+        assert found.velocities[0] == pytest.approx(-10.0j, abs=0.1)
+        assert found.left_out == 301 - 256
+    again = source.sees([54.5j, *parked], after_ns=0)
+    assert again.left_out >= 301 - 256  # it teaches nothing, and says as much
+    assert source.sees(parked[:200]).left_out > 0  # what coasts is one of them
+    for _ in range(7):
+        found = source.sees(parked[:200])
+    assert found.left_out == 0
+
+
+def test_given_more_objects_than_have_tracks_when_the_rest_is_far_then_none_is_left_out():
+    source = Source()
+    places = [*(5.0 + 1j * np.arange(200)), *(600.0 + 1j * np.arange(200))]
+    for _ in range(4):
+        found = source.sees(places)
+        assert (found.left_out, len(source.tracks.keys)) == (0, 256)
+    assert set(np.abs(found.unsure[:200] - 15.0) > 1.0) == {True}
+
+
+def test_given_what_was_seen_once_when_there_are_many_then_it_gives_way_to_what_is_seen():
+    source, many = Source(), 10.0j * np.arange(256)
+    source.sees(many - 200.0)
+    for _ in range(3):
+        found = source.sees(0.15 * many + 300.0)
+        assert found.left_out == 0
+    assert found.unknown == 0
+
+
 @settings(max_examples=60)
 @given(
     arrays=st.lists(

@@ -19,7 +19,8 @@ Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
 
-_MOST: Final = 256  # objects; of more, the nearest to the vehicle have tracks
+_MOST: Final = 256  # objects; of more, those that move have tracks, and of the others the nearest to the vehicle
+FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
 _LONGEST_NS: Final = NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
 _COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
 _SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and counts if it is not detected
@@ -122,6 +123,7 @@ class Tracked(NamedTuple):
         unknown: of how many it is not known.
         coasting: what counts as well: tracks that were not detected, and of each detection without a velocity that may
             be part of an object that moves, the same box at that velocity.
+        left_out: how many objects within 500 m are more than can have tracks.
     """
 
     tracks: Tracks
@@ -130,6 +132,7 @@ class Tracked(NamedTuple):
     unsure: Floats
     unknown: int
     coasting: Tracks
+    left_out: int
 
 
 def follow(
@@ -179,7 +182,8 @@ def follow(
         begun = _begun(stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
         tracks = _joined(there, begun, waiting)._replace(stamp_ns=stamp_ns, noise=noise)
     if len(tracks.keys) > _MOST:
-        tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
+        tracks = tracks.only(_first(tracks, here))
+    near = int((np.abs(places - here) <= FAR_M).sum() + (np.abs(coasting.mean()[0] - here) <= FAR_M).sum())
     velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
     place, velocity, spread = there.mean()
     sure = (there.times >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
@@ -195,7 +199,7 @@ def follow(
         coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
     places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
-    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting)
+    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0))
 
 
 def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
@@ -208,6 +212,21 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
     if since_ns <= 0:
         return before, False
     return before.moved(stamp_ns) if len(before.keys) else before._replace(stamp_ns=stamp_ns), True
+
+
+def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
+    """Which have a velocity that is more than noise."""
+    speed = np.abs(velocity)
+    return (tracks.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
+
+
+def _first(tracks: Tracks, here: complex) -> Numbers:
+    """Which to keep: what counts before what was seen too seldom and is missed, then what moves, then the nearest."""
+    place, velocity, unsure = tracks.mean()
+    away = np.abs(place - here)
+    seldom = (tracks.seen_ns < tracks.stamp_ns) & (tracks.times < _SURE_AFTER)
+    order = np.lexsort((away, ~_moves(tracks, velocity, unsure), seldom, away > FAR_M))
+    return np.sort(order[:_MOST])
 
 
 def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers, Numbers]:
@@ -230,8 +249,7 @@ def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -
         if track not in given and one not in taken:
             taken.add(one)
             given[track] = one
-    speed = np.abs(velocity)
-    moves = (expected.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
+    moves = _moves(expected, velocity, unsure)
     of_moving = order[::-1][moves[tracks[order[::-1]]]]
     beside[found[of_moving]] = tracks[of_moving]  # of several for one detection the last is kept: the best
     return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
