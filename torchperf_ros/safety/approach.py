@@ -235,12 +235,15 @@ class Approach:
         return min(right for right, _ in whole), max(left for _, left in whole)
 
     def _known(self, thing: Thing) -> Thing:
-        """The same thing as it was followed before it came into the way, if that says more."""
-        for other in self._beside.things:
-            near = abs(other.x - thing.x) < _GATE_M and abs(other.y - thing.y) < _LONGEST_M / 2
-            if near and other.long_m <= _LONGEST_M and other.known_s > thing.known_s:
-                return other
-        return thing
+        """The same thing as it was followed before it came into the way, if that says more; of several the slowest."""
+        right_m, left_m = thing.sides_m
+        before = [
+            other
+            for other in self._beside.things
+            if abs(other.x - thing.x) < _GATE_M and other.sides_m[0] <= right_m and left_m <= other.sides_m[1]
+            if other.long_m <= _LONGEST_M and other.known_s > thing.known_s
+        ]
+        return min(before, key=lambda other: abs(other.velocity()), default=thing)
 
 
 def _leaves(thing: Thing, sides_m: tuple[float, float], velocity: complex, way: Corridor, speed: float) -> bool:
