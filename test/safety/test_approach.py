@@ -132,6 +132,21 @@ def test_given_a_pedestrian_who_steps_out_when_a_car_drives_in_the_next_lane_the
     assert [seed for seed in stopped if is_hit(beside_a_car, seed, watches=True)] == []
 
 
+def test_given_messages_that_are_late_by_different_times_when_what_stands_is_near_then_it_does_not_seem_to_drive():
+    for seed in range(50):
+        draw = random.Random(f"late {seed}")
+        speed, approach = draw.uniform(8.0, 28.0), Approach()
+        motion = Motion.read(odometry_bytes(speed, 0.0), 0)
+        stop_m = speed * OPTIONS.reaction_ms / 1000 + speed**2 / (2 * OPTIONS.deceleration)
+        for number in range(30):
+            way_m = stop_m + speed * (1.0 - number * EVERY_S)
+            x, y = rear_of(way_m)
+            now_ns = round((100 + number * EVERY_S + draw.uniform(0.0, 0.04)) * NS_PER_S)
+            points = Points(x, y, len(x), len(x), len(x))
+            found = approach.look(points, Corridor.of(OPTIONS, motion), motion, OPTIONS, now_ns)
+            assert found or way_m > stop_m + 0.07 * speed, seed  # two messages have to show it
+
+
 @pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [
     (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12), (10.0, 20.0, 20.0, 0.0, 10.0),
     (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12), (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0), (5.0, 0.0, 0.0, 0.0, 5.0),
