@@ -110,6 +110,43 @@ def test_given_a_long_vehicle_that_crosses_when_its_end_is_far_beside_the_corrid
     assert [seed for seed in dangers if is_hit(crossing, seed, watches=True)] == []
 
 
+def beside_a_car(seed, has_car=True):
+    """A drive to a pedestrian who steps out, with a car in the next lane, and until when braking avoids it."""
+    draw = random.Random(f"beside {seed}")
+    speed, walks, side, enters_s = draw.uniform(4.0, 11.0), draw.uniform(1.0, 2.5), draw.choice((-1.0, 1.0)), 1.2
+    gap_m = speed * (lane_drives.REACTION_S + 0.15) + speed**2 / (2 * lane_drives.DECELERATION) + draw.uniform(0.5, 1.2)
+    left_m = side * (1.4 + walks * enters_s)
+    walker = lane_drives.Other(FRONT_M + gap_m + speed * enters_s + 0.25, left_m, 0.0, 0.5, 0.5)
+    walker.across_plan = lambda _: -side * walks
+    car = lane_drives.Other(FRONT_M + gap_m + draw.uniform(-2.5, 0.5) + 2.25, -side * draw.uniform(2.9, 3.3), speed)
+    others = [walker, car] if has_car else [walker]
+    return lane_drives.Drive(lane_drives.Road(), speed, others, 8.0), enters_s + 0.15 + lane_drives.REACTION_S
+
+
+def test_given_a_pedestrian_who_steps_out_when_a_car_drives_in_the_next_lane_then_its_speed_is_not_taken_for_theirs():
+    def alone(seed):
+        return beside_a_car(seed, has_car=False)
+
+    stopped = [seed for seed in range(20) if is_hit(alone, seed) and not is_hit(alone, seed, watches=True)]
+    assert len(stopped) > 10
+    assert [seed for seed in stopped if is_hit(beside_a_car, seed, watches=True)] == []
+
+
+def test_given_messages_that_are_late_by_different_times_when_what_stands_is_near_then_it_does_not_seem_to_drive():
+    for seed in range(50):
+        draw = random.Random(f"late {seed}")
+        speed, approach = draw.uniform(8.0, 28.0), Approach()
+        motion = Motion.read(odometry_bytes(speed, 0.0), 0)
+        stop_m = speed * OPTIONS.reaction_ms / 1000 + speed**2 / (2 * OPTIONS.deceleration)
+        for number in range(30):
+            way_m = stop_m + speed * (1.0 - number * EVERY_S)
+            x, y = rear_of(way_m)
+            now_ns = round((100 + number * EVERY_S + draw.uniform(0.0, 0.04)) * NS_PER_S)
+            points = Points(x, y, len(x), len(x), len(x))
+            found = approach.look(points, Corridor.of(OPTIONS, motion), motion, OPTIONS, now_ns)
+            assert found or way_m > stop_m + 0.07 * speed, seed  # two messages have to show it
+
+
 @pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [
     (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12), (10.0, 20.0, 20.0, 0.0, 10.0),
     (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12), (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0), (5.0, 0.0, 0.0, 0.0, 5.0),

@@ -194,6 +194,18 @@ def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_fro
     assert again.no_velocity == 0
 
 
+@pytest.mark.parametrize(("count", "velocity", "left_out"), [(256, None, 0), (300, None, 44), (300, (0.0, 0.0), 0)])
+def test_given_more_objects_than_can_be_followed_when_read_then_all_count_and_the_way_is_not_clear(
+    count, velocity, left_out
+):
+    data = markers_bytes([Box(110.0 + number % 20, 50.0 + number // 20, velocity=velocity) for number in range(count)])
+    found = read(data, "plan")
+    again = read(data, "plan", before=found)  # once more: it is no clearer
+    for one in (found, again):
+        assert len(one.seen.yaws) == count
+        assert one.unclear == (f"have {left_out} objects without velocities more than can be followed" * (left_out > 0))
+
+
 def test_given_no_stamps_when_an_object_moves_then_receipts_say_how_fast_and_no_clock_is_learned():
     found = None
     for number in range(12):

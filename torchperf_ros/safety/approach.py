@@ -6,6 +6,7 @@ the measurement allows, which at first is standing.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -41,6 +42,8 @@ _MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may 
 _LONGEST_WAIT_S: Final = 0.2
 _LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LEAST_LEFT_M: Final = 0.3
+_STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
+_JITTERS: Final = 1.5  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
 _NONE: Final = np.zeros(0)
 
@@ -137,6 +140,8 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
+        self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
+        self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
     def look(
         self, points: Points, way: Corridor, motion: Motion | None, options: EmergencyOptions, now_ns: int
@@ -145,6 +150,11 @@ class Approach:
         now_s, speed = now_ns / NS_PER_S, 0.0 if motion is None else motion.speed
         passed_s = now_s - self._at_s if math.isfinite(self._at_s) else 0.0
         self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
+        if math.isfinite(self._at_s):
+            self._passed_s.append(passed_s)
+            steps_s = np.array(self._passed_s)
+            self._every_s = float(np.median(steps_s))
+            self._jitter_s = _JITTERS * float(np.abs(steps_s - self._every_s).mean())
         self._at_s = now_s
         far_m, wide = way.length_m + abs(speed) * _LOOKS_S, replace(way, margin_m=way.margin_m + _BESIDE_M)
         reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m  # an arc leads no further than it is long
@@ -211,9 +221,10 @@ class Approach:
 
                 if leaves(known.sides_m) and leaves(self._whole_sides_m(known)):  # to find all of it takes longer
                     return False
-            ahead = velocity.real - _UNSURE_M / known.known_s
+            # What comes later than others shows a place from before, and the vehicle has moved on meanwhile.
+            ahead = velocity.real - (_UNSURE_M + speed * self._jitter_s) / known.known_s
         # The first of the messages that have to show it may come as late as the time between two after it could have.
-        reaction_s = options.reaction_ms / 1000 + options.scans * min(passed_s, _LONGEST_WAIT_S)
+        reaction_s = options.reaction_ms / 1000 + options.scans * min(max(passed_s, self._every_s), _LONGEST_WAIT_S)
 
         def is_left(brakes: float) -> bool:
             slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle
@@ -235,12 +246,15 @@ class Approach:
         return min(right for right, _ in whole), max(left for _, left in whole)
 
     def _known(self, thing: Thing) -> Thing:
-        """The same thing as it was followed before it came into the way, if that says more."""
-        for other in self._beside.things:
-            near = abs(other.x - thing.x) < _GATE_M and abs(other.y - thing.y) < _LONGEST_M / 2
-            if near and other.long_m <= _LONGEST_M and other.known_s > thing.known_s:
-                return other
-        return thing
+        """The same thing as it was followed before it came into the way, if that says more; of several the slowest."""
+        right_m, left_m = thing.sides_m
+        before = [
+            other
+            for other in self._beside.things
+            if abs(other.x - thing.x) < _GATE_M and other.sides_m[0] <= right_m and left_m <= other.sides_m[1]
+            if other.long_m <= _LONGEST_M and other.known_s > thing.known_s
+        ]
+        return min(before, key=lambda other: abs(other.velocity()), default=thing)
 
 
 def _leaves(thing: Thing, sides_m: tuple[float, float], velocity: complex, way: Corridor, speed: float) -> bool:

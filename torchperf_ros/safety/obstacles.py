@@ -22,14 +22,13 @@ from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
 from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
 from torchperf_ros.safety.source_clock import SourceClock
-from torchperf_ros.safety.tracks import Tracks, follow
+from torchperf_ros.safety.tracks import FAR_M, Tracks, follow
 
 Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
 
 _SIZES_M: Final = (0.01, 10_000.0)  # a size beyond is not that of an object
 _UNKNOWN_SIZE_M: Final = 10.0  # of an object whose size cannot be read
-_FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
 _FASTEST: Final = 100.0  # m/s; a velocity beyond is no road user's
 _STRAY_NS: Final = NS_PER_S  # a stamp so far ahead of the array's others is no time of its own
 _SURE: Final = 0.5  # standard deviations, by which what drives ahead may be slower than it seems
@@ -197,7 +196,10 @@ def read_obstacles(
         at_ns = own_stamp_ns or received_ns
         if before is not None and tracks is not None and not own_stamp_ns:
             at_ns = tracks.stamp_ns + received_ns - before.received_ns
-        seen, unknown, tracks = _tracked(tracks, read, at_ns, motion, seen, at_ns - own_stamp_ns + stamps_ns, loose)
+        late_ns = at_ns - own_stamp_ns + stamps_ns
+        seen, unknown, tracks, left_out = _tracked(tracks, read, at_ns, motion, seen, late_ns, loose)
+        if left_out and not unclear:
+            unclear = f"have {left_out} objects without velocities more than can be followed"
         more = len(seen.yaws) - len(stamps_ns)
         stamps_ns = np.concatenate((stamps_ns, np.full(more, own_stamp_ns, np.int64)))
         placed = np.concatenate((placed, np.ones(more, np.bool_)))
@@ -212,8 +214,11 @@ def read_obstacles(
 def _tracked(
     before: Tracks | None, read: Markers, at_ns: int, motion: Motion, seen: Seen, stamps_ns: NDArray[np.int64],
     loose: NDArray[np.intp],
-) -> tuple[Seen, int, Tracks]:  # fmt: skip
-    """The objects, with velocities for what has no ARROW, and what was not detected; of how many none is known."""
+) -> tuple[Seen, int, Tracks, int]:  # fmt: skip
+    """The objects, with velocities for what has no ARROW, and what was not detected; of how many none is known.
+
+    And the tracks for the next array, and how many objects are more than can have one.
+    """
     here = complex(motion.x, motion.y)
     keys, late_s = [read.keys[at] for at in loose.tolist()], (at_ns - stamps_ns[loose]) / NS_PER_S
     found = follow(before, at_ns, here, seen.places[loose], seen.yaws[loose], seen.halves[loose], keys, late_s)
@@ -225,7 +230,7 @@ def _tracked(
     unsure = np.concatenate((seen.unsure, spread))
     velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
     seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
-    return seen, found.unknown, found.tracks
+    return seen, found.unknown, found.tracks, found.left_out
 
 
 class _Problems:
@@ -258,7 +263,7 @@ class _Problems:
         why = self._why or next(iter(read.unread), "")
         if read.unread:
             return count, why, f"have a part that cannot be read ({read.unread[0]})"
-        if (self._open & ~(np.abs(places - here) > _FAR_M)).any():
+        if (self._open & ~(np.abs(places - here) > FAR_M)).any():
             return count, why, f"have a part that cannot be read ({why})"
         if not read.keys and read.labels:
             return count, why, f"have {read.labels} labels, and no object"
