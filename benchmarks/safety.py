@@ -433,11 +433,13 @@ def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
         ),
         [[name, *one.values()] for name, one in figures.items()],
     )  # fmt: skip
-    for row in [row for row in rows if row["latch"]][:_SHOWN]:
-        report.text(f"{row['scenario']}, seed {row['seed']}: the lane latched after {row['latch']}")
+    wrong = [row for row in rows if row["latch"] or (replaced(row) and row["scenario"] in TRAFFIC)]
+    for row in wrong[:_SHOWN]:
+        what = f"the lane latched after {row['latch']}" if row["latch"] else f"the guard: {row['counts']}"
+        report.text(f"{row['scenario']}, seed {row['seed']}: {what}")
     latched = sum(one["latched"] for one in figures.values())
     ours = sum(one["drives_with_replaced"] for name, one in figures.items() if name in TRAFFIC)
-    return {"scenarios": figures, "seed": arguments.seed, "drives": len(rows)}, [
+    return {"scenarios": figures, "seed": arguments.seed, "drives": len(rows), "wrong": wrong}, [
         Target("ordinary: drives in which the lane latches", latched, "==", 0),
         Target("ordinary: drives in traffic in which the guard replaces a plan", ours, "==", 0),
     ]

@@ -150,7 +150,7 @@ def _be(prints, what, words, environment, folder):
     importlib.import_module("torchperf_ros.node.reporter")._EVERY_S = 0.25
     gc.unfreeze = lambda: None  # or it would look through all that torch has imported
     importlib.import_module("torchperf_ros.workers.fork_server").subprocess = SimpleNamespace(
-        DEVNULL=subprocess.DEVNULL, Popen=_start_base
+        DEVNULL=subprocess.DEVNULL, Popen=_start_base, TimeoutExpired=subprocess.TimeoutExpired
     )
     return importlib.import_module("torchperf_ros.node.main").main(words)
 

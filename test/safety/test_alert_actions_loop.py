@@ -32,7 +32,7 @@ USUAL_MS = (32.0, 20.0, 10.0)  # of each tier
 USUAL_COUNT = (9, 6, 3)  # objects that each tier finds
 TIERS = ("full", "medium", "fast")
 SLOW = 2  # the tier of scene `slow`
-RETURN_S = 10.0
+RETURN_S = 5.0
 LEARNT_S = 100
 OTHERS = 35.0  # percent of the processors: an alert only where frames suffer
 OUTCOMES = {
@@ -213,9 +213,9 @@ def test_given_a_rule_when_its_cause_comes_and_goes_then_it_begins_and_ends_and_
     during = loop.frames_of(25)
     assert any(during), "it begins"
     loop.on = False
-    after = loop.frames_of(45)
-    while any(after[-40:]) and len(after) < 200:
-        after += loop.frames_of(20)
+    after = loop.frames_of(35)
+    while any(after[-25:]) and len(after) < 200:
+        after += loop.frames_of(10)
     assert not any(after[80:]), [second for second, words in enumerate(after) if words]
 
 
@@ -223,7 +223,7 @@ def test_given_a_rule_when_its_cause_comes_and_goes_then_it_begins_and_ends_and_
 def test_given_a_cause_that_the_action_has_no_part_in_when_it_lasts_then_the_action_does_too(kind):
     loop = learnt(kind).with_rule(f"{kind} -> off")
     loop.on = True
-    during = loop.frames_of(200)
+    during = loop.frames_of(100)
     assert all(during[20:])
     loop.on = False
     after = loop.frames_of(60)

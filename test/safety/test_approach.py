@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -60,9 +61,9 @@ def test_given_what_stands_when_the_vehicle_comes_to_its_braking_distance_then_i
 
 
 def test_given_three_points_that_nothing_holds_together_when_they_are_elsewhere_each_time_then_nothing_threatens():
-    random = np.random.default_rng(1)
+    draw = np.random.default_rng(1)
     for _ in range(300):
-        messages = [(random.uniform(5.0, 40.0, 3), random.uniform(-1.0, 1.0, 3)) for _ in range(2)]
+        messages = [(draw.uniform(5.0, 40.0, 3), draw.uniform(-1.0, 1.0, 3)) for _ in range(2)]
         apart = all(len(each) == 1 for x, y in messages for each in together(x, y))
         assert not apart or found_in(messages) == 0
 
@@ -82,6 +83,31 @@ def test_given_a_bend_when_a_car_ahead_drives_in_it_then_it_does_not_threaten_an
     x, y = (radius_m - left) * math.sin(angle), radius_m - (radius_m - left) * math.cos(angle)
     assert found_in([(x, y)] * 14, speed=speed, yaw_rate=speed / radius_m) < 2
     assert found_in([(x, y)] * 2, speed=speed, yaw_rate=speed / radius_m, every_s=1e-3) == 2
+
+
+def crossing(seed):
+    """A drive to a long vehicle that crosses a little before it, and until when braking avoids it."""
+    draw = random.Random(f"crossing {seed}")
+    speed, length_m, across = draw.uniform(8.0, 16.0), draw.uniform(14.0, 18.0), draw.uniform(6.0, 12.0)
+    side, enters_s = draw.choice((-1.0, 1.0)), 1.0
+    stop_m = speed * (lane_drives.REACTION_S + 0.15) + speed**2 / (2 * lane_drives.DECELERATION)
+    ahead_m = stop_m + speed * (draw.uniform(0.1, 0.4) + enters_s)
+    left_m = side * (1.15 + length_m / 2 + across * enters_s)
+    other = lane_drives.Other(FRONT_M + ahead_m + 1.25, left_m, 0.0, 2.5, length_m)
+    other.across_plan = lambda _: -side * across
+    return lane_drives.Drive(lane_drives.Road(), speed, [other], 8.0), enters_s + 0.15 + lane_drives.REACTION_S
+
+
+def is_hit(make, seed, *, brakes_s=math.inf, watches=False):
+    drive, until_s = make(seed)
+    brakes_s = until_s if brakes_s is None else brakes_s
+    return lane_drives.run(drive, seed, brakes_s=brakes_s, watches=watches).hit_m_s > 0.0
+
+
+def test_given_a_long_vehicle_that_crosses_when_its_end_is_far_beside_the_corridor_then_it_has_not_left():
+    dangers = [seed for seed in range(30) if is_hit(crossing, seed) and not is_hit(crossing, seed, brakes_s=None)]
+    assert len(dangers) > 10
+    assert [seed for seed in dangers if is_hit(crossing, seed, watches=True)] == []
 
 
 @pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [

@@ -560,3 +560,12 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
     assert stops <= 1
     assert lane.see(*[scan_bytes(np.where(np.abs(angles) < 0.2, 5.0, walls_m))] * 2) is not None  # a real one
     assert 0 < suspects < HOURS * 3600  # scans that show enough by themselves
+
+
+@pytest.mark.parametrize("kind", [OBSTACLE, TRIGGER, SILENT])
+def test_given_a_latch_of_any_kind_when_a_button_was_not_heard_since_then_it_is_not_cleared_while_inactive(kind):
+    rules = Emergency(options())
+    rules.resume(kind, "from before", None, NS_PER_S)
+    assert "button has not been heard yet" in rules.clear(2 * NS_PER_S)
+    rules.saw(BUTTON, bool_bytes(False), 2 * NS_PER_S)
+    assert rules.clear(2 * NS_PER_S) == ""

@@ -783,3 +783,26 @@ def test_given_a_vehicle_that_rolls_back_when_its_plan_leads_on_then_it_is_brake
     assert moved.real[-1] == pytest.approx(rolls * speed / (2 * 8.0), abs=0.02)
     assert (np.diff(moved.real) * rolls >= -1e-6).all()
     assert path.speed_at(START_NS) <= 1.001 * speed
+
+
+ARRAY = "visualization_msgs/msg/MarkerArray"
+
+
+@pytest.mark.parametrize("old_s", [2.0, 10.0, 3600.0])
+@pytest.mark.parametrize("old", [1, 3])
+def test_given_old_markers_beside_a_fresh_one_in_the_way_when_judged_then_that_one_still_counts(old_s, old):
+    guard = Guard(guard_options({"guard.act": ["all"]}))
+    for number in range(4):
+        passed_ns, x = number * S // 20, 0.5 * number
+        now_ns, ros_ns = 10 * S + passed_ns, START_NS + passed_ns
+        array = STORE.deserialize_cdr(
+            markers_bytes([Box(x + 12.0, 0.0), *(Box(x, 300.0 + 10.0 * each) for each in range(old))], ros_ns), ARRAY
+        )
+        for marker in array.markers:
+            if number and marker.pose.position.y > 200.0:
+                marker.header.stamp.sec -= round(old_s)
+        guard.moved(odometry_bytes(x=x, stamp_ns=ros_ns), now_ns)
+        guard.saw(0, bytes(STORE.serialize_cdr(array, ARRAY)), now_ns)
+        found = guard.check(plan_bytes(T, x + 10.0 * T, 0.0, 0.0, start_ns=ros_ns), now_ns, ros_ns, 20.0)
+        assert found.check == "distance", number
+        assert found.verdict is not GuardVerdict.UNCHECKED

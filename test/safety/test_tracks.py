@@ -139,6 +139,30 @@ def test_given_an_object_that_is_not_detected_when_it_was_sure_then_it_coasts_fo
     assert len(source.sees([]).coasting.keys) == 0  # two detections may have been none
 
 
+@pytest.mark.parametrize("pattern", ["110", "11010", "10", "100", "1000001"])
+def test_given_an_object_that_flickers_from_the_first_when_detected_three_times_then_its_velocity_is_known(pattern):
+    source, times = Source(), 0
+    for number in range(15):
+        is_seen = pattern[number % len(pattern)] == "1"
+        before = times
+        times += is_seen
+        found = source.sees([5.0 + 2.0j * number / 20] if is_seen else [])
+        assert len(found.coasting.keys) == (before >= 3 and not is_seen)  # what was seen twice counts when it is seen
+        if is_seen:
+            assert found.unknown == (times < 3)
+            assert found.velocities[0] == pytest.approx(2.0j if times >= 3 else 0.0, abs=0.2)
+    assert times >= 3
+
+
+def test_given_an_object_seen_once_when_it_is_not_detected_again_then_it_is_forgotten_in_bounded_time():
+    source = Source()
+    source.drive(0.0, 10.0, 1)
+    for _ in range(7):
+        source.sees([])
+    assert len(source.tracks.keys) == 0
+    assert source.sees([0.0]).unknown == 1
+
+
 def test_given_an_object_that_is_back_in_time_when_followed_then_its_velocity_is_known():
     source = Source(0.02)
     source.drive(0.0, 10.0, 20)
@@ -155,6 +179,36 @@ def test_given_something_new_beside_a_known_object_when_detected_then_it_counts_
     assert found.places[1] == 12.0 + 1j
     assert (found.velocities[1], found.unsure[1], found.unknown) == (0.0, 15.0, 1)
     assert found.velocities[0] == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize("part_has_id", [True, False])
+@pytest.mark.parametrize("offset", [0.3 - 0.2j, -0.7, 0.6 + 0.6j])
+def test_given_a_second_box_of_a_moving_object_when_it_takes_its_track_then_the_whole_counts_with_the_velocity_as_well(
+    part_has_id, offset
+):
+    source, keys = Source(), [(b"car", 0), (b"car", 1)]
+    source.drive(0.0, 10.0j, 10)
+    for number in range(10, 14):
+        place = 10.0j * number / 20
+        seen = [place + offset, place] if part_has_id else [place, place + offset]
+        found = source.sees(seen, keys=keys)
+        also, velocity, _ = found.coasting.mean()
+        for at in range(2):
+            own = found.velocities[at] if found.unsure[at] < 15.0 else None
+            if own is None:  # it stands where it was seen, and moves on as the other does
+                assert found.places[at] == seen[at]
+                (same,) = (np.abs(also - seen[at]) < 1e-6).nonzero()
+                own = velocity[same].item()
+            assert own == pytest.approx(10.0j, abs=2.0)
+        assert len(also) == found.unknown == (number < 12)
+    assert len(source.tracks.keys) == 2
+
+
+def test_given_something_new_within_an_object_that_stands_when_detected_then_it_counts_once():
+    source = Source(0.05)
+    for _ in range(10):
+        source.sees([0.0])
+    assert len(source.sees([0.0, 0.5]).coasting.keys) == 0
 
 
 def test_given_an_array_that_is_not_newer_when_followed_then_it_teaches_nothing():
@@ -187,6 +241,40 @@ def test_given_thousands_of_objects_when_followed_then_the_nearest_have_tracks()
     assert len(source.tracks.keys) == 256
     assert found.unknown == 1000 - 256
     assert np.abs(source.tracks.mean()[0]).max() == pytest.approx(256 * 5, abs=1.0)
+
+
+def test_given_more_objects_than_have_tracks_when_one_moves_then_it_keeps_its_own_and_what_has_none_is_counted():
+    source, parked = Source(), [complex(3 * (number % 20) - 30, 5 + 0.5 * (number // 20)) for number in range(300)]
+    for number in range(5):
+        assert source.sees([60.0 - 10.0j * number / 20]).left_out == 0
+    for number in range(5, 12):
+        found = source.sees([60.0 - 10.0j * number / 20, *parked])
+        assert found.velocities[0] == pytest.approx(-10.0j, abs=0.1)
+        assert found.left_out == 301 - 256
+    again = source.sees([54.5j, *parked], after_ns=0)
+    assert again.left_out >= 301 - 256  # it teaches nothing, and says as much
+    assert source.sees(parked[:200]).left_out > 0  # what coasts is one of them
+    for _ in range(7):
+        found = source.sees(parked[:200])
+    assert found.left_out == 0
+
+
+def test_given_more_objects_than_have_tracks_when_the_rest_is_far_then_none_is_left_out():
+    source = Source()
+    places = [*(5.0 + 1j * np.arange(200)), *(600.0 + 1j * np.arange(200))]
+    for _ in range(4):
+        found = source.sees(places)
+        assert (found.left_out, len(source.tracks.keys)) == (0, 256)
+    assert set(np.abs(found.unsure[:200] - 15.0) > 1.0) == {True}
+
+
+def test_given_what_was_seen_once_when_there_are_many_then_it_gives_way_to_what_is_seen():
+    source, many = Source(), 10.0j * np.arange(256)
+    source.sees(many - 200.0)
+    for _ in range(3):
+        found = source.sees(0.15 * many + 300.0)
+        assert found.left_out == 0
+    assert found.unknown == 0
 
 
 @settings(max_examples=60)

@@ -117,14 +117,15 @@ def test_given_a_wall_that_only_the_scan_shows_then_the_lane_stops_the_vehicle_b
 
 
 def test_given_a_route_that_leads_out_before_those_who_come_then_guard_and_lane_keep_the_vehicle_from_them(workers):
-    rash, checked, patient = (
-        drive(Drive(draw_scenario("overtake", 3), arm, 1, faults), workers=workers)
-        for arm, faults in (("no_guard", "hasty"), ("full", "hasty"), ("watched", "hasty"))
+    rash, checked, watched, patient = (
+        drive(Drive(short("overtake", 3, 9.0), arm, 1, faults), workers=workers)
+        for arm, faults in (("no_guard", "hasty"), ("no_lane", "hasty"), ("full", "hasty"), ("watched", "hasty"))
     )
     assert rash.score.collision
     assert rash.score.impact_ms > 10.0
     assert not checked.score.collision
     assert {"guard brake", "guard stop", "guard rebased"} & set(checked.counts)
+    assert not watched.score.collision
     assert not patient.score.collision, "arms without faults look before they overtake"
 
 

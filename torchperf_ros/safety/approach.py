@@ -36,11 +36,13 @@ _HARDEST_M_S2: Final = 9.0
 _BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
 _CROSSES_S: Final = 0.2
+_TAIL_M: Final = 30.0  # no further away than this is the end of a thing that crosses
 _MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
 _LONGEST_WAIT_S: Final = 0.2
 _LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LEAST_LEFT_M: Final = 0.3
 _STEPS: Final = 40
+_NONE: Final = np.zeros(0)
 
 
 @dataclass(slots=True)
@@ -133,6 +135,7 @@ class Approach:
     def forget(self) -> None:
         """As if nothing had been seen."""
         self._in_way, self._beside = _Follower(), _Follower()
+        self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
 
     def look(
@@ -146,6 +149,7 @@ class Approach:
         far_m, wide = way.length_m + abs(speed) * _LOOKS_S, replace(way, margin_m=way.margin_m + _BESIDE_M)
         reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m  # an arc leads no further than it is long
         x, y = points.x, points.y
+        self._points = points
         before = ((x < 0) if way.backwards else (x > 0)) & (x * x + y * y <= reach_m * reach_m)
         x, y = x[before], y[before]
         wide_way_m = wide.way_m(x, y)
@@ -199,9 +203,13 @@ class Approach:
         along = complex(math.cos(yaw), math.sin(yaw))
         if known.known_s > 0.0 and not way.backwards:
             velocity = known.velocity() * along.conjugate()
-            if known.known_s > _BRAKING_AFTER_S and _leaves(known, velocity, way, speed):
+            if known.known_s > _BRAKING_AFTER_S and abs(velocity.imag) >= _CROSSES_M_S:
                 latest = known.velocity(_CROSSES_S) * along.conjugate()  # it may have stopped just now
-                if _leaves(known, latest, way, speed):
+
+                def leaves(sides_m: tuple[float, float]) -> bool:
+                    return all(_leaves(known, sides_m, one, way, speed) for one in (velocity, latest))
+
+                if leaves(known.sides_m) and leaves(self._whole_sides_m(known)):  # to find all of it takes longer
                     return False
             ahead = velocity.real - _UNSURE_M / known.known_s
         # The first of the messages that have to show it may come as late as the time between two after it could have.
@@ -215,6 +223,17 @@ class Approach:
             return not is_left(0.0)
         return not is_left(known.braking(along))
 
+    def _whole_sides_m(self, thing: Thing) -> tuple[float, float]:
+        """The least and the most to the left of all that belongs to it, also beyond where things are followed."""
+        x, y = self._points.x, self._points.y
+        around = (np.abs(x - thing.x) <= _TAIL_M) & (np.abs(y) <= _TAIL_M)
+        x, y = x[around], y[around]
+        whole = [thing.sides_m]
+        for members in together(x, y):
+            if np.isin(thing.sides_m, y[members]).any():  # they are of points, so they are found again
+                whole.append((float(y[members].min()), float(y[members].max())))
+        return min(right for right, _ in whole), max(left for _, left in whole)
+
     def _known(self, thing: Thing) -> Thing:
         """The same thing as it was followed before it came into the way, if that says more."""
         for other in self._beside.things:
@@ -224,13 +243,13 @@ class Approach:
         return thing
 
 
-def _leaves(thing: Thing, velocity: complex, way: Corridor, speed: float) -> bool:
+def _leaves(thing: Thing, sides_m: tuple[float, float], velocity: complex, way: Corridor, speed: float) -> bool:
     """Whether all of a thing that crosses the way will have left it by the time at which the vehicle would be there."""
     closing = speed - velocity.real
     if closing <= 0.0 or abs(velocity.imag) < _CROSSES_M_S:
         return False
     moved_m, half_m = velocity.imag * thing.way_m / closing, way.half_width_m + way.margin_m + _LEAST_LEFT_M
-    right_m, left_m = thing.sides_m
+    right_m, left_m = sides_m
     return right_m + moved_m > half_m if moved_m > 0 else left_m + moved_m < -half_m
 
 

@@ -276,11 +276,11 @@ class Emergency:
     def lasting(self, now_ns: int) -> list[str]:
         """Every reason for which a person may not clear it now: it would latch again, or a sensor is not known well.
 
-        While inactive, only buttons are heard.
+        While inactive, only buttons are heard. One that has not been heard may be pressed, whatever it latched for.
         """
         if not self.active:
-            resumed = self.latch is not None and self.latch.kind == TRIGGER
-            return [why for one in self.sensors if one.is_trigger and (why := one.lasting or (resumed and one.unknown))]
+            latched = self.latch is not None
+            return [why for one in self.sensors if one.is_trigger and (why := one.lasting or (latched and one.unknown))]
         reasons, silent = [], self._silent(now_ns)
         for sensor in (*self.sensors, self.odometry):
             reasons.append(self._why_silent(sensor, now_ns) if sensor in silent else sensor.lasting or sensor.unknown)

@@ -127,14 +127,15 @@ def seen_now(
         age_s, unknown = source.clock.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns)
         if unknown and source.unstamped:
             age_s, unknown = (now_ns - source.received_ns) / NS_PER_S, ""
-        if unknown or 1000 * age_s > options.obstacles_timeout_ms:
+        differ = not unknown and (source.stamps_ns != source.stamp_ns).any()
+        if unknown or (not differ and 1000 * age_s > options.obstacles_timeout_ms):
             missing[index] = f"are {unknown or f'{1000 * age_s:.0f} ms old'}"
             continue
         if source.unclear:
             missing[index] = source.unclear
         seen = source.seen
         ages_s: Floats | float = age_s
-        if (source.stamps_ns != source.stamp_ns).any():  # some were seen before, or after, the others
+        if differ:  # each is as old as its own stamp says: one that is old takes none of the others with it
             ages_s = np.maximum(age_s + (source.stamp_ns - source.stamps_ns) / NS_PER_S, 0.0)
             kept = 1000 * ages_s <= options.obstacles_timeout_ms
             if not kept.all():
@@ -278,8 +279,8 @@ def _stamps(read: Markers, stamp_ns: int, problems: _Problems) -> tuple[NDArray[
     problems.note(stamps_ns < 0, "the stamp is no time")
     stray = stamps_ns - own_ns > _STRAY_NS
     problems.note(stray, "the stamp is more than a second ahead of the others")
-    first_ns = stamped[0] if len(stamped) else own_ns
-    return np.where((stamps_ns <= 0) | stray, first_ns, stamps_ns), own_ns
+    newest_ns = stamped[-1] if len(stamped) else own_ns  # so that no old marker takes one without a stamp with it
+    return np.where(stamps_ns <= 0, newest_ns, stamps_ns), own_ns
 
 
 def _since_s(

@@ -10,6 +10,10 @@ _BACKLOG_NS: Final = 3600 * NS_PER_S
 """Nothing waits in a queue for an hour; stamps that are further behind are of another clock, uptime for example."""
 _STEP_NS: Final = 100 * NS_PER_MS
 """ROS time that goes back by more has stepped; from frame to frame it is known less well than to a millisecond."""
+_CONFIRMED_BY: Final = 5
+"""So many messages in a row have to be ahead before a lesser delay is believed: one wrong stamp makes no clock."""
+_DRIFT_NS: Final = 10 * NS_PER_MS
+"""A lead of no more than this over the least delay is drift or jitter, and is believed at once."""
 _FORGETS_IN: Final = 1000  # s; of the least delay a second is forgotten: ten times what two crystals drift apart
 
 
@@ -17,7 +21,8 @@ class SourceClock:
     """The clock of one source's stamps. It is learned from the first stamped message, and kept until `Guard.forget`.
 
     - ROS time, if that message is stamped between an hour ago and in a second. From then on an old stamp is an old
-      message, however old it is, and a stamp that is more than a second ahead cannot be used.
+      message, however old it is, and a stamp that is more than a second ahead cannot be used. A clock that is ahead by
+      less is believed if the first message says so, or five in a row.
     - A clock of its own otherwise. Then the receipt counts, and how far the stamps have fallen behind it since the
       message that had the least delay; stamps that leap ahead of that by more than a second cannot be used.
 
@@ -35,6 +40,8 @@ class SourceClock:
         self.off_s = 0.0
         self._least_ns: int | None = None
         self._least_at_ns = self._ros_ns = self._stepped_ns = 0
+        self._lead_ns: list[int] = []  # delays of the messages in a row that are less than the least
+        self._lead_at_ns = 0
 
     def age_s(self, stamp_ns: int, received_ns: int, now_ns: int, ros_now_ns: int) -> tuple[float, str]:
         """How old a message is in s, and why that cannot be known; then the age is infinite.
@@ -76,5 +83,19 @@ class SourceClock:
         if leap_ns > _AHEAD_NS:
             what = "ahead of ROS time" if self.is_ros else "by a clock that leapt ahead by so much"
             return float("inf"), f"stamped {leap_ns / NS_PER_S:.3g} s {what}"
-        self._least_ns, self._least_at_ns = min(zero_ns, delay_ns), received_ns
-        return (since_ns + delay_ns - self._least_ns) / NS_PER_S, ""
+        self._least_ns, self._least_at_ns = self._confirmed(zero_ns, delay_ns, received_ns), received_ns
+        return (since_ns + max(delay_ns - self._least_ns, 0)) / NS_PER_S, ""
+
+    def _confirmed(self, least_ns: int, delay_ns: int, received_ns: int) -> int:
+        """The least delay, after this message; of those in a row that are ahead of it, the one that is so the least."""
+        if self._least_ns is None or delay_ns >= least_ns - _DRIFT_NS:
+            self._lead_ns.clear()
+            return min(least_ns, delay_ns)
+        if received_ns != self._lead_at_ns:
+            self._lead_ns.append(delay_ns)
+        self._lead_at_ns = received_ns
+        if len(self._lead_ns) < _CONFIRMED_BY:
+            return least_ns
+        least_ns = max(self._lead_ns)
+        self._lead_ns.clear()
+        return least_ns

@@ -19,9 +19,10 @@ Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
 
-_MOST: Final = 256  # objects; of more, the nearest to the vehicle have tracks
+_MOST: Final = 256  # objects; of more, those that move have tracks, and of the others the nearest to the vehicle
+FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
 _LONGEST_NS: Final = NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
-_COAST_S: Final = 0.3  # for which an object counts that is not detected
+_COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
 _SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and counts if it is not detected
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
@@ -120,7 +121,9 @@ class Tracked(NamedTuple):
         velocities: of each, 0 where it is not known.
         unsure: of each, the standard deviation of that in m/s along each axis; 15 where it is not known.
         unknown: of how many it is not known.
-        coasting: tracks that were not detected, and count all the same.
+        coasting: what counts as well: tracks that were not detected, and of each detection without a velocity that may
+            be part of an object that moves, the same box at that velocity.
+        left_out: how many objects within 500 m are more than can have tracks.
     """
 
     tracks: Tracks
@@ -129,6 +132,7 @@ class Tracked(NamedTuple):
     unsure: Floats
     unknown: int
     coasting: Tracks
+    left_out: int
 
 
 def follow(
@@ -158,7 +162,7 @@ def follow(
     expected, teaches = _expected(before, stamp_ns)
     if not teaches:
         late_s = late_s + (expected.stamp_ns - stamp_ns) / NS_PER_S
-    number, found = _pairs(expected, places, keys, late_s)
+    number, found, beside = _pairs(expected, places, keys, late_s)
     there = expected.only(number)
     noise = expected.noise
     if teaches:
@@ -167,17 +171,19 @@ def follow(
             keys=tuple(keys[at] for at in found.tolist()), yaws=yaws[found], halves=halves[found],
             times=there.times + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
         )  # fmt: skip
-    missed = (expected.times >= _SURE_AFTER) & (expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S)
+    missed = expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S
     missed[number] = False
-    coasting, tracks = expected.only(missed.nonzero()[0]), expected
+    waiting, tracks = expected.only(missed.nonzero()[0]), expected
+    coasting = waiting.only((waiting.times >= _SURE_AFTER).nonzero()[0])
     if teaches:
         is_new = np.ones(len(places), np.bool_)
         is_new[found] = False
         new = is_new.nonzero()[0]
         begun = _begun(stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
-        tracks = _joined(there, begun, coasting)._replace(stamp_ns=stamp_ns, noise=noise)
+        tracks = _joined(there, begun, waiting)._replace(stamp_ns=stamp_ns, noise=noise)
     if len(tracks.keys) > _MOST:
-        tracks = tracks.only(np.sort(np.argsort(np.abs(tracks.mean()[0] - here), kind="stable")[:_MOST]))
+        tracks = tracks.only(_first(tracks, here))
+    near = int((np.abs(places - here) <= FAR_M).sum() + (np.abs(coasting.mean()[0] - here) <= FAR_M).sum())
     velocities, unsure = np.zeros(len(places), np.complex128), np.full(len(places), _FASTEST)
     place, velocity, spread = there.mean()
     sure = (there.times >= _SURE_AFTER) & (np.abs(velocity) <= _MOST_SPEED)
@@ -185,9 +191,15 @@ def follow(
     velocities[which], unsure[which] = velocity[sure], spread[sure]
     # Where the filters have it, but never further from where it was seen than noise explains.
     shift = place[sure] - velocity[sure] * late_s[which] - places[which]
+    beside[which] = -1
+    loose = (beside >= 0).nonzero()[0]
+    if len(loose):
+        also = expected.only(beside[loose])
+        at = np.stack(2 * [places[loose] + also.mean()[1] * late_s[loose]])
+        coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
     places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
-    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting)
+    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0))
 
 
 def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
@@ -202,11 +214,27 @@ def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
     return before.moved(stamp_ns) if len(before.keys) else before._replace(stamp_ns=stamp_ns), True
 
 
-def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers]:
-    """Which track and which detection belong together."""
+def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
+    """Which have a velocity that is more than noise."""
+    speed = np.abs(velocity)
+    return (tracks.times >= _SURE_AFTER) & (speed > unsure) & (speed <= _MOST_SPEED)
+
+
+def _first(tracks: Tracks, here: complex) -> Numbers:
+    """Which to keep: what counts before what was seen too seldom and is missed, then what moves, then the nearest."""
+    place, velocity, unsure = tracks.mean()
+    away = np.abs(place - here)
+    seldom = (tracks.seen_ns < tracks.stamp_ns) & (tracks.times < _SURE_AFTER)
+    order = np.lexsort((away, ~_moves(tracks, velocity, unsure), seldom, away > FAR_M))
+    return np.sort(order[:_MOST])
+
+
+def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers, Numbers]:
+    """Which track and which detection belong together; and which moving track fits each detection best, -1 for none."""
+    beside = np.full(len(places), -1)
     if not len(expected.keys) or not len(places):
-        return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    place, velocity, _ = expected.mean()
+        return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
+    place, velocity, unsure = expected.mean()
     spread = (expected.chance * (expected.pp + 0.5 * _squares(expected.place - place))).sum(axis=0)
     variance = np.maximum(spread, expected.pp[1]) + max(expected.noise, _LEAST_GATE)  # that of the lively kind
     off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
@@ -215,12 +243,16 @@ def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -
     same = [expected.keys[track] == keys[one] for track, one in zip(tracks.tolist(), found.tolist(), strict=True)]
     cost -= _SAME_KEY * np.array(same, np.float64)
     taken, given = set[int](), dict[int, int]()
-    for at in np.argsort(cost, kind="stable").tolist():
+    order = np.argsort(cost, kind="stable")
+    for at in order.tolist():
         track, one = int(tracks[at]), int(found[at])
         if track not in given and one not in taken:
             taken.add(one)
             given[track] = one
-    return np.array(list(given), np.intp), np.array(list(given.values()), np.intp)
+    moves = _moves(expected, velocity, unsure)
+    of_moving = order[::-1][moves[tracks[order[::-1]]]]
+    beside[found[of_moving]] = tracks[of_moving]  # of several for one detection the last is kept: the best
+    return np.array(list(given), np.intp), np.array(list(given.values()), np.intp), beside
 
 
 def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Tracks, float]:
