@@ -43,7 +43,7 @@ _LONGEST_WAIT_S: Final = 0.2
 _LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LEAST_LEFT_M: Final = 0.3
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
-_JITTERS: Final = 1.5  # delays differ by so much of the mean distance of steps from their median
+_JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
 _NONE: Final = np.zeros(0)
 
