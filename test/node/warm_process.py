@@ -190,13 +190,16 @@ class _ForkedBase:
         return _be_base(kept)
 
     def poll(self):
-        return self.wait(os.WNOHANG)
+        return self._look(os.WNOHANG)
 
     def kill(self):
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, options=0):
+    def wait(self, _timeout_s=None):
+        return self._look(0)
+
+    def _look(self, options):
         if self._code is None:
             pid, status = os.waitpid(self.pid, options)
             self._code = os.waitstatus_to_exitcode(status) if pid else None

@@ -256,6 +256,7 @@ def test_given_a_session_that_ends_again_and_again_then_its_process_remembers_th
     pair = start_pair(forgiving=True)
     pid = pair.runner_pid(pair.second)
     for _ in range(20):
+        wait_until(lambda: pid in pair.second.pids, lambda: "the process has a session of it again")
         worker = pair.worker(pair.second, pid)
         worker.frames.shutdown(socket.SHUT_RDWR)
         wait_until(lambda: worker not in pair.second.actor.pool.everyone, lambda: "it is replaced")  # noqa: B023
