@@ -292,6 +292,8 @@ class _Lane:
                 self.errors += 1
                 self._send(error=traceback.format_exc())
                 time.sleep(_AFTER_ERROR_S)
+        self._publish_at_ns = None  # the last word is of now: ROS time may have been set since the one before
+        self._publish_if_due(monotonic_ns())
         self._area.write(None)
         self._keeper.close()
         self._node.destroy_node()

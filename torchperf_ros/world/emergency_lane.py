@@ -25,6 +25,11 @@ class LaneOnClock:
         """Whether the process has ended by itself: the vehicle stands, or has had time to, and the node is gone."""
         return self.rules.may_end(now_ns)
 
+    def last_word(self, now_ns: int, ros_now_ns: int) -> bytes | None:
+        """What the process publishes before it ends."""
+        self._publish_at_ns = 0
+        return self.due(now_ns, ros_now_ns)
+
     def due(self, now_ns: int, ros_now_ns: int) -> bytes | None:
         """Look for silence; the stop path where it is time to publish it: at once when latched, then at `rate_hz`."""
         rules = self.rules

@@ -355,11 +355,11 @@ class _Sequence:
         if self.lane is None:
             return
         was_held = self.judge.is_held
-        if self.lane.is_over(self.now_ns):
-            self.lane = None
-            return
-        stop = self.lane.due(self.now_ns, self.ros_ns)
+        is_over = self.lane.is_over(self.now_ns)
+        says = self.lane.last_word if is_over else self.lane.due
+        stop = says(self.now_ns, self.ros_ns)
         self.latch = self.lane.rules.latch
+        self.lane = None if is_over else self.lane
         if self.latch is not None:
             self.judge.begin()
         self.held.latched += self.judge.is_held and not was_held
