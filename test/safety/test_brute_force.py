@@ -196,7 +196,7 @@ class Rolled:
 
 
 def situation_of(pick):
-    speed = pick.between(0, 35)
+    speed = pick.between(0, pick.one(2, 35, 35, 35))  # a slow plan is short, and most obstacles are beyond its end
     shape = pick.one("straight", "bend", "bend", "lane")
     most = min(0.03, 2.9 / max(speed, 1.0) ** 2)
     plan = Plan(
@@ -289,6 +289,14 @@ ONCE_ACCEPTED = {
     "it comes from far behind, aside of our way by 8 cm more than a plan of 2 m shows": (
         Plan(1.0, -0.5, -2.62, bend=0.0006),
         Other("along", -19.7, -1.266, 0.0107, 2.77, 0.44, 15.75, 0.28),
+    ),
+    "it walks into our side, beyond the end of a plan that sets off": (
+        Plan(0.0, 0.0, 1.0, over=20.0),
+        Other("crosses", 2.0, -3.0, 0.0, 1.0, 1.0, 0.0, 1.0),
+    ),
+    "it crosses before us, beyond the end of a short plan": (
+        Plan(1.0, 0.5, 0.0, over=20.0),
+        Other("crosses", 4.5, 6.0, 0.0, 0.6, 0.6, 0.5, -2.0),
     ),
     "it touches our side": (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),
     "the plan is fastest at one pose, and too fast there for what drives ahead": (

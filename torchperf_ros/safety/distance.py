@@ -15,7 +15,7 @@ from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
 from torchperf_ros.safety.obstacles import Seen
-from torchperf_ros.safety.prediction import STANDS, Arc, Course, Flags, Rows, course_of, predicted
+from torchperf_ros.safety.prediction import STANDS, Arc, Course, Flags, Rows, certain_drift, course_of, predicted
 
 _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the width, in m
 
@@ -214,8 +214,9 @@ def _may_be_close(ahead: Ahead, course: Course, roles: Roles, seen: Seen, option
     room_m = roles.nearest_m - roles.near_m - (swings_m + bends * (reach_m * reach_m + lane.own_steps.max() ** 2))
     counts = ~roles.follows
     anywhere_m = np.abs(course.along.left) - seen.speeds * ahead.lasts_s - roles.near_m - reach_m - swings_m
-    if not lane.curved:  # what goes straight on keeps its drift from the lane
-        sideways_m = np.abs(course.along.drift) * ahead.lasts_s
+    if not lane.curved:
+        # What goes straight on keeps its velocity, also beyond the plan's end, where `course.along` knows no drift.
+        sideways_m = np.abs(certain_drift((seen.velocities * lane.own_unit[0].conj()).imag, seen)) * ahead.lasts_s
         anywhere_m = np.abs(course.along.left) - sideways_m - roles.near_m - swings_m
     return counts & (room_m < 0.0), counts & ((anywhere_m < 0.0) | course.joined)
 

@@ -114,17 +114,17 @@ def along_lane(lane: Lane, seen: Seen) -> Along:
     s, left, heading = lane.project(seen.places)
     ways = unit(heading)
     velocities = seen.velocities * ways.conj()
-    return Along(s, left, ways, velocities.real, _sure(velocities.imag, seen))
+    return Along(s, left, ways, velocities.real, certain_drift(velocities.imag, seen))
 
 
 def along_arc(arc: Arc, seen: Seen) -> Along:
     """Obstacles along the bend that we drive."""
     s, left, ways = arc.beside(seen.places)
     velocities = seen.velocities * ways.conj()
-    return Along(s, left, ways, velocities.real, _sure(velocities.imag, seen))
+    return Along(s, left, ways, velocities.real, certain_drift(velocities.imag, seen))
 
 
-def _sure(drift: Floats, seen: Seen) -> Floats:
+def certain_drift(drift: Floats, seen: Seen) -> Floats:
     """As much of a velocity across a way as is no noise."""
     return np.copysign(np.maximum(np.abs(drift) - seen.unsure, 0.0), drift)
 
