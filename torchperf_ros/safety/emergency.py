@@ -13,6 +13,7 @@ import numpy as np
 
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.cdr import byte_order, header_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.approach import Approach
@@ -20,6 +21,7 @@ from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.emergency_stop import Stop
 from torchperf_ros.safety.odometry import Motion, age_s
 from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
+from torchperf_ros.safety.source_clock import SourceClock
 
 _BUTTON: Final = "Bool"
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
@@ -58,9 +60,14 @@ class Sensor:
         self.is_usable = True  # the last message
         self.points = self.shown = self.in_a_row = 0
         self._approach.forget()
+        self._clock, self._stamp_ns = SourceClock(is_ros=False), 0
 
-    def take(self, data: bytes, motion: Motion | None, options: EmergencyOptions, now_ns: int) -> str:
+    def take(
+        self, data: bytes, motion: Motion | None, options: EmergencyOptions, now_ns: int, *, stamped: bool = True
+    ) -> str:
         """Judge a message: what it triggers, empty if nothing; one that cannot be used leaves all as it was.
+
+        `stamped`: whether its stamp passes as monotonic time does; simulated time does not.
 
         Raises:
             BadInput: it cannot be used.
@@ -71,12 +78,31 @@ class Sensor:
         points = self.reader.read(data)
         if not points.usable:
             raise BadInput(f"none of {points.measured} measurements can be used: zero, NaN, or out of range")
+        late_ns = self._late_ns(data, now_ns) if stamped else 0
+        if 0 < self.timeout_ns < late_ns:
+            late_ms, most_ms = late_ns / NS_PER_MS, self.timeout_ns / NS_PER_MS
+            raise BadInput(f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms")
         corridor = Corridor.of(options, motion)
-        found = self._approach.look(points, corridor, motion, options, now_ns)
+        found = self._approach.look(points, corridor, motion, options, now_ns, late_ns)
         self.points, self.shown, self.in_a_row = (found.points, found.shown, found.threatens) if found else (0, 0, 0)
         if found is None or self.in_a_row < options.scans or self.shown < options.min_points:
             return ""
         return f"{self.topic} shows {self.points} points {found.way_m:.1f} m ahead in the vehicle's way"
+
+    def _late_ns(self, data: bytes, now_ns: int) -> int:
+        """How much longer than the quickest ones a message was on its way; 0 where its stamp does not say.
+
+        Messages of one sensor keep their order, so a stamp that does not advance is of a clock that was set or stands.
+        """
+        stamp_ns, _, _ = header_at(data, 4, byte_order(data))
+        if stamp_ns <= self._stamp_ns:
+            self._clock = SourceClock(is_ros=False)
+        self._stamp_ns = max(stamp_ns, 0)
+        late_s, _ = self._clock.age_s(self._stamp_ns, now_ns, now_ns, now_ns)
+        if math.isinf(late_s):  # the clock has leapt ahead, or there is no stamp
+            self._clock = SourceClock(is_ros=False)
+            return 0
+        return round(late_s * NS_PER_S)
 
     def used(self, now_ns: int) -> None:
         """Note that a message could be used."""
@@ -190,7 +216,7 @@ class Emergency:
             return
         sensor.messages += not again
         try:
-            found = sensor.take(data, self.motion, self.options, now_ns)
+            found = sensor.take(data, self.motion, self.options, now_ns, stamped=not self.simulated)
         except BadInput as error:
             sensor.refuse(error)
             return
