@@ -165,13 +165,17 @@ def run(
             ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
             stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
             rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
-            lane.moved(_odometry(x, y, yaw, speed, rate, stamp_ns), now_ns)
             queue.append((now_s + late_s(now_s), restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4)))
-            while queue and queue[0][0] <= now_s + _SAME_S:
+            while queue and queue[0][0] < now_s - _SAME_S:
+                at_s, late = queue.popleft()
+                lane.saw(0, late, begin_ns + round(at_s * NS_PER_S))
+            lane.moved(_odometry(x, y, yaw, speed, rate, stamp_ns), now_ns)
+            if queue and queue[0][0] <= now_s + _SAME_S:
                 lane.saw(0, queue.popleft()[1], now_ns)
             lane.look_for_silence(now_ns)
             if lane.latch is not None and math.isnan(latched_s):
-                latched_s, brakes_s = now_s, now_s + REACTION_S - _SAME_S
+                latched_s = (lane.latch.at_ns - begin_ns) / NS_PER_S
+                brakes_s = latched_s + REACTION_S - _SAME_S
                 if not until_hit:
                     return Driven(latched_s, lane.latch.reason, 0.0)
         acceleration = 0.0

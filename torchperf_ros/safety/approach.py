@@ -140,10 +140,11 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
+        self._received_s = self._waited_s = 0.0  # when the last message came, and how long after the one before
         self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
         self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
-    def look(  # noqa: PLR0913 - what is seen, by whom, and when
+    def look(
         self,
         points: Points,
         way: Corridor,
@@ -158,10 +159,12 @@ class Approach:
         when it was measured, growing delays would show what stands as driving away.
         """
         late_s, speed = late_ns / NS_PER_S, 0.0 if motion is None else motion.speed
-        now_s = now_ns / NS_PER_S - late_s
-        passed_s = max(now_s - self._at_s, 0.0) if math.isfinite(self._at_s) else 0.0
+        received_s = now_ns / NS_PER_S
+        now_s, is_first = received_s - late_s, not math.isfinite(self._at_s)
+        passed_s = 0.0 if is_first else max(now_s - self._at_s, 0.0)
+        self._waited_s, self._received_s = 0.0 if is_first else received_s - self._received_s, received_s
         self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
-        if math.isfinite(self._at_s):
+        if not is_first:
             self._passed_s.append(passed_s)
             steps_s = np.array(self._passed_s)
             self._every_s = float(np.median(steps_s))
@@ -183,7 +186,7 @@ class Approach:
         self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s, passed_s)
         worst = None
         for thing in self._in_way.things:
-            if self._threatens(thing, way, options, abs(speed), passed_s, late_s):
+            if self._threatens(thing, way, options, abs(speed), late_s):
                 thing.threatens, thing.shown = thing.threatens + 1, thing.shown + min(thing.points, points.most)
                 if worst is None or (thing.threatens, -thing.way_m) > (worst.threatens, -worst.way_m):
                     worst = thing
@@ -214,15 +217,7 @@ class Approach:
             things.append(Thing(at_x, at_y, at_m, long_m, sides_m, len(members), [now_s], [place]))
         return things
 
-    def _threatens(  # noqa: PLR0913
-        self,
-        thing: Thing,
-        way: Corridor,
-        options: EmergencyOptions,
-        speed: float,
-        passed_s: float,
-        late_s: float,
-    ) -> bool:
+    def _threatens(self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, late_s: float) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True
@@ -243,7 +238,11 @@ class Approach:
             # What comes later than others shows a place from before, and the vehicle has moved on meanwhile.
             ahead = velocity.real - (_UNSURE_M + speed * self._jitter_s) / known.known_s
         # The first of the messages that have to show it may come as late as the time between two after it could have.
-        reaction_s = late_s + options.reaction_ms / 1000 + options.scans * min(max(passed_s, self._every_s), _LONGEST_WAIT_S)
+        reaction_s = (
+            late_s
+            + options.reaction_ms / 1000
+            + options.scans * min(max(self._waited_s, self._every_s), _LONGEST_WAIT_S)
+        )
 
         def is_left(brakes: float) -> bool:
             slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle
