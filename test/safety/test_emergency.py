@@ -184,6 +184,37 @@ def test_given_a_range_sensor_whose_messages_are_one_point_then_as_many_have_to_
     assert lane.see(near, sensor=SONAR).kind == OBSTACLE
 
 
+def towards_a_wall(wall_m, braking, released_m_s=0.0):
+    """Brake from 12 m/s, with a wall so far ahead that is seen after 0.4 s.
+
+    Returns the speed at which the lane latches, 0 if it does not, and how long after the brake is released.
+    """
+    lane, speed, since_s = Lane(), 12.0, 0.0
+    before_s = (12.0 - released_m_s) / max(braking, 0.1)
+    while speed > 0.0 and lane.rules.latch is None:
+        lane.clock.advance_ms(50.0)
+        lane.move(speed)
+        wall = np.where(np.abs(np.linspace(-1, 1, 181)) < 0.05, wall_m, np.inf)
+        lane.see(FREE if since_s < 0.4 else scan_bytes(wall, first=-1.0, last=1.0))
+        since_s, wall_m = since_s + 0.05, wall_m - speed * 0.05
+        speed = max(speed - 0.05 * braking * (since_s < before_s), 0.0)
+    return speed if lane.rules.latch else 0.0, since_s - before_s
+
+
+def test_given_a_vehicle_that_brakes_already_when_it_stops_before_the_wall_by_that_then_it_is_left_alone():
+    assert towards_a_wall(16.0, 5.0)[0] == 0.0  # it needs 14.7 m
+    assert towards_a_wall(16.0, 3.0)[0] > 9.0  # 24 m
+    assert towards_a_wall(14.0, 5.0)[0] > 6.0
+    assert towards_a_wall(16.0, 0.0)[0] == 12.0
+
+
+@pytest.mark.parametrize("released_m_s", [3.0, 6.0, 9.0])
+def test_given_a_vehicle_that_brakes_already_when_it_no_longer_does_then_it_latches_soon(released_m_s):
+    speed, after_s = towards_a_wall(16.0, 5.0, released_m_s)
+    assert speed == pytest.approx(released_m_s, abs=0.3)
+    assert after_s <= (1.0 if released_m_s == 3.0 else 0.31)  # at 3 m/s the wall is still far enough at first
+
+
 def test_given_two_sensors_when_each_shows_something_once_then_that_is_not_twice(lane):
     lane.see(range_bytes(1.0), sensor=SONAR)
     assert lane.see(BLOCKED) is None

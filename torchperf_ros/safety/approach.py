@@ -152,11 +152,13 @@ class Approach:
         options: EmergencyOptions,
         now_ns: int,
         late_ns: int = 0,
+        brakes: float = 0.0,
     ) -> Thing | None:
         """What threatens most among the points of a message, None if nothing does; `way` is the vehicle's corridor.
 
         `late_ns`: so much longer than others it was on its way, while the vehicle drove on. Were its receipt taken for
-        when it was measured, growing delays would show what stands as driving away.
+        when it was measured, growing delays would show what stands as driving away. `brakes`: by how many m/s^2 the
+        vehicle brakes already; what it stops before by that is no threat.
         """
         late_s, speed = late_ns / NS_PER_S, 0.0 if motion is None else motion.speed
         received_s = now_ns / NS_PER_S
@@ -186,7 +188,7 @@ class Approach:
         self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s, passed_s)
         worst = None
         for thing in self._in_way.things:
-            if self._threatens(thing, way, options, abs(speed), late_s):
+            if self._threatens(thing, way, options, abs(speed), late_s, brakes):
                 thing.threatens, thing.shown = thing.threatens + 1, thing.shown + min(thing.points, points.most)
                 if worst is None or (thing.threatens, -thing.way_m) > (worst.threatens, -worst.way_m):
                     worst = thing
@@ -217,7 +219,9 @@ class Approach:
             things.append(Thing(at_x, at_y, at_m, long_m, sides_m, len(members), [now_s], [place]))
         return things
 
-    def _threatens(self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, late_s: float) -> bool:
+    def _threatens(
+        self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, late_s: float, brakes: float
+    ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True
@@ -244,9 +248,13 @@ class Approach:
             + options.scans * min(max(self._waited_s, self._every_s), _LONGEST_WAIT_S)
         )
 
-        def is_left(brakes: float) -> bool:
-            slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle
-            return gap_left_m(thing.way_m, speed, slower, brakes, options.deceleration, reaction_s) > _LEAST_LEFT_M
+        def is_left(ahead_brakes: float) -> bool:
+            """Whether there is room if what is ahead brakes so, by braking now, or by what the vehicle does already."""
+            slower = max(
+                0.0, ahead - 0.5 * known.known_s * ahead_brakes
+            )  # the slope is the speed in the window's middle
+            ways = [(options.deceleration, reaction_s)] + ([(brakes, late_s)] if brakes > _BRAKES_M_S2 else [])
+            return any(gap_left_m(thing.way_m, speed, slower, ahead_brakes, *way) > _LEAST_LEFT_M for way in ways)
 
         if ahead <= 0.0 or is_left(_HARDEST_M_S2):
             return not is_left(0.0)
