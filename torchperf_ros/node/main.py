@@ -108,9 +108,9 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
         files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
         raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {EXAMPLE}")
     if given <= _SAYS_LITTLE:
-        return (
-            f"no parameters were given: {' and '.join(stages)} run the reference models, which know a drawn road only"
-        )
+        run = f"{' and '.join(stages)} run the reference models, which know a drawn road only"
+        own = "your own models come by --params-file FILE, in a launch params_file:=FILE"
+        return f"no parameters were given: {run}; {own}"
     return ""
 
 
