@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from torchperf_ros.packages.package_cache import (
     find_package,
     open_cache,
     package_folders,
+    unquoted_path,
     use_compiler_cache,
 )
 from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
@@ -262,6 +264,25 @@ def test_given_a_folder_of_the_users_when_used_then_it_is_kept_whatever_its_size
     with use_compiler_cache(str(tmp_path / "cache"), 10):
         assert os.environ[VARIABLE] == str(own)
     assert (own / "kernel.so").exists()
+
+
+def test_given_folders_with_a_space_when_used_then_compilers_see_links_without_one(tmp_path, environment):
+    temporary = tmp_path / "(my) temporary"
+    temporary.mkdir()
+    environment.setenv("TMPDIR", str(temporary))
+    for _ in range(2):
+        environment.setenv(VARIABLE, "")
+        with use_compiler_cache(str(tmp_path / "my cache"), 1 << 20):
+            chosen = {name: Path(os.environ[name]) for name in (VARIABLE, "TMPDIR")}
+        assert {name: path.resolve() for name, path in chosen.items()} == {
+            VARIABLE: tmp_path / "my cache" / "compiler", "TMPDIR": temporary,
+        }  # fmt: skip
+        assert all(re.fullmatch(r"[\w/]+", str(path)) for path in chosen.values())
+        assert all(stat.S_IMODE(path.parent.stat().st_mode) == 0o700 for path in chosen.values())
+        assert len(set(chosen.values())) == 2
+    for path in chosen.values():
+        path.unlink()
+    assert unquoted_path("/plain/path-1.0") == "/plain/path-1.0"
 
 
 @pytest.mark.parametrize(("limit_bytes", "kept"), [(1000, True), (999, False)])

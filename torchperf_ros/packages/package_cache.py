@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,7 @@ _MIB = 1 << 20
 _ABANDONED_S = 86_400.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
+_UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment's name of the folder in which torch's compilers keep what they have compiled."""
@@ -185,6 +188,35 @@ def compiler_folder(cache_dir: str) -> Path:
     return Path(chosen) if chosen else open_cache(cache_dir, 0).folder / "compiler"
 
 
+def unquoted_path(folder: str | Path) -> str:
+    """The folder, or a link to it where its path holds a space or the like: torch gives paths to compilers unquoted.
+
+    The link is the same each time, as torch keeps paths in what it caches, and lies where only the user can change it.
+    """
+    path = os.path.abspath(folder)
+    if _UNQUOTED.fullmatch(path):
+        return path
+    for root in ("/tmp", "/var/tmp", "/dev/shm"):
+        own = Path(root, f"torchperf_ros_{os.geteuid()}")
+        link = own / hashlib.sha256(path.encode()).hexdigest()[:16]
+        with contextlib.suppress(OSError):
+            make_private(own)
+            if exposed(own):
+                continue
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(path)
+            if os.readlink(link) == path:
+                return str(link)
+    return path
+
+
+def compile_in(folder: str | Path) -> None:
+    """Have torch's compilers, from now on, keep what they make in this folder, and find temporary ones usable."""
+    os.environ[VARIABLE] = unquoted_path(folder)
+    if temporary := os.environ.get("TMPDIR", ""):
+        os.environ["TMPDIR"] = unquoted_path(temporary)
+
+
 def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     """Point torch at the folder, and empty it first if it has outgrown its limit and nobody else uses it.
 
@@ -210,7 +242,7 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
         except BlockingIOError:  # another process compiles; the next one to start alone empties it
             pass
     fcntl.flock(lock, fcntl.LOCK_SH)
-    os.environ[VARIABLE] = str(folder)
+    compile_in(folder)
     return lock
 
 
