@@ -52,9 +52,17 @@ def settled_soon():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def folders_with_a_space(tmp_path_factory):
+    """As homes of people have one; torch's compilers take none, so a process that compiles has to see to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("a compiler")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return tmp_path_factory.mktemp("a cache")
 
 
 @pytest.fixture(scope="module")
