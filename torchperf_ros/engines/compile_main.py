@@ -46,7 +46,7 @@ def main() -> int:
             os.environ["TMPDIR"] = job["folder"]
             compile_in(job["folder"])
         else:
-            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
+            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         gc.disable()  # what is imported stays: looking through it again and again takes part of a second
         work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
         gc.freeze()

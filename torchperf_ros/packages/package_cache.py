@@ -26,7 +26,7 @@ from torchperf_ros.packages.package_manifest import (
 )
 
 _MIB = 1 << 20
-_ABANDONED_S = 86_400.0
+_A_MOMENT_S = 60.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
@@ -92,6 +92,7 @@ class PackageCache:
         with lock:
             self.check_private()
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self.remove_abandoned()
             yield
 
     def entries(self) -> list[CachedPackage]:
@@ -114,12 +115,31 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-        # half-written files that a killed process left behind a day ago or earlier, and choices of long ago
-        for pattern, age_s in (("*.part.*", _ABANDONED_S), (f"*{_CHOICE}", _FORGOTTEN_S)):
-            for path in self.folder.glob(pattern):
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > age_s:
+        for path in self.folder.glob(f"*{_CHOICE}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
+                    path.unlink()
+        self.remove_abandoned()
+
+    def remove_abandoned(self) -> int:
+        """Remove what interrupted builds left half-written; returns the bytes that this freed.
+
+        Who writes such a file holds the lock of its key, see `building`; a choice is written within a moment.
+        """
+        freed = 0
+        for path in self.folder.glob("*.part.*"):
+            with contextlib.suppress(OSError):  # also: the lock is held
+                status = path.stat()
+                if path.suffix == _CHOICE:
+                    if time.time() - status.st_mtime < _A_MOMENT_S:
+                        continue
+                    path.unlink()
+                else:
+                    with (self.folder / f"package-{path.name[:2]}.lock").open("w", encoding="utf-8") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         path.unlink()
+                freed += status.st_size
+        return freed
 
     def remove(self, package: Path) -> None:
         """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
