@@ -184,6 +184,8 @@ STAGES = ("perception", "planning")
         (Level.STALE, "perception: deadline missed", None),
         (Level.WARN, "node: memory grows", ("perception", "memory")),
         (Level.WARN, "node: load", None),
+        (Level.ERROR, "perception: bad input", None),
+        (Level.ERROR, "perception: input stopped", None),
         (Level.ERROR, "unknown", None),
     ],
 )

@@ -193,7 +193,8 @@ class CaptureRule:
         if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))
         kind, least = ("memory", Level.WARN) if what == "memory grows" else ("profile", Level.ERROR)
-        if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
+        of_input = what == "bad input" or what.startswith("input ")  # which no profile of a worker explains
+        if stage not in stages or of_input or anomaly.level is Level.STALE or anomaly.level < least:
             return None
         # the stages share a machine: one loses a worker for a while, not all of them
         for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), _EVERY_NS), (self._last_ns, _APART_NS)):

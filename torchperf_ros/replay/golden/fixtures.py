@@ -219,9 +219,13 @@ class GoldenFixture:
             golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
             for name, found in now.frames.items()
         ]
-        if lines := [line for stage in compared if stage.differing for line in stage.text()]:
+        if differing := [stage for stage in compared if stage.differing]:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
-            return [f"outputs differ from golden file {shown}{cause}", *lines]
+            lines = [f"outputs differ from golden file {shown}{cause}"]
+            for stage in differing:
+                engines = [found.engines.get(stage.stage) or "not known" for found in (now, golden)]
+                lines += [*stage.text(), "  engines: {}; golden: {}".format(*engines)]
+            return lines
         if changes:
             text = f"golden file {shown} is older: {', '.join(changes)} changed since; the outputs agree. "
             warnings.warn(OlderGolden(f"{text}To refresh it: {self._command()}"), stacklevel=3)

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +23,8 @@ _SIGN: Final = 1 << 63
 _OUTPUT: Final = "the output"
 _CHECKS: Final = "checks of "
 """Begins a key of the metadata: the guard's verdicts on a stage's frames."""
+_ENGINES: Final = "engines of "
+"""Begins a key of the metadata: by which engines a stage ran."""
 _MOST_FIELDS: Final = 12
 
 
@@ -36,6 +38,8 @@ class Golden:
 
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """By stage: by which engine each tier ran. Outputs that agree may come from others."""
 
     def changed_since(self, other: "Golden") -> list[str]:
         """What these were made from that the others were not, for example `parameters`."""
@@ -66,7 +70,8 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
         "seed": summary["seed"],
     }  # fmt: skip
     messages = {name: tuple(result.stage(name).messages) for name in stages}
-    return Golden({what: str(value) for what, value in origin.items()}, messages)
+    engines = {name: str(text) for name, text in summary.get("engines", {}).items()}
+    return Golden({what: str(value) for what, value in origin.items()}, messages, engines)
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -83,7 +88,8 @@ def write_golden(golden: Golden, path: Path) -> None:
         f"{_CHECKS}{stage}": ",".join(frame.check for frame in frames)
         for stage, frames in golden.frames.items() if any(frame.check for frame in frames)
     }  # fmt: skip
-    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks})) as file:
+    engines = {f"{_ENGINES}{stage}": text for stage, text in golden.engines.items()}
+    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks, **engines})) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
@@ -116,7 +122,8 @@ def read_golden(path: Path) -> Golden:
         checks = origin.pop(f"{_CHECKS}{stage}", "").split(",")
         if len(checks) == len(found):
             frames[stage] = [frame._replace(check=check) for frame, check in zip(found, checks, strict=True)]
-    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
+    engines = {name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)}
+    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, engines)
 
 
 class StageComparison(NamedTuple):
