@@ -25,7 +25,7 @@ from torchperf_ros.replay.virtual.step_times import read_step_times
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
-PAGES = {page.name: page for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGES = {page.name: page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
 COMMANDS = typer.main.get_command(app).commands
