@@ -142,7 +142,7 @@ _BELOW = (
     "|---|---|",
     "| deadlines, overhead, failover, poisonous frames, start-up, telemetry, memory | [the node](figures/node.md) |",
     "| engines, compiled packages, launch-bound chains, optimisations, sizes | [engines](figures/engines.md) |",
-    "| two stages on two cores, stages in shared processes | [stages](figures/stages.md) |",
+    "| two stages on two cores | [stages](figures/stages.md) |",
     "| one H100, and what of a Jetson is read | [CUDA](figures/cuda.md) |",
     "| collisions in the closed loop, the guard and the lane in traffic | [safety](safety.md) |",
     "",

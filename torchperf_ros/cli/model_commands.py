@@ -59,18 +59,17 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
-    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles: true times, slow).")] = "eager",
+    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles, slow).")] = "eager",
     max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
     ir: Annotated[shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")] = None,
     json_file: shell.JsonFile = None,
 ) -> None:
-    """Why torch.compile splits a model: each graph break, its line, its cost, and what to write instead.
+    """Show why torch.compile splits a model: each graph break, its line, its reason, and what to write instead.
 
     Over several inputs also what is compiled again and why: branches on sizes,
     loops that unroll. An adapter brings its inputs, and others from its
     dynamic dimensions; any other callable gets random ones from --input.
-    A rewritten line is shown only where the model, captured again with it,
-    has lost the break and answers as before.
+    What a compiled model gains is measured by torchperf tune.
 
     Example: torchperf inspect my_robot/net.py:Net --input 1x3x224x224 --also 2x3x224x224 --max-breaks 0
 

@@ -8,7 +8,6 @@ import socket
 import time
 import traceback
 import tracemalloc
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -27,7 +26,6 @@ from torchperf_ros.runs.markdown_table import markdown_table
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, peer_pid, unpack_control
 
-_TAKERS: "weakref.WeakSet[CaptureTaker]" = weakref.WeakSet()
 _NOT_MARKED = contextlib.nullcontext()
 _RLIMIT_NICE_0 = 20
 _BACKGROUND_NICE = 5
@@ -62,12 +60,8 @@ class CaptureTaker:
     node gives no frames to a worker between a command and its answer.
     """
 
-    def __init__(
-        self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device, *, alone: bool = True
-    ) -> None:
+    def __init__(self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device) -> None:
         self._control, self._say, self._stage, self._device = control, say, stage, device
-        self._alone = alone  # in its process, which else may not step back
-        _TAKERS.add(self)
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._what = ""
         self._evidence: dict[str, Any] = {}
@@ -98,7 +92,7 @@ class CaptureTaker:
             self._recording.frame_done()
 
     def _obey(self, command: dict[str, Any]) -> None:
-        come_forward = step_into_background() if self._alone else lambda: None  # another worker answers meanwhile
+        come_forward = step_into_background()  # another worker answers meanwhile
         if command["kind"] == "record":
             self._begin(command["what"], command["evidence"])
         elif command["kind"] == "finish":
@@ -115,8 +109,6 @@ class CaptureTaker:
         )
         error = ""
         try:
-            if any(other._recording is not None for other in _TAKERS):
-                raise TorchperfError("another stage of this process records; what records is the process's")
             made.begin()
         except Exception:  # a profiler that cannot start must not end a worker that can serve
             error = traceback.format_exc()
