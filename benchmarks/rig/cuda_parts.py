@@ -116,7 +116,7 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
                     attempts.pop(each.label, None)
                     refused[each.label] = f"{type(error).__name__}: {error}".splitlines()[0]
             with place.alone():
-                figures = {label: attempt.measure(place.seconds)["figures"] for label, attempt in attempts.items()}
+                figures = {label: attempt.measure(place.seconds) for label, attempt in attempts.items()}
         rows: list[Sequence[object]] = [
             (label, f["p50_ms"], f["p99_ms"], f["eager_p50_ms"] / f["p50_ms"], f["compile_s"], f["relative_l2"])
             for label, f in figures.items()
