@@ -66,6 +66,25 @@ def test_second_start_installs_nothing(run, calls):
     assert calls == ["venv", "packages", "project"]
 
 
+def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_their_folder(run, calls, tmp_path):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "perception.launch.py").touch()
+    share = tmp_path / ".venv" / "share" / "torchperf_ros"
+
+    def old_setup(*_):
+        share.mkdir(parents=True, exist_ok=True)
+        (share / "launch").symlink_to(tmp_path / "launch")
+
+    environment = run.Environment("kilted")
+    run._compile_all = old_setup
+    environment.make()
+    found = [
+        name for _, _, files in os.walk(share) for name in files
+    ]  # as ros2launch looks, not through linked folders
+    assert "perception.launch.py" in found
+    assert (share / "launch" / "perception.launch.py").resolve() == tmp_path / "launch" / "perception.launch.py"
+
+
 def test_interrupted_installation_is_begun_anew(run, calls, monkeypatch):
     interrupt_packages(run, monkeypatch)
     run.Environment("kilted").make()

@@ -101,15 +101,15 @@ STEPS = "wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 
     [
         (2, lambda node: None, [
             "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
-            "on time 97.2%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
+            "on time 97.0%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
             STEPS,
         ]),
         (1, nonsense, ["new ● NO WORD YET", "answered -  on time -"]),
         (1, on_a_lower_tier, [
-            "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left", "answered 1,234  unanswered 3  on time 97.0%",
-            f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 97.0% on time",
+            "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left", "answered 1,234  unanswered 3  on time 96.7%",
+            f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 96.7% on time",
         ]),
-        (1, anytime, ["answered 100  on time 90.0%", "P partial 40", "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1"]),
+        (1, anytime, ["answered 100  on time 87.3%", "P partial 40", "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1"]),
         (1, without_inputs, ["L late 34  without /cloud 7 "]),
         (2, failing_and_compiling, ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "]),
         (12, lambda node: None, ["no room for"]),

@@ -282,20 +282,24 @@ def _ip_address(text: str) -> str:
         raise ConfigError(f"parameter metrics_address: {text!r} is not allowed; it has to be {allowed}") from error
 
 
-_NEARLY = 0.8  # of difflib: one or two letters of a word differ
+_NEARLY = 0.8  # of difflib: one or two letters of a stage's name differ
+_NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
-def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
+def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
 
-    `values` are the given ones by name, of which only those of STAGE.scenes are read.
+    `values` are the given ones by name, of which only those of STAGE.scenes are read. A launch file hands its global
+    parameters to every node: names that are unlike all of this node's are returned, each with the closest one.
 
     Raises:
-        ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
-            misspelt one would leave a default in force without a word.
+        ConfigError: a name is nearly one of this node's, or begins as those of a group or a stage that runs, or a stage
+            that runs has none and one of nearly its name has some, so that a misspelt one would leave a default in
+            force without a word.
     """
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
-    groups = {name.partition(".")[0] for name in own if "." in name}
+    groups, stage_groups = ({name.partition(".")[0] for name in known if "." in name} for known in (own, of_stage))
+    foreign = {}
     for name in values:
         stage, dot, rest = name.partition(".")
         group, _, word = name.rpartition(".")
@@ -307,20 +311,31 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
             continue
         if stage in groups:
             word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
-        elif dot:
+        elif dot and stage not in stage_groups:
             word, known = rest, {one: f"{stage}.{one}" for one in of_stage}
         else:
             prefix = next(iter(stages), "STAGE")
             word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
-        if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
-            named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
-            raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
+        if known.get(word) == name or name in _ROS_PARAMETERS or stage == "qos_overrides":
+            continue
+        named = [known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0)]
+        is_own = stage in {*groups, *stage_groups, *stages}
+        if is_own or difflib.get_close_matches(word, [*known, *_ROS_PARAMETERS], 1, _NEAR_MISS):
+            raise ConfigError(f"parameter {name}: is unknown; the closest names are {', '.join(named)}")
+        foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         for stage in [stage for stage in stages if stage not in given]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}")
+    return foreign
+
+
+def describe_foreign(closest: Mapping[str, str]) -> str:
+    """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
+    names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
+    return f"parameters that this node does not have change nothing: {names}" if names else ""
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:

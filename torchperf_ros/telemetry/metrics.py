@@ -185,7 +185,7 @@ METRICS = (
     _M("torchperf_interval_jitter_seconds", _G, "Standard deviation of that time", _ms("reading.interval_jitter_ms")),
     _M("torchperf_latency_jitter_seconds", _G, "Mean difference of successive latencies in the window",
        _ms("reading.latency_jitter_ms")),
-    _M("torchperf_window_miss_ratio", _G, "Share of answers in the window that were misses",
+    _M("torchperf_window_miss_ratio", _G, "Share of frames in the window that were misses",
        _get("reading.latency.miss_ratio")),
     _M("torchperf_budget_seconds", _G, "Budget of a frame",
        lambda s: s.stage.config.scene_budget_ms(s.stage.scenes.active) / 1000),
