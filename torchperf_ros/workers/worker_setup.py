@@ -44,6 +44,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "shapes": stage.shapes.as_dict(),
         "device": node.device,
         "nice": _nice(stage, node),
+        "stream_priority": -1,  # on CUDA: ahead of those of another version beside it
         "threads": node.worker_threads,
         "kept_mib": node.worker_kept_mib,
         "cache_dir": node.cache_dir,
