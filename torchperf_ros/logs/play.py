@@ -119,7 +119,8 @@ def _play(
     if failed is not None:
         say(f"played up to the damage: {failed}")
     found = log.findings
-    return 1 if failed is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+    lacks = found.chunks_lost or found.messages_lost or found.bytes_skipped or found.set_aside
+    return 1 if failed is not None or lacks else 0
 
 
 def summary(tally: Tally, took_s: float) -> str:
