@@ -162,7 +162,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         """
         if self.end_ns - self.start_ns <= _FAR_NS and self.end_ns <= _LATEST_NS:
             return
-        found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.count)
+        found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
         spans = sorted(found, key=attrgetter("start_ns"))
         groups: list[list[Span]] = []
         reached_ns = 0
@@ -171,7 +171,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                 groups.append([])
             groups[-1].append(span)
             reached_ns = max(reached_ns if len(groups[-1]) > 1 else span.end_ns, span.end_ns)
-        sizes = [sum(span.count for span in group) for group in groups]
+        sizes = [sum(span.messages for span in group) for group in groups]
         few = max(_FEW, sum(sizes) // 100)
         possible = [size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)]
         if not any(possible):
@@ -188,7 +188,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             self.findings.set_aside += sizes[number]
             for span in groups[number]:
                 for channel in span.channels:  # which of several it is of is not known
-                    self._counts[channel] = self._counts[channel] - span.count if len(span.channels) == 1 else -1
+                    self._counts[channel] = self._counts[channel] - span.messages if len(span.channels) == 1 else -1
         self.start_ns = groups[kept[0]][0].start_ns
         self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
         for before, after in zip(kept, kept[1:], strict=False):

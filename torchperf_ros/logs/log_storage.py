@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
     start_ns: int
     end_ns: int
-    count: int
+    messages: int
     channels: frozenset[Channel]
 
 

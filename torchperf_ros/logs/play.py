@@ -132,9 +132,7 @@ def summary(tally: Tally, took_s: float) -> str:
 
 
 def _wait_for_listeners(node: PlayNode, options: PlayOptions, say: Say) -> None:
-    if options.node is not None:
-        say(f"waiting for {options.node} to be ready")
-        if not node.wait_for_node(options.node, _NODE_S):
-            say(f"{options.node} is not ready, or subscribes to none of the topics, after {_NODE_S:g} s")
+    if options.node is not None and not node.wait_for_node(options.node, _NODE_S, say):
+        say(f"{options.node} is not ready, or subscribes to none of the topics, after {_NODE_S:g} s")
     if options.subscribers_s and (unheard := node.wait_for_subscribers(options.subscribers_s)):
-        say(f"nobody subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")
+        say(f"no node subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")
