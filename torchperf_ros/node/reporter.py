@@ -285,7 +285,6 @@ class Reporter:
                     found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
         return found
 
-
     def _silences(self) -> list[Alert]:
         """A status for each input that is silent: whoever looks at the node later sees why, too."""
         return [
