@@ -134,9 +134,14 @@ def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - whatever a model returns
 
 
 def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
-    """The numbers of every tensor in outputs, in order, as float64 on the CPU."""
-    parts = (part for tensor in tensors_in(outputs) for part in numbers_of(tensor.detach()))
-    return [part.to("cpu", torch.float64) for part in parts]
+    """The numbers in outputs, in order, as float64 on the CPU: those of every tensor, and plain ones with a point."""
+    found = list[torch.Tensor]()
+    for leaf in leaves_in(outputs):
+        if isinstance(leaf, (float, complex)):  # one that follows from the inputs is as near as a tensor would be
+            found.append(torch.tensor([leaf.real, leaf.imag], dtype=torch.float64))
+        for tensor in tensors_in(leaf) if isinstance(leaf, (torch.Tensor, np.ndarray)) else ():
+            found += [part.to("cpu", torch.float64) for part in numbers_of(tensor.detach())]
+    return found
 
 
 def signature_of(tensor: torch.Tensor) -> str:
@@ -168,6 +173,6 @@ def layout_of(outputs: Any) -> str:  # noqa: ANN401
         inner = ", ".join(map(layout_of, outputs.values if isinstance(outputs, Drawn) else outputs))
         return f"({inner})" if isinstance(outputs, tuple) else f"[{inner}]"
     if isinstance(outputs, (np.generic, *_PLAIN_VALUES)):
-        return repr(outputs)
+        return type(outputs).__name__ if isinstance(outputs, (float, complex)) else repr(outputs)
     inner = ", ".join(f"{name}={layout_of(value)}" for name, value in sorted(_attributes(outputs).items()))
     return type(outputs).__name__ + (f"({inner})" if inner else "")
