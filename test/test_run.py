@@ -66,6 +66,25 @@ def test_second_start_installs_nothing(run, calls):
     assert calls == ["venv", "packages", "project"]
 
 
+def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_their_folder(run, calls, tmp_path):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "perception.launch.py").touch()
+    share = tmp_path / ".venv" / "share" / "torchperf_ros"
+
+    def old_setup(*_):
+        share.mkdir(parents=True, exist_ok=True)
+        (share / "launch").symlink_to(tmp_path / "launch")
+
+    environment = run.Environment("kilted")
+    run._compile_all = old_setup
+    environment.make()
+    found = [
+        name for _, _, files in os.walk(share) for name in files
+    ]  # as ros2launch looks, not through linked folders
+    assert "perception.launch.py" in found
+    assert (share / "launch" / "perception.launch.py").resolve() == tmp_path / "launch" / "perception.launch.py"
+
+
 def test_interrupted_installation_is_begun_anew(run, calls, monkeypatch):
     interrupt_packages(run, monkeypatch)
     run.Environment("kilted").make()
@@ -228,8 +247,9 @@ def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new
         monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
         assert run.main() == 2
         assert f"./run bench {new}" in capsys.readouterr().err
-        name, _, part = new.split()
-        assert f'"{part}"' in (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        name, *words = new.split()
+        text = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        assert all(f'"{part}"' in text for part in words[1:])
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,8 @@ def _silent(ear: Ear, name: str) -> str:
     if not trigger:
         return f"{name}: {stage.message}"
     if not ear.drivers.get(trigger):
-        return f"{name}: nobody publishes {trigger}; start the driver, or remap the topic"
+        why = stage.values.get("waits_for") or f"{trigger}: no node publishes it; start the driver, or remap the topic"
+        return f"{name}: no message on {why}"
     if wrong := next((event.text for event in ear.state.events if f"{trigger}: " in event.text), ""):
         return f"{name}: {wrong}"
     came = f"{len(ear.topics.get(trigger, []))} messages of {' and '.join(ear.drivers[trigger])} came on {trigger}"

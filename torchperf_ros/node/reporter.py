@@ -17,7 +17,7 @@ from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, alike_topics, resolved, ros_message_class
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
@@ -31,6 +31,7 @@ _EVERY_S = 1.0
 _CANDIDATES_EVERY = 10  # reports
 _SILENT_NS = 5 * NS_PER_S
 _MOST_ALERTS = 16
+_MOST_SAID = 8
 _UNSAID = frozenset({"kind", "problem"})
 _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
@@ -69,7 +70,10 @@ class Reporter:
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._reports = 0  # that were recorded
-        self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}  # by stage and topic: messages so far, and since when
+        self._silent: dict[
+            tuple[str, str], list[str]
+        ] = {}  # likewise, of silent ones: what was said of it, newest last
         self._ending = threading.Event()
         self._reporting = threading.Lock()  # held for a report, in which no stage may be taken down
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -149,7 +153,7 @@ class Reporter:
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
         statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
-        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types()]
+        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types(), *self._silences()]
 
     def _record(self, ros_now_ns: int, memory_row: Sequence[float], statuses: Sequence[Alert]) -> None:
         """Have the recorder know the memory, each stage's counters, and now and then its candidate."""
@@ -178,11 +182,14 @@ class Reporter:
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
+        waits_for = {topic: said[-1] for (of, topic), said in self._silent.items() if of == name}
         trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
         publishes = resolved(self._node, stage.config.output) if self.inputs else ""  # names are checked by then
         topics = {"trigger": trigger, "publishes": publishes, "evidence": stage.pool.capture.last}
+        topics["waits_for"] = "; ".join(f"{topic}: {why}" for topic, why in waits_for.items())
         more = {**self._memory_watch.values(name), **topics, **self.candidates(name)}
-        return replace(status, values={**status.values, **more})
+        why = f": {trigger}: {waits_for[trigger]}" if health is Health.WAITING and trigger in waits_for else ""
+        return replace(status, message=f"{status.message}{why}", values={**status.values, **more})
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
         state = self._lifecycle_state()
@@ -241,20 +248,32 @@ class Reporter:
             log.info(f"stage {name}: nothing more is compiled")
 
     def _look_for_silence(self, now_ns: int) -> None:
-        """A line on the terminal where a trigger has sent nothing for 5 s, with what the graph knows of it."""
+        """A line on the terminal where an input has been silent for 5 s, with what the graph knows of it.
+
+        Of a trigger that no message has come; of another input that no node publishes it. Said again where the graph
+        has changed, as when a topic appears that could be remapped.
+        """
         if self._lifecycle_state() != "active":
             self._heard.clear()
+            self._silent.clear()
             return
-        for source in (source for source in self.inputs if source.index == 0):
-            name, frames = source.stage.config.name, source.stage.statistics.counters.frames
-            known, since_ns = self._heard.setdefault(name, (frames, now_ns))
-            if known != frames:
-                self._heard[name] = frames, now_ns
-            elif 0 < since_ns <= now_ns - _SILENT_NS:
-                self._heard[name] = frames, 0  # said once, until something comes
-                self._node.get_logger().warning(
-                    f"no message on {source.topic} for {_SILENT_NS // NS_PER_S} s: {why_silent(self._node, source)}"
-                )
+        for source in self.inputs:
+            key = source.stage.config.name, source.topic
+            is_trigger = source.index == 0
+            messages = source.stage.statistics.counters.frames if is_trigger else 0
+            known, since_ns = self._heard.setdefault(key, (messages, now_ns))
+            if known != messages or (not is_trigger and self._node.count_publishers(source.topic)):
+                self._heard[key] = messages, now_ns
+                self._silent.pop(key, None)
+            elif since_ns <= now_ns - _SILENT_NS:
+                self._say_silence(key, why_silent(self._node, source))
+
+    def _say_silence(self, key: tuple[str, str], why: str) -> None:
+        said = self._silent.setdefault(key, [])
+        is_new = why not in said
+        self._silent[key] = [*(text for text in said[-_MOST_SAID:] if text != why), why]
+        if is_new:
+            self._node.get_logger().warning(f"no message on {key[1]} for {_SILENT_NS // NS_PER_S} s: {why}")
 
     def _wrong_types(self) -> list[Alert]:
         """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
@@ -266,17 +285,23 @@ class Reporter:
                     found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
         return found
 
+    def _silences(self) -> list[Alert]:
+        """A status for each input that is silent: whoever looks at the node later sees why, too."""
+        return [
+            Alert(Level.WARN, f"perf: {stage} input", f"no message on {topic}: {said[-1]}", {})
+            for (stage, topic), said in self._silent.items()
+        ]
+
 
 def why_silent(node: Node, source: StageInput) -> str:
     """Why no message comes on a stage's input, by what the graph knows; for people."""
     publishers = node.get_publishers_info_by_topic(source.topic)
     if not publishers:
-        alike = [
-            topic for topic, types in node.get_topic_names_and_types()
-            if topic != source.topic and source.type_name in types and node.count_publishers(topic)
-        ]  # fmt: skip
-        remap = f"; of its type there is {', '.join(sorted(alike))}: remap the topic" if alike else ""
-        return f"nobody publishes it{remap}"
+        alike = alike_topics(node, source.topic, source.type_name, node.get_fully_qualified_name())
+        if not alike:
+            return f"no node publishes it, nor another topic of its type ({source.type_name})"
+        remap = f"start this node with `--ros-args -r {source.topic}:={alike[0]}` ({source.type_name})"
+        return f"no node publishes it; of its type there is {', '.join(alike)}: {remap}"
     names = ", ".join(sorted({publisher.node_name for publisher in publishers}))
     if source.type_name not in {publisher.topic_type for publisher in publishers}:
         return f"{names} publishes {publishers[0].topic_type}, not {source.type_name}"

@@ -193,7 +193,10 @@ class StageActor(StageVersions):
                 self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
-            self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
+            # when the worker has it: counting can wait
+            alert = self.statistics.received(frame, self.mailbox.superseded, stamped=stamped)
+            if alert is not None:
+                self._untold.append(alert)
 
     def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
         """Another input than the trigger: the newest is handed over with the next frame."""
