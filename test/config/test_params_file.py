@@ -190,6 +190,12 @@ def test_given_a_misspelt_name_when_read_then_it_is_refused_with_the_nearest(rea
         read(f"perf: {{ros__parameters: {text}}}")
 
 
+@pytest.mark.parametrize("text", ["{perception: {worker: own}}", "{stages: [planning], perception.worker: shared}"])
+def test_given_where_workers_run_when_read_then_it_is_refused_with_what_replaces_it(read, text):
+    with pytest.raises(ConfigError, match="parameter perception.worker: is gone, as each worker is a process of its"):
+        read(f"perf: {{ros__parameters: {text}}}")
+
+
 def test_given_parameters_of_a_stage_that_does_not_run_when_read_then_they_do_not_matter(read):
     text = "perf: {ros__parameters: {stages: [perception], use_sim_time: true, planning: {budget_ms: 20.0}}}"
     assert [stage.name for stage in read(text).stages] == ["perception"]

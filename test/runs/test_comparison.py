@@ -113,6 +113,8 @@ def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
     found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
     assert found["dropped"].new == pytest.approx(5.0)
     assert found["dropped"].verdict is Verdict.WORSE
+    assert found["miss"].new == pytest.approx(5.0)
+    assert found["miss"].verdict is Verdict.WORSE
 
 
 def of_tiers(tiers, *names, count=400):

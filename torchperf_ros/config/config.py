@@ -83,10 +83,6 @@ class StageConfig:
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
     hold_last_ms: float = param(300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True)
-    worker: str = param(
-        "own", "Where its workers run: own processes, or shared with the other stages that say so.",
-        choices=("own", "shared"),
-    )  # fmt: skip
     priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
     stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
@@ -199,11 +195,6 @@ class NodeConfig:
     emergency: EmergencyOptions = nested(EmergencyOptions)
     rollout: RolloutOptions = nested(RolloutOptions)
 
-    def together_with(self, stage: StageConfig) -> tuple[StageConfig, ...]:
-        """The stages whose workers run in the same processes as those of this one, which comes first."""
-        others = (each for each in self.stages if each is not stage and "shared" == each.worker == stage.worker)
-        return stage, *others
-
 
 NODE_PARAMETERS = declared(NodeConfig)
 STAGE_PARAMETERS = declared(StageConfig)
@@ -314,6 +305,8 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         group, _, word = name.rpartition(".")
         moved = word in VEHICLE_NAMES and group.rpartition(".")[2] in {"guard", "emergency"}
         require(not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one")
+        gone = rest == "worker" and stage not in groups
+        require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
         if stage in groups:
@@ -343,21 +336,6 @@ def describe_foreign(closest: Mapping[str, str]) -> str:
     """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
     names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
     return f"parameters that this node does not have change nothing: {names}" if names else ""
-
-
-def _check_sharing(stages: Sequence[StageConfig]) -> None:
-    """See that no stage sets what holds for all models of a process; what else does, such as threads, is the node's.
-
-    Raises:
-        ConfigError: names two stages and the parameter.
-    """
-    for one in stages:
-        for other in (each for each in stages if each is not one):
-            where = f"holds for a whole process, and {one.name}.worker is shared with stage {other.name}; set another"
-            text = f"one, or {one.name}.worker to own"
-            # torch.compile bars a process that serves from compiling again; tf32 is switched on and off around a run
-            require(one.engine != "compile", f"{one.name}.engine: compile {where} {text}")
-            require("tf32" not in one.precision, f"{one.name}.precision: tf32 {where} {text}")
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
@@ -391,5 +369,4 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
         require(not (config.rollout_plan and config.candidate), text)
         text = f"{config.name}.rollout_plan needs rollout.vehicle, the vehicle's id, and rollout.key, a public key"
         require(not config.rollout_plan or (checked["rollout"].vehicle and checked["rollout"].key), text)
-    _check_sharing([config for config in configs if config.worker == "shared"])
     return NodeConfig(stages=configs, **checked)

@@ -54,7 +54,7 @@ def main() -> int:
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)
-    except Exception as error:  # the process's boundary
+    except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"
         say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())
     finally:

@@ -224,11 +224,12 @@ class OpenVino(PackageEngine):
 
         compiled = _openvino_core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
         request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
+        held: list[Any] = []  # an output may be an input as it is, and then it lies in the input's memory
 
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
             """Inputs are read where they are; outputs are views on memory that the next call writes to."""
-            arrays = [tensor.contiguous().numpy() for tensor in inputs]
-            for number, array in enumerate(arrays):
+            held[:] = [tensor.contiguous().numpy() for tensor in inputs]
+            for number, array in enumerate(held):
                 request.set_input_tensor(number, openvino.Tensor(array, shared_memory=True))
             request.infer()
             return [torch.from_numpy(request.get_output_tensor(number).data) for number in numbers]

@@ -123,7 +123,7 @@ def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
     """
     from torchperf_ros.config.params_file import NODE, params_for_ros
 
-    renamed = [found[1] for word in words if (found := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))]
+    renamed = [match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))]
     with contextlib.ExitStack() as files:
         read = list(words)
         for place in [place for place, word in enumerate(words) if word == "--params-file" and words[place + 1 :]]:

@@ -143,9 +143,9 @@ class StageState:
 
     @property
     def on_time_share(self) -> float:
-        """Share of the frames that ended, with or without an answer, whose own result was in time; NaN if unknown."""
-        on_time, ended = self.count("on_time"), self.ended
-        return (on_time + (self.count("partial") or 0)) / ended if ended and on_time is not None else math.nan
+        """Share of the frames that came whose own result was in time; NaN if unknown. Superseded ones were not."""
+        on_time, came = self.count("on_time"), self.ended + (self.dropped or 0)
+        return (on_time + (self.count("partial") or 0)) / came if came and on_time is not None else math.nan
 
     @property
     def dropped(self) -> int | None:
