@@ -29,7 +29,7 @@ from benchmarks.rig.bare_stage import BareStage, at_pace
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.messages import noise_cdr
+from benchmarks.rig.messages import scene_cdr
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.config.config import NodeConfig, node_config
 from torchperf_ros.config.message_types import empty_message, encode
@@ -175,7 +175,7 @@ class _Prioritised:
 
 
 def _shared(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    image = noise_cdr(*map(int, arguments.size.split("x")))
+    image = scene_cdr(*map(int, arguments.size.split("x")))
     arms = list(itertools.product(arguments.backups, _WORKERS))
     answers: dict[str, dict[str, list[Answer]]] = {", ".join(arm): {} for arm in arms}
     memory: dict[str, list[dict[str, float]]] = {arm: [] for arm in answers}

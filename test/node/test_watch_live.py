@@ -50,7 +50,7 @@ class Watched:
                 stamp.sec, stamp.nanosec = divmod(time.time_ns(), 1_000_000_000)
                 if not frozen:
                     noise = os.urandom(48 * 192)
-                    self.image.data = bytes(byte & 3 for byte in noise) if black else noise
+                    self.image.data = bytes((byte & 3) + (not black) * (at // 48) for at, byte in enumerate(noise))
                 self.camera.publish(self.image)
             return until()
 
