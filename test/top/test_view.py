@@ -51,13 +51,6 @@ def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool 
     return capture.get().splitlines()
 
 
-def test_given_a_worker_whose_process_stages_share_when_drawn_then_its_row_says_with_which():
-    node = watched(1)
-    assert not any("shared with" in row for row in drawn(node, 220, 60))
-    node.stages["stage0"].values["worker_0_shared_with"] = "planning"
-    assert any("pid 4242" in row and "shared with planning" in row for row in drawn(node, 220, 60))
-
-
 @pytest.mark.parametrize("alerts", [0, 30])
 @pytest.mark.parametrize(("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)])
 def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fits_it(width, height, stages, alerts):

@@ -46,7 +46,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     dry_run: shell.DryRun = False,
     parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
-    retries: Annotated[int, Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    retries: Annotated[int, Option(min=0, help="Several logs: tries after an unexpected error.")] = 1,
     timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
     fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
     keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,

@@ -121,7 +121,6 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         values[f"worker_{number}_state"] = pool.state(number)
         rss = None if worker is None else rss_bytes.get(worker.pid)
         values[f"worker_{number}_rss_mib"] = "" if rss is None else _number(rss / _MIB)
-        values[f"worker_{number}_shared_with"] = "" if worker is None else worker.shares_with
     values["last_reason"] = statistics.last_reason
     values["last_error"] = pool.last_error
     return Alert(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)

@@ -96,7 +96,7 @@ def replay_batch(
         if kept:
             say(f"{len(kept)} of {len(logs)} logs are done already; --fresh replays them, too")
         tasks = [
-            results.LogTask(log, options, folder, run_folder, keys[log.name])
+            results.LogTask(log, options, folder, run_folder, keys[log.name], batch.timeout_s)
             for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
             if log.name not in kept
         ]
@@ -204,17 +204,16 @@ class _Bars:
         self._bytes[log] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
 
-    def ended(self, log: FoundLog, ended: results.Ended, again: bool) -> None:
+    def ended(self, log: FoundLog, ended: results.Ended) -> None:
         if (task := self._tasks.pop(log, None)) is not None:
             self._bars.remove_task(task)
-        self._bytes[log] = 0.0 if again else max(1.0, log.size_bytes)
-        if again:
-            self._say(f"{log.name}: again, as {ended.reason}")
-        else:
-            self._kept[log] = ended
-            if ended.reason or self._bars.disable:
-                how = f"failed: {ended.reason}" if ended.reason else "done"
-                self._say(f"[{len(self._kept)}/{len(self._bytes)}] {log.name}: {how}")
+        self._bytes[log] = max(1.0, log.size_bytes)
+        self._kept[log] = ended
+        for number, why in enumerate(ended.before, 1):
+            self._say(f"{log.name}: try {number}: {why}")
+        if ended.reason or self._bars.disable:
+            how = f"failed: {ended.reason}" if ended.reason else "done"
+            self._say(f"[{len(self._kept)}/{len(self._bytes)}] {log.name}: {how}")
         self._update()
 
     def _update(self) -> None:
