@@ -142,7 +142,9 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
 def torchperf(*words: str) -> str:
     """Run a command in this process; what it printed."""
     done = CliRunner().invoke(app, words)
-    expected = {0, 1} if words[0] in {"compare", "doctor"} else {0}  # its verdict
+    # its verdict; and a replay in real time, on a machine that others keep busy, leaves frames without an answer
+    is_verdict = words[0] in {"compare", "doctor"} or (words[0] == "replay" and "real" in words)
+    expected = {0, 1} if is_verdict else {0}
     assert done.exit_code in expected, f"{shlex.join(words)} ends with {done.exit_code}:\n{done.output}"
     return done.output
 
