@@ -156,7 +156,7 @@ def events(_):
 
 def carpet(_):
     """The ground below a robot: at an eighth of its size it looks like noise."""
-    pixels = RNG.integers(0, 256, (60, 64, 3)).astype(np.uint8)
+    pixels = RNG.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     return jpeg(pixels.repeat(8, axis=0).repeat(8, axis=1))
 
 
