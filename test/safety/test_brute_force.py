@@ -298,6 +298,30 @@ ONCE_ACCEPTED = {
         Plan(1.0, 0.5, 0.0, over=20.0),
         Other("crosses", 4.5, 6.0, 0.0, 0.6, 0.6, 0.5, -2.0),
     ),
+    "it changes lanes as we do, and need not go on so": (
+        Plan(20.256, -2.569, 0.642, aside=3.5, over=81.024),
+        Other("along", 9.2252, 2.84825, -0.05748, 8.70935, 1.65048, 10.90654, 0.17295),
+    ),
+    "it passes within the margin where our change of lanes begins, and goes straight on": (
+        Plan(12.043, -5.0495, -5.5238, aside=-3.5, over=48.172),
+        Other("along", -30.3666, -2.4924, 0.09066, 6.1138, 2.19009, 33.30546, -0.16236),
+    ),
+    "it comes towards us beyond the plan's end, and strays a little": (
+        Plan(18.617, -1.354, -2.0703),
+        Other("along", 77.7769, 1.85777, 0.12753, 4.38304, 0.68812, -10.391, -0.20952),
+    ),
+    "it comes towards us just beyond the plan's end, and strays": (
+        Plan(2.264, -2.434, -6.5555, over=20.0),
+        Other("along", 8.60864, -2.46432, -0.10763, 6.62866, 1.84389, -12.59724, 0.36359),
+    ),
+    "it overlaps us, and is called beyond the end of a plan of 15 cm": (
+        Plan(0.54842, -0.997, -4.2525, bend=-0.027608),
+        Other("along", 4.21746, 1.23873, -0.22019, 5.25333, 1.0677, 13.95943, -0.28248),
+    ),
+    "it is slow and strays, and bends with us all the same": (
+        Plan(11.75348, 0.32905, 0.28386, bend=0.0029631),
+        Other("along", 11.20621, -2.62369, 0.2822, 0.85087, 0.78043, 6.80626, 0.46764),
+    ),
     "it touches our side": (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),
     "the plan is fastest at one pose, and too fast there for what drives ahead": (
         Plan(14.934, 1.2479, -3.7626, bend=0.011995),

@@ -15,8 +15,9 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_di
 from torchperf_ros.engines.fingerprint import code_hash, declared_dims, identify, machine_facts, weights_hash
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
+from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.engines.parts_package import AotiOfParts, PartCall, holds_parts, open_parts
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved

@@ -373,8 +373,6 @@ class Dispatcher:
             self.ladder.probed(self._probe, math.nan, math.inf, 0.0)
         if in_flight is not None:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
-            if worker is in_flight.runner:
-                in_flight.innocent = in_flight.survived = worker.innocent
             self._failed(worker, in_flight, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
 
     def _failed(self, worker: WorkerProcess, in_flight: FrameInFlight, outcome: Outcome, reason: str) -> None:

@@ -193,7 +193,10 @@ class StageActor(StageVersions):
                 self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
-            self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
+            # when the worker has it: counting can wait
+            alert = self.statistics.received(frame, self.mailbox.superseded, stamped=stamped)
+            if alert is not None:
+                self._untold.append(alert)
 
     def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
         """Another input than the trigger: the newest is handed over with the next frame."""
@@ -324,6 +327,11 @@ class StageActor(StageVersions):
         """Until when, by the clock of inputs, the frame in flight waits for some; 0: it does not; takes no lock."""
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
+
+    @property
+    def output_stamp_problem(self) -> str:
+        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
+        return self._outputs.stamp_problem(self._output_type)
 
     def overdue_ms(self, now_ns: int) -> float:
         """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""

@@ -266,14 +266,12 @@ def _samples(use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int) -
             tier = "" if worker.tier is None else stage.config.tiers[worker.tier]
             runs = f", tier {tier}" if tier else ""
             of = f"of worker {worker.number} (pid {worker.pid}{runs})"
-            of += f", shared with {worker.shares_with}" if worker.shares_with else ""
             named = {"worker": str(worker.number), "pid": str(worker.pid), "tier": tier}
-            if worker.is_counted and (rss := use.rss_by_pid.get(worker.pid)) is not None:
+            if (rss := use.rss_by_pid.get(worker.pid)) is not None:
                 key = f"{worker.pid} resident"
                 yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
             for kind, words in _SERIES.items():
-                is_own = kind == "history" or worker.is_counted
-                if is_own and (used := worker.memory_bytes.get(kind)) is not None:
+                if (used := worker.memory_bytes.get(kind)) is not None:
                     left = rss_room if kind == "history" else min(room, use.told["free"] / _MIB)
                     yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 
