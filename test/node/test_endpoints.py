@@ -1,6 +1,8 @@
 """Publishing bytes without what rclpy does around it, and why a topic is silent."""
 
 import itertools
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -114,6 +116,44 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
     assert look(20) == ["no message on /image"] * 2
     there.pop()
     assert look(20) == []  # it has been said
+
+
+def looked_at(*, is_simulated, clocks, age_ms, seconds=20):
+    """What a node says of its clock after so long, whose trigger has frames of this median age."""
+    node = SimpleNamespace(
+        get_parameter=lambda _: SimpleNamespace(value=is_simulated), resolve_topic_name=lambda topic: topic,
+        count_publishers=lambda topic: clocks if topic == "/clock" else 1,
+    )  # fmt: skip
+    stage = SimpleNamespace(config=SimpleNamespace(name="camera"))
+    sources = [StageInput(stage, index, f"/{index}", "sensor_msgs/msg/Image", True) for index in (1, 0)]
+    reporter = SimpleNamespace(
+        _node=node, _lifecycle_state=lambda: "active", inputs=sources,
+        _active_since_ns=time.monotonic_ns() - seconds * 1_000_000_000,
+    )  # fmt: skip
+    return Reporter._look_at_clocks(reporter, {"perf: camera": {"age_p50_ms": str(age_ms)}})
+
+
+YEAR_MS = 365.25 * 86_400e3
+
+
+def test_given_a_clock_that_one_side_alone_goes_by_when_looked_at_then_one_warning_says_which_and_by_how_much():
+    assert looked_at(is_simulated=False, clocks=1, age_ms=2.5 * YEAR_MS) == {"stamps_warning":
+        "stamps on /0 are 2.5 years behind this node's clock, and /clock is published: start this node with"
+        " -p use_sim_time:=true"}  # fmt: skip
+    ahead = looked_at(is_simulated=True, clocks=1, age_ms=-90_000e3)["stamps_warning"]
+    assert ahead.startswith("stamps on /0 are 1.0 days ahead of /clock, which this node goes by: set use_sim_time for")
+    still = looked_at(is_simulated=True, clocks=0, age_ms=math.nan)["clock_warning"]
+    assert still.startswith("use_sim_time is true, and no node publishes /clock")
+    assert looked_at(is_simulated=True, clocks=0, age_ms=math.nan, seconds=2) == {}
+
+
+@pytest.mark.parametrize(("is_simulated", "clocks", "age_ms"), [
+    (True, 1, 30.0), (True, 1, math.nan), (False, 1, 30.0), (False, 0, 30.0), (False, 0, 2 * YEAR_MS),
+])  # fmt: skip
+def test_given_clocks_that_fit_or_none_that_is_simulated_when_looked_at_then_nothing_is_said(
+    is_simulated, clocks, age_ms
+):
+    assert looked_at(is_simulated=is_simulated, clocks=clocks, age_ms=age_ms) == {}
 
 
 def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_on_the_terminal_once():

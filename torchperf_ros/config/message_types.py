@@ -25,6 +25,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 
 _PARTS = 3  # package/msg/Name
+_LENGTH_BYTES: Final = 4  # of a list
 _TEXTS: Final = ("string", "wstring")
 _BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `#ifndef`
@@ -239,6 +240,17 @@ def has_header(name: str) -> bool:
     """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
     fields = _store().fielddefs[_known(name)][1]
     return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
+
+
+def bytes_before_header(name: str) -> int | None:
+    """How many bytes of CDR lie before the first header: a list's length, as in a `MarkerArray`; None: it has none."""
+    if has_header(name):
+        return 0
+    fields = _store().fielddefs[_known(name)][1]
+    first: Any = fields[0][1] if fields else (None, None)
+    kind, what = first
+    is_list = kind is Nodetype.SEQUENCE and what[0][0] is Nodetype.NAME
+    return _LENGTH_BYTES if is_list and has_header(what[0][1]) else None
 
 
 def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401

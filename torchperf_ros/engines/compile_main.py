@@ -18,7 +18,7 @@ import sys
 import traceback
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_cache import VARIABLE, use_compiler_cache
+from torchperf_ros.packages.package_cache import compile_in, use_compiler_cache
 from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19
@@ -43,9 +43,10 @@ def main() -> int:
     kept = None
     try:
         if "folder" in job:
-            os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
+            os.environ["TMPDIR"] = job["folder"]
+            compile_in(job["folder"])
         else:
-            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
+            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         gc.disable()  # what is imported stays: looking through it again and again takes part of a second
         work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
         gc.freeze()

@@ -53,7 +53,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = open_adapter(job["adapter"], job["options"], device)
-    cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096))
+    cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024))
     good, tiers = True, tiers_of(adapter) if job.get("guessed") else job["tiers"]
     if job.get("guessed"):
         say("tiers", tiers=tiers)

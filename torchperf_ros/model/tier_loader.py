@@ -57,7 +57,7 @@ class TierLoader:
         self._device = device
         self._on = device.device
         self._say = say
-        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 4096))
+        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 1024))
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
 
     def load(self, number: int) -> Tier:
