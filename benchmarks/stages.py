@@ -1,82 +1,54 @@
-"""What stages on one machine cost each other: a busy one of lower priority, and workers that share their processes.
+"""What a busy stage of lower priority costs another one on the same machine.
 
-Without a node, with real workers. The arms of either part take turns.
-
-`priority`: the higher stage's misses, with and without the other one. Models of a known cost, and frames at rates of
-their own that have nothing to do with each other. The higher stage runs alone; beside the other one with the same
-priority; and beside it with `priority` one below. A stage that is not of the arm gets no frames.
-
-`shared`: what `worker: shared` saves and costs, with the reference detector and the reference planner behind it. Each
-arm starts workers of its own, is driven for a while, and has its memory read before it ends. With a standby the two
-stages' runners are in different processes. Without one both run in one process, and wait for each other's Python. USS
-is what a process would give back if it ended alone; PSS counts pages of several processes in parts, also those that
-workers share with the process that they are forked from; RSS counts them whole in each.
+Without a node, with real workers: the higher stage's misses, with and without the other one. Models of a known cost,
+and frames at rates of their own that have nothing to do with each other. The higher stage runs alone; beside the other
+one with the same priority; and beside it with `priority` one below. The arms take turns. A stage that is not of the
+arm gets no frames.
 """
 
 import argparse
-import itertools
-import statistics
 import sys
 import threading
 import time
 from collections import Counter
 from typing import Any, Final
 
-import psutil
-
-from benchmarks.rig.arguments import add_device, add_some, add_stage, arguments_of
-from benchmarks.rig.bare_stage import BareStage, at_pace
+from benchmarks.rig.arguments import add_stage, arguments_of
+from benchmarks.rig.bare_stage import BareStage
 from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
-from benchmarks.rig.messages import noise_cdr
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.config import NodeConfig, node_config
-from torchperf_ros.config.message_types import empty_message, encode
-from torchperf_ros.frame.frame import Answer, restamped
+from torchperf_ros.config.config import node_config
+from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
 from torchperf_ros.replay.replay_options import prefer_this_process
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_input import StageInput
-from torchperf_ros.workers.shared_process import share_processes
 
 _PRIORITIES: Final = {"alone": "", "beside an equal": "equal", "beside a lower one": "lower"}
 _LARGEST_RISE: Final = 0.1  # percentage points
-_BACKUPS, _WORKERS = ("standby", "none"), ("own", "shared")
-_MARKERS, _ODOMETRY = "visualization_msgs/msg/MarkerArray", "nav_msgs/msg/Odometry"
-_MEMORY: Final = ("uss", "pss", "rss")
-_MIB: Final = 1 << 20
-_SHARED_BUDGET_MS: Final = 500.0  # more than detector and planner take
-_MOST_SHARE: Final = 0.6
 _SETTLE_S: Final = 1.0
 _EPILOG = """\
-targets: beside a lower one, the higher stage's misses rise by at most 0.1 percentage points; with a standby, workers
-that share take at most 60 % of the memory of those that do not
+target: beside a lower one, the higher stage's misses rise by at most 0.1 percentage points
 
-examples:
-  ./run bench stages --parts priority --seconds 300 --lower-ms 20 --lower-rate 60 --json priority.json
-  ./run bench stages --parts shared --turns 5 --slice 30"""
+example:
+  ./run bench stages --seconds 300 --lower-ms 20 --lower-rate 60 --json stages.json"""
 
 
 def main() -> int:
-    parts = {"priority": _priority, "shared": _shared}
     parser = arguments_of(__doc__ or "", _EPILOG)
-    add_some(parser, "--parts", parts)
     parser.add_argument("--seconds", type=float, default=60.0, help="of frames for each arm (default 60)")
     parser.add_argument("--slice", type=float, default=20.0, help="seconds of each arm's turn (default 20)")
-    own = parser.add_argument_group("priority")
-    own.add_argument("--rate", type=float, default=30.0, help="frames of the higher stage a second (default 30)")
-    own.add_argument("--lower-rate", type=float, default=47.0, help="and of the other one (default 47)")
-    own.add_argument("--lower-ms", type=float, default=15.0, help="what its model takes (default 15; 0: the smallest)")
-    own.add_argument("--threads", type=int, default=2, help="of each model (default 2)")
+    parser.add_argument("--rate", type=float, default=30.0, help="frames of the higher stage a second (default 30)")
+    parser.add_argument("--lower-rate", type=float, default=47.0, help="and of the other one (default 47)")
+    parser.add_argument(
+        "--lower-ms", type=float, default=15.0, help="what its model takes (default 15; 0: the smallest)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="of each model (default 2)")
     add_stage(parser, model_ms=12.0, budget_ms=25.0)
-    own = parser.add_argument_group("shared")
-    own.add_argument("--image-rate", type=float, default=15.0, help="images per second (default 15)")
-    own.add_argument("--size", default="640x480", help="of the images, rgb8 (default 640x480)")
-    add_some(own, "--backups", _BACKUPS)
-    add_device(parser)
     arguments = parser.parse_args()
-    Report("stages", arguments).finish_parts(arguments, parts)
+    report = Report("stages", arguments)
+    report.finish(*_priority(arguments, report))
     return 0
 
 
@@ -172,85 +144,6 @@ class _Prioritised:
     def stop(self) -> None:
         for stage in self._stages.values():
             stage.actor.stop()
-
-
-def _shared(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    image = noise_cdr(*map(int, arguments.size.split("x")))
-    arms = list(itertools.product(arguments.backups, _WORKERS))
-    answers: dict[str, dict[str, list[Answer]]] = {", ".join(arm): {} for arm in arms}
-    memory: dict[str, list[dict[str, float]]] = {arm: [] for arm in answers}
-    for turn in range(_turns(arguments)):
-        for arm, (backup, worker) in zip(answers, arms, strict=True):
-            say(f"turn {turn + 1} of {_turns(arguments)}: backup {backup}, worker {worker}")
-            found, used = _drive(_shared_config(arguments, backup, worker), image, arguments)
-            memory[arm].append(used)
-            for stage, each in found.items():
-                answers[arm].setdefault(stage, []).extend(each)
-    used_mib = {
-        arm: {kind: statistics.median(used[kind] for used in each) for kind in each[0]} for arm, each in memory.items()
-    }
-    of_own = {
-        arm: {kind: share(used[kind], used_mib[f"{arm.partition(', ')[0]}, own"][kind]) for kind in _MEMORY}
-        for arm, used in used_mib.items()
-    }
-    figures = {arm: {stage: _figures(each) for stage, each in stages.items()} for arm, stages in answers.items()}
-    report.table(
-        "MiB of all worker processes, median of the turns",
-        ("backup, worker", "processes", *(kind.upper() for kind in _MEMORY), *(f"{k.upper()} / own" for k in _MEMORY)),
-        [[arm, *used.values(), *of_own[arm].values()] for arm, used in used_mib.items()],
-    )
-    _show(report, f"Each stage's time from receipt to publish, {arguments.image_rate:g} images a second",
-          {f"{arm}: {stage}": found for arm, stages in figures.items() for stage, found in stages.items()})  # fmt: skip
-    return {arm: {"memory_mib": used_mib[arm], "stages": figures[arm]} for arm in answers}, [
-        Target(f"with a standby, {kind.upper()} of shared workers, of that of own ones", value, "<=", _MOST_SHARE)
-        for kind, value in of_own.get("standby, shared", {}).items()
-    ]
-
-
-def _shared_config(arguments: argparse.Namespace, backup: str, worker: str) -> NodeConfig:
-    own = {"backup": backup, "worker": worker, "engine": "eager", "budget_ms": _SHARED_BUDGET_MS}
-    values = {"device": arguments.device, "worker_threads": 1, "recorder": False}
-    return node_config(values, {"perception": own, "planning": own})
-
-
-def _drive(
-    config: NodeConfig, image: bytes, arguments: argparse.Namespace
-) -> tuple[dict[str, list[Answer]], dict[str, float]]:
-    """What each stage answered, and what the workers had in use at the end."""
-    prefer_this_process(config)
-    perception, planning = stages = [BareStage(config, stage.name, stage.options) for stage in config.stages]
-    share_processes([stage.actor.pool for stage in stages])
-    follower = StageInput(planning.actor, 0, "detections", _MARKERS, stamped=False)
-    perception.hand_on = follower.hand_over
-    odometry = bytes(encode(empty_message(_ODOMETRY), _ODOMETRY))
-
-    def offer(number: int) -> None:
-        stamp_ns = time.time_ns()
-        planning.actor.offer_latest(1, restamped(odometry, stamp_ns), stamp_ns)
-        perception.actor.offer(restamped(image, stamp_ns), stamp_ns, stamped=True)
-
-    try:
-        for stage in stages:
-            stage.start()
-        for stage in stages:
-            pool = stage.actor.pool
-            stage.until(
-                lambda pool=pool: all(w is not None and w.usable for w in pool.workers), "all workers are ready"
-            )
-        at_pace(min(2 * _SETTLE_S, arguments.slice), arguments.image_rate, offer)
-        begun = [len(stage.answers) for stage in stages]
-        at_pace(arguments.slice, arguments.image_rate, offer)
-        used = _memory({worker.pid for stage in stages for worker in stage.actor.pool.everyone})
-    finally:
-        for stage in stages:
-            stage.actor.stop()
-    return {stage.actor.config.name: stage.answers[first:] for stage, first in zip(stages, begun, strict=True)}, used
-
-
-def _memory(pids: set[int]) -> dict[str, float]:
-    """Processes, and MiB of all of them together."""
-    each = [psutil.Process(pid).memory_full_info() for pid in pids]
-    return {"processes": float(len(each)), **{kind: sum(getattr(one, kind) for one in each) / _MIB for kind in _MEMORY}}
 
 
 if __name__ == "__main__":

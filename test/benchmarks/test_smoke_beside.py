@@ -99,17 +99,10 @@ def test_training_has_every_way_that_was_asked_for(run_here, monkeypatch):
     assert packages["onnxruntime"]["p50_ms"] > 0
 
 
-def test_stages_has_the_higher_one_with_and_without_the_other_and_memory_and_times_of_sharing(run_here):
-    figures = run_here(
-        "stages",
-        "--seconds 0.5 --slice 0.5 --model-ms 0 --lower-ms 0 --budget-ms 900 --size 64x48 --image-rate 10"
-        " --backups standby",
-    )
-    arms, shared = figures["priority"], figures["shared"]
+def test_stages_has_the_higher_one_with_and_without_the_other(run_here):
+    arms = run_here("stages", "--seconds 0.5 --slice 0.5 --model-ms 0 --lower-ms 0 --budget-ms 900")
     assert [bool(arm["other"]["frames"]) for arm in arms.values()] == [False, True, True]
     assert all(0 < arm["higher"]["frames"] <= 15 for arm in arms.values())
-    assert [arm["memory_mib"]["processes"] for arm in shared.values()] == [4, 2]
-    assert all(stage["p50_ms"] > 0 for arm in shared.values() for stage in arm["stages"].values())
 
 
 def test_rollout_has_fleets_on_which_nothing_differs_and_a_candidate_that_is_stopped(run_here):

@@ -153,15 +153,6 @@ def test_given_values_that_a_stage_cannot_have_when_configured_then_the_error_na
         stage_config("mine", {**MINE, **values})
 
 
-@pytest.mark.parametrize(("name", "value"), [("engine", "compile"), ("precision", ["fp32", "tf32", "fp32"])])
-def test_given_what_holds_for_a_whole_process_when_stages_share_theirs_then_the_error_names_both_and_it(name, value):
-    own, other = {name: value, "worker": "shared"}, {"worker": "shared"}
-    with pytest.raises(ConfigError, match=rf"parameter planning\.{name}: .* planning\.worker .* stage perception;"):
-        node_config({}, {"perception": other, "planning": own})
-    node_config({}, {"perception": {}, "planning": own})
-    node_config({"stages": ["planning"]}, {"planning": own})
-
-
 def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept():
     assert stage_config("mine", {**MINE, "budget_ms": 100, "hang_ms": 100}).hang_ms == 100.0
     for text, options in (("", {}), ("{}", {}), ('{"a": [1, 2]}', {"a": [1, 2]})):

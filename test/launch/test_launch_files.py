@@ -1,6 +1,7 @@
 """The launch files with the real launch, launch_ros and nodes: what starts becomes active, speaks, and ends."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -168,25 +169,54 @@ import sys
 from launch import LaunchDescription, LaunchService
 from launch.actions import IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-source = PythonLaunchDescriptionSource(sys.argv[1])
-arguments = [("device", "cpu"), ("params_file", "mine.yaml"), ("use_sim_time", "true")]
-service = LaunchService()
-service.include_launch_description(
-    LaunchDescription([IncludeLaunchDescription(source, launch_arguments=arguments)])
-)
-service.run()
+from launch_ros.actions import SetParameter
+file, *words = sys.argv[1:]
+arguments = [word.split(":=", 1) for word in words]
+included = IncludeLaunchDescription(PythonLaunchDescriptionSource(file), launch_arguments=arguments)
+service = LaunchService(argv=words)
+service.include_launch_description(LaunchDescription([SetParameter("wheel_radius", 0.3), included]))
+sys.exit(service.run())
 """
+REFUSED = {  # an argument, and what the line says
+    "imge:=/camera": "argument imge is not there; image is",
+    "camera_info:=/camera/info": "argument camera_info is not there; there are image, odom,",
+    "params_file:=mine.yml": "params_file mine.yml is not there: no such file",
+    "remap:=camera_info=/camera/info": "remap: 'camera_info=/camera/info' is not FROM:=TO, as in remap:='camera_info:=",
+}
+
+
+def launching(*arguments):
+    return [sys.executable, "-c", LAUNCH_IT, str(LAUNCH / "perception.launch.py"), *arguments]
+
+
+@pytest.mark.parametrize("argument", REFUSED)
+def test_launch_with_an_argument_that_cannot_be_meant_says_so_and_ends(argument, tmp_path):
+    launch = subprocess.run(
+        launching(argument), cwd=tmp_path, timeout=WITHIN_S, check=False, capture_output=True, text=True
+    )
+    assert launch.returncode == 1
+    assert REFUSED[argument] in launch.stdout
+    assert "process started" not in launch.stdout
 
 
 def test_launch_with_a_file_of_this_folder_that_is_terminated_leaves_no_process(listener, tmp_path):
     (tmp_path / "mine.yaml").write_text(ONE_STAGE)
-    launch = psutil.Popen([sys.executable, "-c", LAUNCH_IT, str(LAUNCH / "perception.launch.py")], cwd=tmp_path)
+    arguments = ["device:=cpu", "params_file:=mine.yaml", "use_sim_time:=true", "remap:=image:=/one detections:=/two"]
+    launch = psutil.Popen(launching(*arguments), cwd=tmp_path)
     started = [launch]
     try:
         wait_for(lambda: state_of("/perf", listener) == State.PRIMARY_STATE_ACTIVE, "the state active")
         request = GetParameters.Request(names=["use_sim_time", "perception.tiers"])
         sim_time, tiers = call(GetParameters, "/perf/get_parameters", request, listener).values
         assert (sim_time.bool_value, list(tiers.string_array_value)) == (True, ["fast"])
+        inputs, outputs = (
+            dict(names("perf", "/"))
+            for names in (
+                listener.get_subscriber_names_and_types_by_node,
+                listener.get_publisher_names_and_types_by_node,
+            )
+        )
+        assert ("/one" in inputs, "/image" in inputs, "/two" in outputs) == (True, False, True)
         started += launch.children(recursive=True)
         assert len(started) > 1
         launch.terminate()

@@ -82,15 +82,13 @@ def frame(profiling, tier="full"):
     profiling.frame_done()
 
 
-def rows(text, title):
-    """Cells of a table, by the first one of each row."""
-    section = text.split(f"## {title}")[1].split("##")[0].splitlines()
-    lines = [line for line in section if line.startswith("|")][2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1:] for row in cells}
+def rows(text):
+    """Cells of torch's table, by the name in the first one of each row."""
+    cells = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return {row[0]: row[1:] for row in cells if len(row) > 3}
 
 
-def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_tables_count_what_was_run(profiling, tmp_path):
+def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_table_counts_what_was_run(profiling, tmp_path):
     profiling.begin()
     for number in range(14):
         assert not profiling.full
@@ -98,18 +96,12 @@ def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_tables_
     assert profiling.full
     summary = profiling.finish(tmp_path)
     assert summary.startswith("10 frames of ")
-    text = (tmp_path / "profile.md").read_text(encoding="utf-8")
-    steps = rows(text, "Frames and steps")
-    assert {name: cells[0] for name, cells in steps.items()} == {
-        "seeing/full": "9", "seeing/fast": "1", "preprocess": "10", "inference": "10",
-    }  # fmt: skip
-    operators = rows(text, "Operators")
-    assert {operators[name][0] for name in ("aten::add", "aten::mm", "aten::relu", "aten::matmul")} == {"10"}
-    assert float(operators["aten::matmul"][1]) <= float(operators["aten::matmul"][2])  # its own, and with callees
-    assert float(steps["inference"][1]) <= float(steps["inference"][2])  # mean and most
-    gaps = rows(text, "Gaps")
-    assert gaps
-    assert set(gaps) <= {"(begin of the frame)", "aten::ones", "aten::add", "aten::matmul", "aten::relu"}
+    assert ", most of it in " in summary
+    assert ", most in aten::" in summary
+    table = rows((tmp_path / "profile.txt").read_text(encoding="utf-8"))
+    calls = {"seeing/full": "9", "seeing/fast": "1", "preprocess": "10", "inference": "10", "aten::add": "10",
+             "aten::mm": "10", "aten::relu": "10", "aten::matmul": "10"}  # fmt: skip
+    assert {name: table[name][-1] for name in calls} == calls
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert sum(event.get("name") == "seeing/full" for event in trace["traceEvents"]) == 9
 
@@ -117,7 +109,7 @@ def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_tables_
 def test_given_no_frame_when_recorded_then_the_report_says_so(profiling, tmp_path):
     profiling.begin()
     assert profiling.finish(tmp_path) == "no frame came while the profiler ran"
-    assert "no frame came" in (tmp_path / "profile.md").read_text(encoding="utf-8")
+    assert "no frame came" in (tmp_path / "profile.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.gpu
@@ -130,6 +122,6 @@ def test_given_a_cuda_device_when_recorded_then_kernels_and_copies_are_listed(tm
             (x @ x).cpu()
         recording.frame_done()
     recording.finish(tmp_path)
-    kernels = rows((tmp_path / "profile.md").read_text(encoding="utf-8"), "Kernels and copies")
+    kernels = rows((tmp_path / "profile.txt").read_text(encoding="utf-8"))
     assert any("Memcpy HtoD" in name for name in kernels)
     assert any("gemm" in name.lower() for name in kernels)

@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 import torch
@@ -101,24 +100,6 @@ def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leadin
 def test_given_cuda_when_taken_then_all_that_follows_goes_to_the_workers_own_stream(cuda):
     assert torch.cuda.current_stream() != torch.cuda.default_stream()
     assert torch.cuda.current_stream() == cuda._stream
-
-
-@pytest.mark.gpu
-def test_given_sessions_on_threads_of_one_process_then_each_has_its_stream_with_its_stages_priority(cuda):
-    found = {}
-
-    def run(name, priority):
-        device = Device(torch.device("cuda", 0), threads=1, alone=False, stream_priority=priority)
-        found[name] = torch.cuda.current_stream()
-        assert found[name] == device._stream
-
-    for name, priority in (("first", 0), ("second", -1), ("beyond", -100)):
-        thread = threading.Thread(target=run, args=(name, priority))
-        thread.start()
-        thread.join()
-    assert torch.cuda.current_stream() == cuda._stream
-    assert len({stream.cuda_stream for stream in found.values()}) == 3
-    assert found["first"].priority == 0 > found["second"].priority >= found["beyond"].priority
 
 
 @pytest.mark.gpu

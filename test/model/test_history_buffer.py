@@ -1,5 +1,3 @@
-import threading
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,9 +7,6 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError
 from torchperf_ros.model.history_buffer import (
     HistoryBuffer,
     StampVerdict,
-    history_bytes,
-    keep_own_histories,
-    skip_in_histories,
 )
 
 MS = 1_000_000
@@ -147,20 +142,3 @@ def test_given_any_gaps_when_skipped_then_their_rows_are_zero_and_masked_out(cap
         assert rows.tolist() == [0.0] * (capacity - len(last)) + last
         assert mask.tolist() == [value > 0 for value in rows.tolist()]
         assert len(history) == sum(mask.tolist())
-
-
-def test_given_sessions_on_threads_of_one_process_when_one_leaves_a_gap_then_the_others_histories_have_none():
-    found = {}
-
-    def run(name, skipped):
-        keep_own_histories()
-        own = buffer(capacity=4)
-        own.append(torch.ones(2), START)
-        skip_in_histories(skipped)
-        found[name] = own.window()[1].tolist(), history_bytes() == own.nbytes
-
-    for name, skipped in (("first", 0), ("second", 2)):
-        thread = threading.Thread(target=run, args=(name, skipped))
-        thread.start()
-        thread.join()
-    assert found == {"first": ([False, False, False, True], True), "second": ([False, True, False, False], True)}

@@ -63,9 +63,24 @@ def lines(folder):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def luck(folder, clock, faults, seed=0):
+def luck(folder, clock, faults, seed=0, gate=None):
     """One more worker of the stage whose journal is in the folder."""
-    return Luck({kind: Fault.read(kind, value) for kind, value in faults.items()}, folder / "journal", seed, clock)
+    read = {kind: Fault.read(kind, value) for kind, value in faults.items()}
+    return Luck(read, folder / "journal", seed, clock, gate)
+
+
+def test_given_a_gate_when_faults_are_due_then_one_at_a_time_begins_and_a_frame_s_own_hits_every_worker(tmp_path):
+    clock, gate = VirtualClock(), tmp_path / "gate"
+    faults = {"raise": {"every_s": 100, "after_s": 1}, "poison_hang": {"every_s": 100, "after_s": 1}}
+    one, two = (luck(tmp_path, clock, faults, gate=gate) for _ in range(2))
+    clock.advance_ms(5_000)
+    assert (one.draw(1), two.draw(1)) == (None, None)
+    gate.touch()
+    assert (one.draw(2), two.draw(2), one.draw(3)) == ("raise", None, None)
+    assert not gate.exists()
+    gate.touch()
+    assert (one.draw(4), two.draw(4), two.draw(5)) == ("poison_hang", "poison_hang", None)
+    assert not gate.exists()
 
 
 def test_given_a_period_when_it_has_passed_then_one_worker_of_the_stage_gets_the_fault_once(tmp_path):

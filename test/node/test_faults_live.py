@@ -13,7 +13,6 @@ from geometry_msgs.msg import PointStamped
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image
-from std_msgs.msg import Float64MultiArray
 
 from torchperf_ros.frame.outcome import Fallback, Outcome
 
@@ -143,7 +142,7 @@ def test_given_a_worker_that_hangs_then_the_frame_is_answered_without_it_the_sta
     stage.node.wait_for(lambda: stage.told("camera: worker died"), "the alert")
     stage.node.next_report()
     assert stage.node.errors.count(said) == 1  # the death is logged as it happens, and the alert of it is not
-    assert "hang_ms is 3000" in stage.node.errors
+    stage.node.prints("hang_ms is 3000")
 
 
 @pytest.mark.parametrize(
@@ -236,42 +235,6 @@ def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_an
     assert (values["health"], values["stale"], values["late"]) == ("SAFE_STOP", values["frames"], values["frames"])
     assert int(values["frames"]) == int(values["answered"]) + int(values["unanswered"]) + int(values["dropped"])
     assert node.values("planning")["stale"] == "0"
-
-
-def test_given_stages_that_share_workers_when_one_dies_then_both_are_answered_and_memory_counts_processes_once(
-    graph, start_node, obedient, image
-):
-    given = {"worker": "shared", "backup": "standby", "budget_ms": LONG_MS, "hang_ms": HANG_MS}
-    stages = {"camera": obedient(**given), "radar": obedient(**given, trigger="echo", output="blip")}
-    node = start_node({"stages": list(stages), **stages})
-    memory = graph.listen(f"{node.name}/memory_stats", Float64MultiArray)
-
-    def both_up():
-        values = [node.values(name) for name in stages]
-        up = all(each.get("progress") == "worker 0 idle; worker 1 idle" for each in values)
-        return up and [[int(each[f"worker_{number}_pid"]) for number in (0, 1)] for each in values]
-
-    pids, others = node.wait_for(both_up, "all workers")
-    assert pids == others[::-1]
-    assert [node.values(name)["worker_0_shared_with"] for name in stages] == ["radar", "camera"]
-    node.next_report()
-    (resident,) = [
-        value for dim, value in zip(memory[-1].layout.dim, memory[-1].data, strict=True)
-        if dim.label == "workers_rss_mib"
-    ]  # fmt: skip
-    processes_mib = sum(float(node.values("camera")[f"worker_{number}_rss_mib"]) for number in (0, 1))
-    assert resident == pytest.approx(processes_mib, rel=0.2)
-    publishers = [node.publisher(topic, Image) for topic in ("image", "echo")]
-
-    def outcomes():
-        return [outcome(node.answer(publisher, image(), stage)) for stage, publisher in enumerate(publishers)]
-
-    assert outcomes() == [Outcome.ON_TIME] * 2
-    psutil.Process(pids[0]).kill()
-    assert set(outcomes()) <= {Outcome.ON_TIME, Outcome.CRASHED}  # given to it before its end was known
-    assert outcomes() == [Outcome.ON_TIME] * 2
-    node.wait_for(lambda: (up := both_up()) and pids[0] not in up[0] and up[0] == up[1][::-1], "a new process")
-    assert outcomes() == [Outcome.ON_TIME] * 2
 
 
 def test_given_no_standby_when_the_model_is_slower_than_the_budget_then_the_deadline_is_kept(

@@ -63,8 +63,9 @@ COMMAND_LINES = [  # words, exit status, and what is said
     (["my_robot.yaml"], 2, "unrecognized arguments: my_robot.yaml"),
     (["--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
     (["--ros-args", "--params-file", "{others}"], 2, "has no entry for this node; it has to be like /**/perf:"),
-    (["--params-file", "{none}"], 2, "/none'. Error: Error opening YAML file\n"),
-    (["--params-file", "{cut}"], 2, "/cut'. Error: Sequences can only be values and not keys in params. Error at"),
+    (["--params-file", "{none}"], 2, "/none: cannot be read (No such file or directory); it has to be a YAML file\n"),
+    (["--params-file", "{cut}"], 2, "/cut: is not YAML: line 2, column 1: "),
+    (["--ros-args", "--params-file", "{tab}"], 2, "/tab: line 2 begins with a tab; indent it with spaces\n"),
     (["--ros-args", "-p", "device"], 2, "Couldn't parse parameter override rule: '-p device'"),
     (["--params-file", "{wrong}"], 2, "parameter metrics_prt: is unknown; the closest names are metrics_port"),
 ]
@@ -74,7 +75,8 @@ def test_given_command_lines_that_cannot_be_meant_when_started_then_each_says_so
     for name, node, parameter in (("others", "other", "metrics_port"), ("wrong", "perf", "metrics_prt")):
         (tmp_path / name).write_text(json.dumps({f"/**/{node}": {"ros__parameters": {parameter: 0}}}))
     (tmp_path / "cut").write_text("a: [1\n")
-    files = {name: tmp_path / name for name in ("others", "wrong", "cut", "none")}
+    (tmp_path / "tab").write_text("/perf:\n\tros__parameters: {}\n")
+    files = {name: tmp_path / name for name in ("others", "wrong", "cut", "tab", "none")}
     for words, status, said in COMMAND_LINES:
         with (tmp_path / "output").open("w") as prints:
             process = warm_process.start(
@@ -108,21 +110,35 @@ def test_given_the_parameter_file_then_it_has_every_parameter_with_its_default_a
 
 
 @pytest.fixture(scope="module")
-def idle(start_node):
-    """A node that was started from the parameter file, with an integer for a number, and is not configured."""
-    own = ("-p", "autostart:=false", "-p", "perception.hold_last_ms:=300")
-    return start_node(None, arguments=("--params-file", str(FILE), *own))
+def idle(start_node, tmp_path_factory):
+    """A node that was started from the parameter file, with an integer for a number, and is not configured.
+
+    Beside that it has a file as people write it, and what a launch hands to all of its nodes.
+    """
+    written = tmp_path_factory.mktemp("files") / "written.yaml"
+    written.write_text("x: &none []\n/**: {ros__parameters: {wheel_radius: 0.3, perception: {scenes: *none}}}\n")
+    own = ("-p", "autostart:=false", "-p", "perception.hold_last_ms:=3e2", "-p", "launch_wide:=1:40")
+    return start_node(None, arguments=("--params-file", str(FILE), "--params-file", str(written), *own))
+
+
+def test_given_parameters_of_other_nodes_when_started_then_one_warning_names_them(idle):
+    idle.wait_for(lambda: "wheel_radius" in idle.errors, "the warning")
+    (line,) = [line for line in idle.errors.splitlines() if "wheel_radius" in line]
+    assert "parameters that this node does not have change nothing: " in line
+    assert "launch_wide (the closest is " in line
+    assert "no parameters were given" not in idle.errors
 
 
 def test_given_the_parameter_file_when_the_node_starts_from_it_then_it_has_those_values(idle):
     names = list(DEFAULTS)
+    own = {"autostart": False, "perception.scenes": []}
     answer = idle.call(GetParameters, "get_parameters", GetParameters.Request(names=names))
     values = [parameter_value_to_python(value) for value in answer.values]
     found = {
         name: list(value) if isinstance(DEFAULTS[name].default, list) else value
         for name, value in zip(names, values, strict=True)
     }
-    assert found == {name: parameter.default for name, parameter in DEFAULTS.items()} | {"autostart": False}
+    assert found == {name: parameter.default for name, parameter in DEFAULTS.items()} | own
     assert all(type(value) is type(DEFAULTS[name].default) for name, value in found.items())
 
 

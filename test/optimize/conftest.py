@@ -27,14 +27,12 @@ def inspect_sample():
     @functools.cache
     def inspect(name, *sizes):
         first, *others = sizes or ("8x8",)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("torchperf_ros.optimize.inspect.inspection._SECONDS", 0.0)
-            model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
-            inspection = Inspection(model, "eager", cpu)
-            # earlier tests of this process may have raised the limits, as engines do
-            with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
-                inspection.run(progress=lambda text: None)
-            return inspection
+        model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
+        inspection = Inspection(model, "eager", cpu)
+        # earlier tests of this process may have raised the limits, as engines do
+        with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
+            inspection.run(progress=lambda text: None)
+        return inspection
 
     return inspect
 

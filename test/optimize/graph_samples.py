@@ -209,32 +209,6 @@ def factory():
     return Norm()
 
 
-class KeyedByNumber(torch.nn.Module):
-    """Counts by a number: as tensors, keys of the same value would be entries of their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = {}
-
-    def forward(self, x):
-        key = x.sum().item()  # breaks
-        self.seen[key] = self.seen.get(key, 0) + 1
-        return x * 2
-
-
-class KeptInPlace(torch.nn.Module):
-    """Keeps what it read by a way that the source does not show."""
-
-    def __init__(self):
-        super().__init__()
-        self.keep = [].append
-
-    def forward(self, x):
-        total = x.sum().item()  # breaks
-        self.keep(total)
-        return x + total
-
-
 class Recurrent(torch.nn.Module):
     """An LSTM, which torch.compile leaves out unless it may have it."""
 

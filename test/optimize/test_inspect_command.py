@@ -12,11 +12,6 @@ from torchperf_ros.optimize.inspect import inspection
 from .conftest import SAMPLES, breaking_line
 
 
-@pytest.fixture(autouse=True)
-def briefly(monkeypatch):
-    monkeypatch.setattr(inspection, "_SECONDS", 0.0)
-
-
 def inspect(name, *more):
     return CliRunner().invoke(cli.app, ["inspect", f"{SAMPLES}:{name}", "--input", "8x8", *map(str, more)])
 
@@ -29,9 +24,8 @@ def test_given_a_break_when_inspected_then_terminal_and_json_show_it(tmp_path):
     assert f"graph_samples.py:{breaking_line('value_if')} in value_if" in text
     assert "branch on tensor values" in text
     assert "Data-dependent branching" in text
-    assert "+ return torch.where(y.sum() > 0, y * 2, y * 3)" in text
-    assert "2 graphs with 4 ops, 1 break, 2 recompilations over 2 inputs; eager" in text
-    assert "FAIL: 1 break, at most 0 allowed" in text
+    assert "Compute both sides, of one shape, and choose by torch.where" in text
+    assert "2 graphs with 4 ops, 1 break, 2 recompilations over 2 inputs FAIL: 1 break, at most 0 allowed" in text
     assert max(map(len, result.stdout.splitlines())) <= 100
 
     found = json.loads(report.read_text())
@@ -39,12 +33,11 @@ def test_given_a_break_when_inspected_then_terminal_and_json_show_it(tmp_path):
     assert found["summary"] in text
     assert [graph["ops"] for graph in found["graphs"]] == [3, 1, 3, 1]
     assert [item["kind"] for item in found["recompilations"]] == ["size", "size"]
-    assert [item["shapes"] for item in found["inputs"]] == ["8x8:float32", "4x8:float32"]
+    assert found["inputs"] == ["8x8:float32", "4x8:float32"]
     (broken,) = found["breaks"]
     assert (broken["file"], broken["line"]) == (str(SAMPLES), breaking_line("value_if"))
     assert broken["category"] == "branch on tensor values"
-    assert broken["advice"]["after"] == "return torch.where(y.sum() > 0, y * 2, y * 3)"
-    assert broken["gap_ms"] > 0
+    assert broken["advice"].startswith("Compute both sides")
 
 
 def test_given_a_model_within_its_limit_when_inspected_then_it_passes_and_its_own_words_are_not_shown():
@@ -88,7 +81,7 @@ def test_given_a_folder_for_the_trace_when_inspected_then_tlparse_makes_pages_of
     folder = tmp_path / "ir"
     result = inspect("value_if", "--ir", folder)
     assert result.exit_code == 0, result.output
-    assert backends == ["inductor", "eager"]  # the latter for the rewrite
+    assert backends == ["inductor"]
     (trace,) = folder.glob("*.log")
     assert "dynamo_graph_break_reason" in trace.read_text()
     if installed:

@@ -1,13 +1,12 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.optimize.tune.front import TierFront
-from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
+from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, TierChoice
 from torchperf_ros.optimize.tune.run import gain_text
 from torchperf_ros.optimize.tune.trial import Accuracy, Candidate, Result, Trial
 
@@ -100,18 +99,18 @@ def test_given_about_eagers_accuracy_or_nothing_to_judge_by_when_ranked_then_it_
     assert Ranking([trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0)).best is not None
 
 
-def front(budget_ms=20.0, **tiers):
+def choice(budget_ms=20.0, **tiers):
     """Of tiers, each with the time and the figure of its best way, beside eager with a little more accuracy."""
     rankings = {}
     for tier, (ms, value) in tiers.items():
         eager, own = Accuracy("map", value + 0.001, value + 0.001, 9), Accuracy("map", value, value + 0.001, 9)
         rankings[tier] = Ranking([trial("eager", 3 * ms, accuracy=eager), trial("aoti", ms, accuracy=own)],
                                  Limits(budget_ms))  # fmt: skip
-    return TierFront(rankings, Limits(budget_ms))
+    return TierChoice(rankings, Limits(budget_ms))
 
 
 def test_given_tiers_when_compared_then_the_one_that_another_beats_is_named_and_the_most_accurate_in_budget_is_first():
-    found = front(full=(30.0, 0.9), medium=(12.0, 0.8), small=(13.0, 0.75), fast=(3.0, 0.7))
+    found = choice(full=(30.0, 0.9), medium=(12.0, 0.8), small=(13.0, 0.75), fast=(3.0, 0.7))
     assert (list(found.kept), found.first) == (["full", "medium", "fast"], "medium")
     assert found.left_out == {
         "small": "neither faster (p99 13.00 ms) nor more accurate (map 0.750) than medium (12.00 ms, map 0.800): leave"
@@ -121,50 +120,22 @@ def test_given_tiers_when_compared_then_the_one_that_another_beats_is_named_and_
     assert named.startswith("tiers worth keeping on this machine: full (p99 30.00 ms, map 0.900), medium")
     assert named.endswith("begin with medium, the most accurate that fits the budget of 20 ms")
     assert left == f"small: {found.left_out['small']}"
-    assert [(one.tier, one.standing.trial.candidate.options.engine) for one in found.front] == [
-        ("fast", "aoti"), ("fast", "eager"), ("medium", "aoti"), ("full", "aoti"), ("full", "eager"),
-    ]  # fmt: skip
 
 
 def test_given_two_tiers_that_are_alike_when_compared_then_the_first_is_kept_and_with_no_budget_for_any_that_is_said():
-    found = front(1.0, full=(10.0, 0.9), fast=(9.8, 0.899))
+    found = choice(1.0, full=(10.0, 0.9), fast=(9.8, 0.899))
     assert (list(found.kept), list(found.left_out), found.first) == (["full"], ["fast"], "")
     assert found.words()[0].endswith("none fits the budget of 1 ms")
-    untried = TierFront({"full": Ranking([trial("aoti", 4.0, accuracy=Accuracy("map", 0.9, 0.9, 9))], Limits(20.0)),
-                         "fast": Ranking([], Limits(20.0))}, Limits(20.0))  # fmt: skip
+    untried = TierChoice({"full": Ranking([trial("aoti", 4.0, accuracy=Accuracy("map", 0.9, 0.9, 9))], Limits(20.0)),
+                          "fast": Ranking([], Limits(20.0))}, Limits(20.0))  # fmt: skip
     assert untried.words()[1:] == ["fast: nothing that may be used was judged"]
-
-
-def test_given_a_page_when_drawn_then_it_has_every_point_and_the_refused_with_the_reason():
-    ranking = Ranking([trial("eager", 10.0, accuracy=Accuracy("map", 0.9, 0.9, 9)),
-                       trial("bf16", 5.0, accuracy=Accuracy("map", 0.8, 0.9, 9)), trial("aoti", 4.0)],
-                      Limits(20.0))  # fmt: skip
-    found = TierFront({"full<": ranking}, Limits(20.0))
-    assert [point.standing.group for point in found.points] == [Group.FITS, Group.REFUSED]
-    page = found.page("a:B", "here")
-    for text in (
-        "full&lt;",
-        "on the front",
-        "accuracy: map 0.800; eager fp32 has 0.900",
-        "9 held-out examples, on here",
-    ):
-        assert text in page
-    assert TierFront({"full": Ranking([trial("aoti", 4.0)], Limits(20.0))}, Limits(20.0)).words() == []
+    assert TierChoice({"full": Ranking([trial("aoti", 4.0)], Limits(20.0))}, Limits(20.0)).words() == []
 
 
 def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_best_and_of_nothing_none_is():
     ranking = Ranking([trial("eager", 10.0), trial("aoti", 5.0)], Limits(budget_ms=1.0))
     assert (ranking.best.trial.candidate.options.engine, ranking.best.group) == ("aoti", Group.OVER_BUDGET)
     assert Ranking([], Limits(1.0)).best is None
-
-
-def test_given_a_hopeless_one_or_another_batch_when_ranked_then_it_is_no_best_even_if_its_figures_are():
-    hopeless = trial("aoti", 1.0, outcome=Result.HOPELESS, reason="slow")
-    batch = replace(trial("aoti", 1.0), candidate=Candidate(BuildOptions("aoti"), batch=4))
-    ranking = Ranking([trial("eager", 10.0), hopeless, batch], Limits(100.0))
-    assert [s.group for s in ranking.standings] == [Group.FITS, Group.BATCH, Group.HOPELESS]
-    assert ranking.best.trial.candidate.options.engine == "eager"
-    assert ranking.standings[2].why == "hopeless: slow"
 
 
 @pytest.mark.parametrize(

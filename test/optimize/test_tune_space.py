@@ -1,12 +1,11 @@
-import math
 from dataclasses import replace
 
 import pytest
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions
+from torchperf_ros.config.build_options import INT8_PRECISIONS, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.optimize.tune.ranking import Limits
-from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width, planned
+from torchperf_ros.optimize.tune.space import TuneSpace, bucket_count, bucket_width
 from torchperf_ros.optimize.tune.trial import Candidate, Facts, Result, Trial
 
 from .conftest import figures
@@ -158,36 +157,3 @@ def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_
     width = bucket_width(ranges, most)
     assert bucket_count(ranges, width) <= min(most, MOST_SHAPES)
     assert width == 1 or bucket_count(ranges, width // 2) > most
-
-
-def test_given_a_best_when_asked_what_is_hopeless_then_it_is_twice_its_p99_over_eager():
-    space = TuneSpace(CPU, LIMITS, GOOD)
-    assert space.hopeless_ratio() == math.inf
-    space.trials.append(Trial("full", Candidate(threads=3), Result.MEASURED, figures=figures(10.0)))
-    space.trials.append(Trial("full", Candidate(threads=1), Result.MEASURED, figures=figures(5.0)))
-    assert space.hopeless_ratio() == pytest.approx(2 * 5.0 / 10.0)
-
-
-def test_given_hopeless_in_eager_when_walked_then_the_precision_is_still_compiled_as_kernels_may_be_fused():
-    space = TuneSpace(CPU, LIMITS, GOOD)
-    for step in space.search():
-        slow = step.candidate.options.precision == "int8_weight" and step.candidate.options.engine == "eager"
-        outcome, ms = (Result.HOPELESS, 90.0) if slow else (Result.MEASURED, by_engine(step.candidate))
-        space.trials.append(Trial("full", step.candidate, outcome, "slow" * slow, figures(ms)))
-    assert ("aoti", "int8_weight") in {
-        (t.candidate.options.engine, t.candidate.options.precision) for t in space.trials
-    }  # fmt: skip
-
-
-def test_given_tables_when_walked_then_each_option_is_tried_by_itself_and_each_engine_at_each_batch():
-    now = Candidate(BuildOptions("aoti", precision="bf16"), threads=2)
-    space = TuneSpace(replace(CPU, left_out={"tf32": "no", "fp16": "no"}), LIMITS, ("eager", "aoti"), now)
-    steps = planned(space, space.each_alone([2, 4]))
-    alone = [step.candidate for step in steps if step.part not in {"reference", "now", "batch", "layout"}]
-    static = Candidate(BuildOptions("aoti", precision=INT8_STATIC), threads=3)
-    assert [one for one in alone if one.changes + (one.threads != CPU.threads) != 1] == [static]  # no eager has it
-    assert [step.candidate for step in steps[:2]] == [Candidate(threads=3), now]
-    assert {one.options.precision for one in alone} == {"fp32", "bf16", *INT8_PRECISIONS}
-    assert {one.threads for one in alone} == {1, 2, 3, 4}
-    batches = [(step.candidate.batch, step.candidate.options.engine) for step in steps if step.part == "batch"]
-    assert batches == [(2, "eager"), (2, "aoti"), (4, "eager"), (4, "aoti")]

@@ -91,15 +91,6 @@ def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fa
     assert real.summary["took_s"] > 0.8  # 3 periods of 300 ms cannot take less
 
 
-@pytest.mark.parametrize("pace", ["real", "fast"])
-def test_given_stages_that_share_processes_when_replayed_then_they_do_where_time_counts(tmp_path, pace):
-    log = write_points(tmp_path / "log", drive(4, period_ms=300, words={2: "sigkill"}))
-    shared = {"worker": "shared", "budget_ms": 1000.0}
-    result, said = run(log, tmp_path, values=two_stages(shared, shared), pace=pace, inputs="all")
-    assert [sum(stage.outcomes.values()) for stage in result.stages.values()] == [4, 4]
-    assert any("because of stage first in the same process" in line for line in said) == (pace == "real")
-
-
 def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
     words = dict.fromkeys(range(5, 40), "sleep")  # each of them: on a busy machine any may be the one that is dropped
     log = write_points(tmp_path / "log", drive(40, period_ms=20, words=words))

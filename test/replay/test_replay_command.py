@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
+from torchperf_ros.runs.report.report_words import verdict
 from torchperf_ros.runs.run_file import read_run
+from torchperf_ros.runs.run_log_source import read_runs
 
 from .conftest import drive, one_stage, write_points
 
@@ -45,6 +47,27 @@ def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_i
     assert "first frame 0 and 4 more: RuntimeError: as ordered (replay_adapters.py:" in done.output
     assert "first: no frame was answered by the model" in done.output
     assert "all the time that it needed" not in done.output
+
+
+def test_given_a_model_slower_than_its_sensor_when_replayed_then_nothing_says_that_all_is_well(tmp_path):
+    log = write_points(tmp_path / "drive", drive(120, period_ms=16))
+    run, times = tmp_path / "run.json", tmp_path / "times.yaml"
+    times.write_text(json.dumps({"first": {"full": {"inference_ms": 53}, "fast": {"inference_ms": 53}}}), "utf-8")
+    done = torchperf(log, *sets(budget_ms=200.0), "--pace", "virtual", "--times", times, "--json", run)
+    assert done.exit_code == 1, done.output
+    assert "first: more than a tenth of the frames had no answer" in done.output
+    read = read_run(run)
+    answered = len(read.frames["first"])
+    assert 30 < answered < 45
+    assert f"{120 - answered} of 120 frames in 2 s had no answer, as a newer one came first" in done.output
+    assert read.summary["stages"][0]["miss_ratio"] == pytest.approx(1 - answered / 120)
+    (found,) = read_runs(run, lambda _done, _total: None)
+    kind, text = verdict(found.stage("first"))
+    assert (kind, text.partition(":")[0]) == ("bad", "first")
+    assert "one comes every 1" in text
+    compared = CliRunner().invoke(app, ["compare", str(run), str(run), "--limit", "miss=1%"])
+    assert compared.exit_code == 1, compared.output
+    assert "BREAKS the limit of 1 %" in compared.output
 
 
 def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):

@@ -227,7 +227,7 @@ def test_given_more_logs_than_a_page_holds_then_the_worst_have_a_section_most_a_
     assert "7 more rows, of the best, are left out" in text
     assert re.findall(r'<a href="#(run\d)">(a_\w+)</a>', text) == [("run0", names[0]), ("run1", names[1])]
     assert "<b>bad&lt;1&gt;</b>: no &amp; log" in text
-    assert f'<b class="">{50 * len(rows):,}</b><span>frames answered, of all stages</span>' in text
+    assert f'<b class="">{50 * len(rows):,}</b><span>frames that came, of all stages</span>' in text
     assert "How the models did: 47 of 48 logs in out" in text
 
 

@@ -132,7 +132,7 @@ def test_given_drops_reasons_and_a_profiler_in_records_when_read_then_they_belon
         frame["profiled"] = True
     lines += [{"v": 1, "kind": "dropped", "t_ns": 1, "stage": "perception", "superseded": 3, "stale": 1}] * 2
     (run,) = read(logs.write_records(tmp_path / "records.jsonl", lines))
-    assert [stage.dropped for stage in run.stages] == [8, None]
+    assert [stage.dropped for stage in run.stages] == [8, 0]
     assert run.stages[0].reasons == {late["t_ns"]: "the model took too long"}
     assert run.stages[0].profiled == {frame["t_ns"] for frame in frames[10:20]}
     assert "under a profiler (10)" in [trace.name for trace in timeline(run.stages[0], 1000).data]

@@ -68,9 +68,9 @@ def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert set(names) >= STEPS
     assert names.count("inference") >= 10
-    table = (folder / "profile.md").read_text(encoding="utf-8")
-    assert "| aten::add |" in table
-    assert "## Gaps" in table
+    table = (folder / "profile.txt").read_text(encoding="utf-8")
+    assert " aten::add " in table
+    assert " inference " in table
     assert [text for severity, text in stage.logs if severity == "info" and str(folder) in text]
     stage.ask()  # and both serve on as before
     stage.wait_for_workers()

@@ -12,7 +12,6 @@ from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.workers import worker_process
 
 from .conftest import wait_until
-from .test_shared_workers import Pair
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 17, 0x4206, 0x40
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -86,25 +85,6 @@ def test_given_a_process_that_sigkill_does_not_end_then_it_gives_its_place_up_is
     wait_until(lambda: not pool.unended_pids, lambda: "it is reaped")
     assert pool.unended == 1
     wait_until(lambda: not os.path.exists(f"/proc/{runner}"), lambda: "its parent has reaped it")
-
-
-def test_given_a_shared_process_that_sigkill_does_not_end_then_both_stages_have_others_and_none_enters_it(
-    tmp_path_factory, monkeypatch
-):
-    monkeypatch.setattr(worker_process, "ENDS_WITHIN_S", 0.5)
-    pair = Pair(tmp_path_factory, hang_ms=500.0, budget_ms=400.0, forgiving=True)
-    try:
-        pid = pair.together()
-        with that_does_not_end(pid):
-            pair.first.ask({"do": "spin"})
-            pair.first.wait_for(lambda: any(str(pid) in one.message for one in pair.first.anomalies), "it is given up")
-            wait_until(lambda: pair.second.ask() and pid not in pair.second.pids, lambda: "the second has noticed, too")
-            pair.wait_for_all()
-            assert pid not in pair.first.pids + pair.second.pids
-            assert [stage.ask().outcome for stage in pair.both] == [Outcome.ON_TIME] * 2
-        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), lambda: "it is reaped")
-    finally:
-        pair.stop()
 
 
 def test_given_a_process_that_sigkill_does_not_end_when_the_node_stops_then_it_stops_as_well(

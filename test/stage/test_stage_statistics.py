@@ -5,9 +5,12 @@ import pytest
 
 from torchperf_ros.config.config import stage_config
 from torchperf_ros.frame.alert_rules import Level
+from torchperf_ros.frame.clock import NS_PER_S, VirtualClock
 from torchperf_ros.frame.frame import Answer, Frame, Origin
 from torchperf_ros.frame.outcome import Fallback, Health, Outcome
 from torchperf_ros.stage.stage_statistics import StageStatistics
+
+START_NS = 1_000 * NS_PER_S
 
 
 @pytest.fixture
@@ -52,6 +55,90 @@ def test_given_stale_frames_when_noted_then_they_are_answered_count_as_misses_an
     assert [alert.level for alert in alerts] == [Level.WARN, Level.WARN, Level.ERROR]
     answer(statistics, Outcome.LATE, Fallback.NONE, stale=True)
     assert (statistics.counters.unanswered, statistics.counters.stale) == (1, 4)
+
+
+def answers_every(ms, comes_every_ms, seconds, statistics, clock):
+    """Frames of a model that takes so long, one after the other, the newest each time; what was told of them."""
+    told, superseded, busy_until_ms, waiting = [], 0, 0.0, False
+    for number in range(round(seconds * 1000 / comes_every_ms)):
+        now_ms = number * comes_every_ms
+        clock.reach(START_NS + round(now_ms * 1e6))
+        if waiting and busy_until_ms <= now_ms:
+            waiting, busy_until_ms = False, busy_until_ms + ms
+            take(statistics, clock, ms)
+        superseded += waiting
+        waiting = busy_until_ms > now_ms
+        if not waiting:
+            busy_until_ms = now_ms + ms
+            take(statistics, clock, ms)
+        told.append((now_ms / 1000, come(statistics, clock, superseded)))
+    return [(at_s, alert) for at_s, alert in told if alert is not None]
+
+
+def come(statistics, clock, superseded):
+    return statistics.received(Frame(0, b"", 5, 1.0, clock(), 0, Origin(0, math.nan)), superseded, stamped=True)
+
+
+def take(statistics, clock, ms):
+    one = Frame(0, b"", 5, 1.0, clock(), 0, Origin(0, math.nan))
+    statistics.answered(Answer(one, Outcome.ON_TIME, None, "", 0, 5.0, ms + 5.0, 200.0, -1.0, clock()))
+
+
+@pytest.fixture
+def clocked():
+    clock = VirtualClock(START_NS)
+    made = StageStatistics(stage_config("perception", {"recover_frames": 2}), clock)
+    made.health.ready()
+    return made, clock
+
+
+def test_given_a_model_slower_than_its_sensor_when_ten_seconds_have_passed_then_it_is_degraded_and_told(clocked):
+    statistics, clock = clocked
+    told = answers_every(53.0, 1000 / 60, 30, statistics, clock)
+    assert [round(at_s) for at_s, _ in told] == list(range(10, 30))
+    _, alert = told[0]
+    assert (alert.level, alert.name) == (Level.WARN, "perception: drops")
+    assert " of 600 frames in 10 s had no answer, as a newer one came first: " in alert.message
+    assert "one comes every 16.7 ms and takes 53.0; " in alert.message
+    assert float(alert.values["value"]) == pytest.approx(68, abs=2)
+    assert statistics.health.state(clock()) is Health.DEGRADED
+
+
+@pytest.mark.parametrize("takes_ms", [10.0, 33.0, 34.0])
+def test_given_a_model_that_keeps_up_or_nearly_so_when_frames_come_then_it_stays_nominal(clocked, takes_ms):
+    statistics, clock = clocked
+    assert not answers_every(takes_ms, 33.4, 60, statistics, clock)
+    assert statistics.health.state(clock()) is Health.NOMINAL
+
+
+def test_given_an_input_that_becomes_slower_when_ten_seconds_have_passed_then_it_is_nominal_again(clocked):
+    statistics, clock = clocked
+    superseded = int(answers_every(53.0, 1000 / 60, 12, statistics, clock)[-1][1].values["superseded"])
+    for _ in range(120):
+        clock.advance_ms(100)
+        alert = come(statistics, clock, superseded)
+        take(statistics, clock, 53.0)
+    assert alert is None
+    assert statistics.health.state(clock()) is Health.NOMINAL
+
+
+def test_given_a_pause_of_the_input_when_it_comes_back_then_what_was_superseded_before_says_nothing(clocked):
+    statistics, clock = clocked
+    assert answers_every(53.0, 1000 / 60, 12, statistics, clock)
+    clock.advance_ms(30_000)
+    assert come(statistics, clock, 900) is None
+    take(statistics, clock, 53.0)
+    assert statistics.health.state(clock()) is Health.NOMINAL
+
+
+def test_given_frames_in_bunches_when_too_many_are_superseded_then_the_cause_is_not_the_model(clocked):
+    statistics, clock = clocked
+    told = []
+    for number in range(200):
+        clock.advance_ms(66.6)
+        take(statistics, clock, 10.0)
+        told += [come(statistics, clock, number), come(statistics, clock, number + 1)]
+    assert any(alert and "takes 10.0, but they come in bunches" in alert.message for alert in told)
 
 
 def test_given_a_death_when_another_worker_serves_then_health_is_not_lost(statistics):

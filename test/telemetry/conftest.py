@@ -49,7 +49,7 @@ def make_worker():
 
     def make(pid=77, state="idle", facts=(), out_of_memory=0, number=0, memory_bytes=(), tier=None):
         return SimpleNamespace(pid=pid, number=number, state=state, usable=state == "idle",
-                               is_counted=True, shares_with="", tier=tier,
+                               tier=tier,
                                memory_bytes=dict(memory_bytes), tiers=[asdict(TierFacts(**f)) for f in facts],
                                out_of_memory=out_of_memory)  # fmt: skip
 

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def worker(pid, **told):
-    return SimpleNamespace(pid=pid, memory_bytes=told, state="idle", is_counted=True, shares_with="")
+    return SimpleNamespace(pid=pid, memory_bytes=told, state="idle")
 
 
 def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_nan():
@@ -54,16 +54,6 @@ def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free
     assert use.shared == 2 * (3 << 20)
     assert use.rss_by_pid.keys() == {os.getpid(), os.getppid()}
     assert 0.5 < use.node_rss / psutil.Process().memory_info().rss < 2.0
-
-
-def test_given_workers_that_share_a_process_when_sampled_then_it_counts_once_and_each_stage_has_its_histories(
-    make_stage,
-):
-    first = worker(os.getpid(), allocated=4 * MIB, kept=7, history=5)
-    second = worker(os.getpid(), allocated=4 * MIB, kept=7, history=6)
-    use = sample_memory([make_stage(workers=(first,)), make_stage("planning", workers=(second,))])
-    assert use.told == {"allocated": 4 * MIB, "kept": 7, "history": 11}
-    assert use.rss_by_pid.keys() == {os.getpid()}
 
 
 def test_given_shared_memory_when_sampled_then_it_counts_for_none_of_the_processes_that_map_it(make_stage):

@@ -92,12 +92,12 @@ def test_given_nothing_yet_when_asked_then_it_is_unknown():
     assert all(math.isnan(float(value)) for value in values.values())
 
 
-def test_given_a_worker_that_runs_other_tiers_and_gets_neighbours_when_it_leaks_then_its_trend_goes_on(stages):
+def test_given_a_worker_that_runs_other_tiers_when_it_leaks_then_its_trend_goes_on(stages):
     watch, leaking = MemoryWatch(), stages(7)
     (worker,) = leaking[0].pool.workers
     found = []
     for second in range(200):
-        worker.tier, worker.shares_with = second % 3, "planning" * (second % 2)
+        worker.tier = second % 3
         found = follow(watch, leaking, 1, {7: lambda s: 500 + s}, limit_mib=1000, start=second)
     assert found[0].values["tier"] == "medium"
     assert len(watch._series) == 2

@@ -47,14 +47,6 @@ def test_given_an_error_that_no_restart_mends_when_the_worker_dies_then_it_is_la
     assert delays_s(policy, clock, [None]) == [2.0]  # of another error: as the fourth early death
 
 
-def test_given_deaths_that_another_stage_caused_when_they_repeat_then_it_starts_at_once_and_its_own_delays_hold():
-    policy = RestartPolicy(clock := VirtualClock())
-    assert delays_s(policy, clock, [None] * 2) == [0.0, 0.5]
-    assert [policy.died(None, innocent=True) - clock() for _ in range(5)] == [0] * 5
-    assert (policy.restarts, policy.gave_up) == (7, False)
-    assert delays_s(policy, clock, [None]) == [1.0]
-
-
 class RestartMachine(RuleBasedStateMachine):
     """Any history of lives and deaths: a restart is never in the past, never later than the longest delay."""
 

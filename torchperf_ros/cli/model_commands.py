@@ -12,7 +12,6 @@ from torchperf_ros.cli import shell
 from torchperf_ros.config.build_options import ENGINES, MOST_LOSS
 from torchperf_ros.frame.errors import ConfigError
 
-_MOST_BATCH = 1000
 _MOST_JUDGED = 100_000
 _USUAL_TIERS = "those of full, medium, fast that it has"
 _TIERS = f"Of the adapter, most accurate first: that one is tuned, others are checked; default: {_USUAL_TIERS}."
@@ -59,18 +58,17 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
-    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles: true times, slow).")] = "eager",
+    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles, slow).")] = "eager",
     max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
     ir: Annotated[shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")] = None,
     json_file: shell.JsonFile = None,
 ) -> None:
-    """Why torch.compile splits a model: each graph break, its line, its cost, and what to write instead.
+    """Show why torch.compile splits a model: each graph break, its line, its reason, and what to write instead.
 
     Over several inputs also what is compiled again and why: branches on sizes,
     loops that unroll. An adapter brings its inputs, and others from its
     dynamic dimensions; any other callable gets random ones from --input.
-    A rewritten line is shown only where the model, captured again with it,
-    has lost the break and answers as before.
+    What a compiled model gains is measured by torchperf tune.
 
     Example: torchperf inspect my_robot/net.py:Net --input 1x3x224x224 --also 2x3x224x224 --max-breaks 0
 
@@ -123,14 +121,11 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     output_topic: Annotated[shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
     device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
     engines: Annotated[shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")] = None,
-    tables: Annotated[bool, Option("--tables", help="Try each option by itself on the first tier; no search.")] = False,
-    batch: Annotated[str, Option(help="With --tables: batch sizes to try in each engine, as 1,2,4.")] = "",
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
     timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
     output: Annotated[shell.File, Option("--output", "-o", help="Write the parameters, as YAML.")] = None,
     json_file: shell.JsonFile = None,
-    page: Annotated[shell.File, Option(help="Draw p99 against accuracy, as one HTML file.")] = None,
     no_resume: Annotated[bool, Option("--no-resume", help="Measure anew what is known.")] = False,
     dry_run: shell.DryRun = False,
 ) -> None:
@@ -139,9 +134,9 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     Searches engine, mode, precision, layout, threads, buckets and CUDA graphs
     for the smallest p99 within the limits: one option after the other from the
     best so far, cheap ones first. Every candidate runs in a process of its own,
-    is compared with eager fp32, and is timed in turns with it. What is hopeless
-    is given up early; what crashes or hangs is noted. Results are kept: the same
-    command goes on where the last one ended.
+    is compared with eager fp32, and is timed in turns with it. What crashes or
+    hangs is noted. Results are kept: the same command goes on where the last one
+    ended.
 
     The first tier is tuned, with three quarters of the time. What is best there
     is then checked on the others, which may only differ in precision.
@@ -156,9 +151,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     what is less accurate than eager fp32 is refused, and in the end tiers are
     proposed: which are worth keeping here, and which comes first.
 
-    With --tables it tries each option by itself: whether the model bears it,
-    what it gains and costs (start, compiling, memory), and why it is left out.
-
     Examples: torchperf tune my_robot.segmenter:Segmenter --budget-ms 40 -o tuned.yaml
               torchperf tune --params robot.yaml --stage segmentation --log drive.mcap -o tuned.yaml
 
@@ -170,15 +162,10 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
-    shell.check_outputs({"--output": output, "--json": json_file, "--page": page})
-    if page is not None:
-        shell.need("plotly", "jinja2")
+    shell.check_outputs({"--output": output, "--json": json_file})
     only, names = shell.every_word(engines), shell.every_word(tiers)
     if unknown := [name for name in only if name not in ENGINES]:
         shell.fail(f"--engines {unknown[0]!r} is not allowed; it has to be one of {', '.join(ENGINES)}")
-    sizes = shell.words(batch)
-    if not all(size.isdecimal() and 1 <= int(size) <= _MOST_BATCH for size in sizes) or (sizes and not tables):
-        shell.fail(f"--batch {batch!r} is not allowed; it has to be numbers from 1 to {_MOST_BATCH}, with --tables")
     from torchperf_ros.optimize.tune.ranking import Limits
     from torchperf_ros.optimize.tune.run import tune as search
     from torchperf_ros.optimize.tune.search import TuneOptions
@@ -195,8 +182,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
             " --params, the file says --options"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), only,
-        list(map(int, sizes)) if tables else None, seconds, timeout, minutes, not no_resume, dry_run, output,
-        json_file, judged, page, log,
+        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), only, seconds, timeout, minutes,
+        not no_resume, dry_run, output, json_file, judged, log,
     )  # fmt: skip
     raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

@@ -46,7 +46,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     dry_run: shell.DryRun = False,
     parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
     scheduler: Annotated[str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")] = "",
-    retries: Annotated[int, Option(min=0, help="Several logs: tries after a worker was lost.")] = 1,
+    retries: Annotated[int, Option(min=0, help="Several logs: tries after an unexpected error.")] = 1,
     timeout: Annotated[float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")] = 0.0,
     fresh: Annotated[bool, Option("--fresh", help="Several logs: also those that are done already.")] = False,
     keep_output: Annotated[bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")] = False,
@@ -71,8 +71,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         torchperf replay incident/ --pace virtual --set perception.budget_ms=40
         torchperf replay logs/ --parallel 2 -o results
 
-    Exit status: 0, or 1 if it was interrupted, a stage's every frame failed, or some of several logs did
-    (what was done is written), or 2 for input that cannot be used.
+    Exit status: 0, or 1 if it was interrupted, a stage's every frame failed, more than a tenth of its frames
+    had no answer, or some of several logs did so (what was done is written), or 2 for input that cannot be used.
     """
     if len(logs) == 1 and (logs[0].is_file() or any((logs[0] / name).exists() for name in _IN_ONE_LOG)):
         from torchperf_ros.workers.fork_server import start_base
@@ -149,6 +149,8 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
     failed = [stage.name for stage in result.stages.values() if stage.outcomes and not _GOOD & stage.outcomes.keys()]
     if failed:
         shell.fail(f"{' and '.join(failed)}: no frame was answered by the model; the first reasons are above", _PARTIAL)
+    if slow := [stage.name for stage in result.stages.values() if stage.too_many_superseded]:
+        shell.fail(f"{' and '.join(slow)}: more than a tenth of the frames had no answer, see `dropped`", _PARTIAL)
     return result.complete
 
 
@@ -169,7 +171,8 @@ def _stage_table(result: "ReplayResult") -> "Table":
         used = Counter(int(tier) for tier in stage.frames["tier"] if tier >= 0).most_common()  # which gave results
         tiers = ", ".join(f"{stage.tiers[tier]} {percent(count / len(stage.frames), 0)}" for tier, count in used)
         missed = ", ".join(f"{count:,} {word}" for word, count in stage.outcomes.most_common() if word != "on_time")
-        on_time = percent(stage.outcomes["on_time"] / len(stage.frames)) if len(stage.frames) else "-"
+        came = len(stage.frames) + stage.superseded
+        on_time = percent(stage.outcomes["on_time"] / came) if came else "-"
         instead = ", ".join(f"{count:,} {word}" for word, count in stage.fallbacks.most_common())
         guard = ", ".join(f"{count:,} {word}" for word, count in stage.checks.most_common() if word != "accept")
         table.add_row(
@@ -182,6 +185,8 @@ def _stage_table(result: "ReplayResult") -> "Table":
 
 
 def _lines(result: "ReplayResult") -> Iterator[str]:
+    from torchperf_ros.frame.frame_table import flow_of
+
     summary = result.summary
     log_s, took_s = summary["log"]["duration_s"], summary["took_s"]
     speed = f", {log_s / took_s:.1f} times as fast as it was" if took_s and summary["pace"] != "real" else ""
@@ -195,6 +200,8 @@ def _lines(result: "ReplayResult") -> Iterator[str]:
             which = ", ".join(f"{topic} in {count:,}" for topic, count in stage.missing.items())
             of = f"{stage.incomplete:,} of {len(stage.frames):,} frames"
             yield f"{stage.name}: {of} had a synchronised input missing: {which}"
+        if stage.superseded:
+            yield f"{stage.name}: {flow_of(stage.frames, stage.superseded).words}"
         frames: dict[str, list[int]] = {}
         for seq, reason in stage.reasons.items():
             frames.setdefault(reason.partition("\n")[0] or "no reason was given", []).append(seq)

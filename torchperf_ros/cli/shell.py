@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.module_path import look_here_after_python
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,11 +126,13 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
-    number, next_s, begun_s = bars.add_task(name, total=None, at=""), 0.0, 0.0
+    number, next_s, begun_s = bars.add_task(name, start=False, total=None, at=""), 0.0, 0.0
 
     def tell(done: int, total: int) -> None:
         nonlocal next_s, begun_s
-        begun_s = begun_s or monotonic()  # what it waits for before, such as workers, says nothing about its speed
+        if not begun_s:  # what it waits for before, such as workers, says nothing about its speed
+            begun_s = monotonic()
+            bars.start_task(number)
         if monotonic() < next_s:
             return
         next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)
@@ -215,9 +218,8 @@ def every_word(texts: "Texts") -> list[str]:
 
 
 def import_from_here() -> None:
-    """Find the user's modules in the present folder, as `python -m` does."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    """Find the user's modules in the present folder."""
+    look_here_after_python(add=True)
 
 
 def _node_name(text: str | None) -> str | None:

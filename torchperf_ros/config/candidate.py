@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torchperf_ros.config.bounded_file import read_bounded
 from torchperf_ros.config.config import StageConfig, stage_config
-from torchperf_ros.config.params_file import params_of, yaml_of
+from torchperf_ros.config.params_file import params_of, ros_yaml
 from torchperf_ros.config.user_folder import exposed_at
 from torchperf_ros.frame.errors import ConfigError
 
@@ -56,7 +56,7 @@ def read_candidate(path: Path, stage: str, values: Mapping[str, Any]) -> Candida
         raise ConfigError(f"{where}: cannot be read ({error.strerror}); it has to be a YAML file") from error
     if why := exposed_at(path):
         raise ConfigError(f"{where}: is not taken, as it says which code runs: {why}")
-    found = yaml_of(data, where)
+    found = ros_yaml(data, where)
     if not isinstance(found, dict) or not found:
         raise ConfigError(f"{where}: is no mapping of parameters, such as `adapter: module:Class`")
     given = {str(name): value for name, value in found.items()}

@@ -4,9 +4,9 @@ import difflib
 import ipaddress
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from torchperf_ros.config.build_options import (
     AUTO,
@@ -83,10 +83,6 @@ class StageConfig:
         choices=tuple(kind.word for kind in Fallback),
     )  # fmt: skip
     hold_last_ms: float = param(300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True)
-    worker: str = param(
-        "own", "Where its workers run: own processes, or shared with the other stages that say so.",
-        choices=("own", "shared"),
-    )  # fmt: skip
     priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
     stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
     hang_ms: float = param(1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True)
@@ -177,13 +173,13 @@ class NodeConfig:
     compile_missing: bool = param(True, "Compile in the background what is missing; false: such tiers stay eager.")
     cache_dir: str = param("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
     package_dirs: tuple[str, ...] = param([""], "Folders, beside that, from which swapped packages come; '': none.")
-    cache_mib: int = param(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    cache_mib: int = param(1024, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
     memory_limit_mib: int = param(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
     memory_share: float = param(
         0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     )
     evidence_dir: str = param("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
-    evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_mib: int = param(256, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
     record_dir: str = param(
@@ -192,17 +188,12 @@ class NodeConfig:
     record_mib: int = param(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
     black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
     black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
-    black_box_mib: int = param(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    black_box_mib: int = param(60, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
     watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
     vehicle: VehicleOptions = nested(VehicleOptions)
     emergency: EmergencyOptions = nested(EmergencyOptions)
     rollout: RolloutOptions = nested(RolloutOptions)
-
-    def together_with(self, stage: StageConfig) -> tuple[StageConfig, ...]:
-        """The stages whose workers run in the same processes as those of this one, which comes first."""
-        others = (each for each in self.stages if each is not stage and "shared" == each.worker == stage.worker)
-        return stage, *others
 
 
 NODE_PARAMETERS = declared(NodeConfig)
@@ -291,58 +282,75 @@ def _ip_address(text: str) -> str:
         raise ConfigError(f"parameter metrics_address: {text!r} is not allowed; it has to be {allowed}") from error
 
 
-_NEARLY = 0.8  # of difflib: one or two letters of a word differ
+_NEARLY = 0.8  # of difflib: one or two letters of a stage's name differ
+_OF_REMAPPING: Final = {"input", "inputs", "topic", "topics", "remap", "remappings", "subscribe"}
+_OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
+_NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
-def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> None:
+def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
     """See that there is a parameter of every name; a stage that does not run may have some, too.
 
-    `values` are the given ones by name, of which only those of STAGE.scenes are read.
+    `values` are the given ones by name, of which only those of STAGE.scenes are read. A launch file hands its global
+    parameters to every node: names that are unlike all of this node's are returned, each with the closest one.
 
     Raises:
-        ConfigError: there is none, or a stage that runs has none and one of nearly its name has some, so that a
-            misspelt one would leave a default in force without a word.
+        ConfigError: a name is nearly one of this node's, or begins as those of a group or a stage that runs, or a stage
+            that runs has none and one of nearly its name has some, so that a misspelt one would leave a default in
+            force without a word.
     """
     own, of_stage = ([parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS))
-    groups = {name.partition(".")[0] for name in own if "." in name}
+    groups, stage_groups = ({name.partition(".")[0] for name in known if "." in name} for known in (own, of_stage))
+    foreign = {}
     for name in values:
         stage, dot, rest = name.partition(".")
         group, _, word = name.rpartition(".")
         moved = word in VEHICLE_NAMES and group.rpartition(".")[2] in {"guard", "emergency"}
         require(not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one")
+        gone = rest == "worker" and stage not in groups
+        require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
         if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
             continue
         if stage in groups:
             word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
-        elif dot:
+        elif dot and stage not in stage_groups:
             word, known = rest, {one: f"{stage}.{one}" for one in of_stage}
         else:
             prefix = next(iter(stages), "STAGE")
             word, known = name, {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}}
-        if known.get(word) != name and name not in _ROS_PARAMETERS and stage != "qos_overrides":
-            named = ", ".join(known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0))
-            raise ConfigError(f"parameter {name}: is unknown; the closest names are {named}")
+        if known.get(word) == name or name in _ROS_PARAMETERS or stage == "qos_overrides":
+            continue
+        named = [known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0)]
+        is_own = stage in {*groups, *stage_groups, *stages}
+        if is_own or difflib.get_close_matches(word, [*known, *_ROS_PARAMETERS], 1, _NEAR_MISS):
+            right = _what_is_right(rest if dot else name, own) if is_own else ""
+            raise ConfigError(f"parameter {name}: is unknown; {right or 'the closest names are ' + ', '.join(named)}")
+        foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
         for stage in [stage for stage in stages if stage not in given]:
             if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}")
+    return foreign
 
 
-def _check_sharing(stages: Sequence[StageConfig]) -> None:
-    """See that no stage sets what holds for all models of a process; what else does, such as threads, is the node's.
+def _what_is_right(word: str, of_node: Collection[str]) -> str:
+    """What somebody wants who writes this name below a stage, "" where that is open."""
+    first = word.partition(".")[0]
+    if first == "options":
+        return "options is one text of JSON, for example options: '{\"threshold\": 0.5}'"
+    if first in _OF_REMAPPING:
+        return "the adapter names the inputs; remapping says which topics they are: -r image:=/camera/image_raw"
+    if first in _OF_ADAPTER:
+        return "a stage's model is its adapter, for example adapter: my_robot.depth:Depth"
+    return f"{word} is one of the node's: it has to stand beside `stages`" if word in of_node else ""
 
-    Raises:
-        ConfigError: names two stages and the parameter.
-    """
-    for one in stages:
-        for other in (each for each in stages if each is not one):
-            where = f"holds for a whole process, and {one.name}.worker is shared with stage {other.name}; set another"
-            text = f"one, or {one.name}.worker to own"
-            # torch.compile bars a process that serves from compiling again; tf32 is switched on and off around a run
-            require(one.engine != "compile", f"{one.name}.engine: compile {where} {text}")
-            require("tf32" not in one.precision, f"{one.name}.precision: tf32 {where} {text}")
+
+def describe_foreign(closest: Mapping[str, str]) -> str:
+    """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
+    names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
+    return f"parameters that this node does not have change nothing: {names}" if names else ""
 
 
 def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
@@ -376,5 +384,4 @@ def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any
         require(not (config.rollout_plan and config.candidate), text)
         text = f"{config.name}.rollout_plan needs rollout.vehicle, the vehicle's id, and rollout.key, a public key"
         require(not config.rollout_plan or (checked["rollout"].vehicle and checked["rollout"].key), text)
-    _check_sharing([config for config in configs if config.worker == "shared"])
     return NodeConfig(stages=configs, **checked)

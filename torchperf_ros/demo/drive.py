@@ -78,10 +78,11 @@ class Drive:
                 image = drive_topics(log)[0]
             self._image_type, title = image.type_name, f"{options.log.name}, {image.count} images"
         self._state = DriveState(f"{title}, sabotaged" if options.sabotage else title, options.seconds)
+        self._state.sabotaged = options.sabotage
         self._evidence = open_incidents("", 1, 1)  # the node's defaults; here it is only looked at
 
     def run(self) -> int:
-        """Drive, show it, print the summary; returns 0 if every started frame was answered in time, else 1.
+        """Drive, show it, print the summary; returns the exit status, see `DriveResult`.
 
         Raises:
             DriveError: the node or the player ended before it should, or did not start.
@@ -96,7 +97,7 @@ class Drive:
             drawn = (lambda width, height: drive_picture(self._state, width, height)) if self._options.tui else None
             self._screen = stack.enter_context(Screen(self._state, self._console, drawn, line=drive_line))
             self._drive()
-        self._state.others_share = processor.of_others()
+        self._state.others_share = processor.of_others() + processor.stolen()
         result = judge(self._state)
         self._console.print(summary(self._state, result))
         if self._options.json_file:
@@ -104,7 +105,7 @@ class Drive:
             self._options.json_file.write_text(text + "\n", encoding="utf-8")
         new = [path for path in self._evidence.incidents() if path.name > began]
         self._console.print(Text("\n".join(what_next(self._evidence.root, new))), soft_wrap=True)
-        return int(bool(result.failures))
+        return result.status
 
     def _drive(self) -> None:
         state, self._began_s = self._state, time.monotonic()
@@ -143,6 +144,8 @@ class Drive:
                 for line in journal.lines():
                     state.on_journal(stage, line)
             state.match()
+            for gate in self._gates:
+                gate.step(state)
             if state.phase.startswith("starting"):
                 state.phase = f"starting, {time.monotonic() - self._began_s:.0f} s"
             if state.phase == "driving":
@@ -170,10 +173,35 @@ class Drive:
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
         what = [self._options.log and str(self._options.log), self._options.seconds]
         self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
+        self._gates = [FaultGate(stage, _gate(folder, stage)) for stage in STAGES] if self._options.sabotage else []
         self._node = stack.enter_context(ChildProcess("node", node, folder))
         self._player = stack.enter_context(
             ChildProcess("player", ["torchperf_ros.demo.player", json.dumps(what)], folder)
         )
+
+
+class FaultGate:
+    """Lets one scheduled fault of a stage through at a time: while all of its workers serve, by the node's report.
+
+    A fault that found a stage without its standby would show what a busy machine does, and not what the stage does.
+    The gate is a file, which the saboteur removes as it takes a fault.
+    """
+
+    def __init__(self, stage: str, path: Path) -> None:
+        """Closed."""
+        self._stage, self._path = stage, path
+        self._reports = 0  # how many there were when it was found closed; 0: it is open, as far as is known
+
+    def step(self, state: DriveState) -> None:
+        """Open it where a report that came after the last fault shows all workers at work."""
+        stage = state.stages.get(self._stage)
+        if stage is None or self._path.exists():
+            return
+        if not self._reports:
+            self._reports = state.reports
+        elif state.reports > self._reports and stage.complete and state.phase == "driving":
+            self._path.touch()
+            self._reports = 0
 
 
 def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
@@ -204,7 +232,7 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
         if options.sabotage:
             own = {
                 "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),
-                "faults": faults_of(stage, options.seconds),
+                "gate": str(_gate(folder, stage)), "faults": faults_of(stage, options.seconds),
             }  # fmt: skip
             adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
         stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
@@ -249,6 +277,10 @@ def own_graph() -> None:
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "SUBNET"
         os.environ.pop("ROS_LOCALHOST_ONLY", None)
     carry_images()
+
+
+def _gate(folder: Path, stage: str) -> Path:
+    return folder / f"{stage}.gate"
 
 
 def _journal(folder: Path, stage: str) -> Path:

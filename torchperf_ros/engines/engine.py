@@ -15,8 +15,10 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_di
 from torchperf_ros.engines.fingerprint import code_hash, declared_dims, identify, machine_facts, weights_hash
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
+from torchperf_ros.engines.outputs import signature_of, tensors_in
+from torchperf_ros.engines.package import name_torch_unquoted
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.engines.parts_package import AotiOfParts, PartCall, holds_parts, open_parts
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
@@ -159,6 +161,7 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
         from torch._inductor import config
 
         config.triton.cudagraph_skip_dynamic_graphs = True
+    name_torch_unquoted()
     compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
     for usual in tier.inputs_by_size():
         inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's

@@ -29,6 +29,7 @@ from torchperf_ros.engines.package_engine import (
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
+from torchperf_ros.packages.package_cache import unquoted_path
 from torchperf_ros.packages.package_manifest import PackageError
 
 _MADV_DONTNEED: Final = 4  # sys/mman.h
@@ -64,6 +65,15 @@ class Aoti(PackageEngine):
         return load_package(path, device)
 
 
+def name_torch_unquoted() -> None:
+    """Have torch give linkers a path to itself without a space: in a checkout below a home that has one."""
+    from torch._inductor import cpp_builder
+    from torch.utils import cpp_extension
+
+    cpp_extension.TORCH_LIB_PATH = unquoted_path(cpp_extension.TORCH_LIB_PATH)
+    cpp_builder._LINKER_SCRIPT = unquoted_path(cpp_builder._LINKER_SCRIPT)
+
+
 def build_package(
     model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path, *, frozen_only: bool = False
 ) -> Built:
@@ -81,6 +91,7 @@ def build_package(
     calls: dict[str, Callable[[], Any]] = {}
     files: dict[str, Path] = {}
     first_error: Exception | None = None
+    name_torch_unquoted()
     program = export(model, example, dynamic_dims)
     graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
     try:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package_engine import export, written_to
-from torchperf_ros.engines.parity import Inputs, memory_format, signature_of
+from torchperf_ros.engines.parity import Inputs, memory_format
 from torchperf_ros.frame.errors import TorchperfError, one_line
 
 _FEWEST_BLOCKS: Final = 4

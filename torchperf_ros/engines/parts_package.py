@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torchperf_ros.config.build_options import AUTO, BLOCKS, INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.model_transforms import transform
-from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_flat
+from torchperf_ros.engines.package import Aoti, check_linked, check_toolkit, load_flat, name_torch_unquoted
 from torchperf_ros.engines.package_engine import Built, export, nested
 from torchperf_ros.engines.parity import DynamicDims, check_engine, memory_format
 from torchperf_ros.engines.parts import Anatomy, Part, PartsError, export_part, flatten, named, split, tensors_of
@@ -304,6 +304,7 @@ def _compile(module: nn.Module, part: Part, path: Path | None, *, frozen: bool) 
         leaves, tree = pytree.tree_flatten(part.run(module, [tensor.clone() for tensor in part.example]))
         try:
             name = str(path or "no_code.pt2")
+            name_torch_unquoted()
             torch._inductor.aoti_compile_and_package(program, package_path=name, inductor_configs=configs)
         except Exception:
             if path is not None or not seen:

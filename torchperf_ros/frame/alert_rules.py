@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torchperf_ros.config.stage_rules import STALE
 from torchperf_ros.frame.frame import Answer, Frame
+from torchperf_ros.frame.health import SUPERSEDED_SHARE, Flow
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
 
 
@@ -81,6 +82,14 @@ def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, st
     level = Level.ERROR if answer.check is GuardVerdict.UNAVOIDABLE else Level.WARN
     name = f"{stage}: {what}, in shadow" if shadow else f"{stage}: {what}"
     return _alert(level, name, reason, {"seq": str(answer.frame.seq), "verdict": word, **values})
+
+
+def superseded_alert(stage: str, flow: Flow) -> Alert:
+    """An alert that too many frames are superseded; see `SupersededRule`."""
+    advice = "a faster tier or engine, or fewer frames, would answer each"
+    values = {"value": f"{100 * flow.share:.1f}", "baseline": f"{100 * SUPERSEDED_SHARE:.0f}", "unit": "%",
+              "received": str(flow.received), "superseded": str(flow.superseded)}  # fmt: skip
+    return _alert(Level.WARN, f"{stage}: drops", f"{flow.words}; {advice}", values)
 
 
 def clock_alert(stage: str, text: str) -> Alert:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchperf_ros.frame.frame import Answer
+from torchperf_ros.frame.health import Flow
 
 _WHOLE, _REAL = "i8", "f8"
 WIRE: Final = (
@@ -32,6 +33,13 @@ FRAME: Final = np.dtype([*KEPT, ("output_hash", "u8")])
 _NONE: Final = -1
 _INPUTS: Final = 2**63 - 1
 _ROWS_AT_ONCE: Final = 4096
+
+
+def flow_of(frames: NDArray[np.void], superseded: int) -> Flow:
+    """The flow through a stage over these rows of `FRAME`, without any that had no answer."""
+    busy_ms: NDArray[np.float64] = frames["total_ms"] - np.nan_to_num(frames["wait_ms"])
+    span_ns = int(np.ptp(frames["t_ns"])) if len(frames) else 0
+    return Flow(span_ns, len(frames) + superseded, superseded, len(frames), float(np.nansum(busy_ms)))
 
 
 def output_hash(payload: bytes | None) -> int:

@@ -23,8 +23,8 @@ Snapshot = tuple[list[tuple[str, float]], float]
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
 _PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
 
-RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("number", "i8")])
-"""A row of `StageCounters.receipts`; `number`: receipts so far, this one included."""
+RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("superseded", "i8"), ("number", "i8")])
+"""A row of `StageCounters.receipts`; `superseded`, `number`: frames and receipts so far, this one included."""
 
 _COUNTED: Final = {
     "tier", "outcome", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
@@ -78,6 +78,7 @@ class StageCounters:
     frames: int = 0  # frames received, or due from the stage before
     answered: int = 0  # frames for which something was published, whatever the outcome
     unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
+    busy_ms: float = 0.0  # from the beginning of their turns to their ends
     outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
     fallbacks: list[int] = field(default_factory=lambda: [0] * len(Fallback))
     checks: list[int] = field(default_factory=lambda: [0] * len(GuardVerdict))
@@ -103,10 +104,10 @@ class StageCounters:
     last_check: str = ""  # what the guard last refused, in shadow too
     _last_stamp_ns: int = 0
 
-    def received(self, received_ns: int, stamp_ns: int, age_ms: float, *, stamped: bool) -> None:
-        """Count a frame and what is odd about its stamp (`stamped`: its type has one)."""
+    def received(self, received_ns: int, stamp_ns: int, age_ms: float, superseded: int = 0, *, stamped: bool) -> None:
+        """Count a frame and what is odd about its stamp (`stamped`: its type has one); `superseded`: were so far."""
         self.frames += 1
-        self.receipts.append((received_ns, age_ms, self.frames))
+        self.receipts.append((received_ns, age_ms, superseded, self.frames))
         if not stamped:
             return
         if stamp_ns == 0:
@@ -132,6 +133,7 @@ class StageCounters:
             self.checks[answer.check] += 1
         self.missed_deadline += answer.lateness_ms > 0
         self.stale += answer.frame.stale
+        self.busy_ms += answer.total_ms - answer.wait_ms
         steps = answer.steps
         self.answers.append(
             (
@@ -146,10 +148,10 @@ class StageCounters:
         """Frames that were answered, or for which there was nothing to publish."""
         return self.answered + self.unanswered
 
-    @property
-    def miss_ratio(self) -> float:
-        """Share of these that had no result of their own in time, see `IN_TIME`, 0 to 1."""
-        return 1.0 - sum(self.outcomes[outcome] for outcome in IN_TIME) / self.ended if self.ended else 0.0
+    def miss_ratio(self, superseded: int) -> float:
+        """Share of these, and of the `superseded`, that had no result of their own in time, see `IN_TIME`, 0 to 1."""
+        came = self.ended + superseded
+        return 1.0 - sum(self.outcomes[outcome] for outcome in IN_TIME) / came if came else 0.0
 
 
 class BucketCounts:
@@ -238,7 +240,7 @@ class Spans:
     window: Quantiles  # the last seconds; exact
     run: Quantiles
     active: Quantiles
-    miss_ratio: float  # share of the window's answers that were not `IN_TIME`, 0 to 1; NaN without answers
+    miss_ratio: float  # share of the window's frames that were not `IN_TIME`, 0 to 1; NaN without answers
 
 
 @dataclass(frozen=True)
@@ -299,8 +301,10 @@ class _Latencies:
         self.active.add(total_ms[is_active])
         self.buckets.add(total_ms / 1000)
 
-    def spans(self, window_ms: Floats, missed: NDArray[np.bool_]) -> Spans:
-        return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), _mean(missed))
+    def spans(self, window_ms: Floats, missed: NDArray[np.bool_], superseded: int = 0) -> Spans:
+        came = len(missed) + superseded
+        miss_ratio = (int(missed.sum()) + superseded) / came if len(missed) else math.nan
+        return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), miss_ratio)
 
 
 class StageFigures:
@@ -370,9 +374,10 @@ class StageFigures:
         total_ms, tier = answers["total_ms"], answers["tier"]
         intervals_ms = np.diff(receipts["received_ns"]) / NS_PER_MS
         missed = ~np.isin(answers["outcome"], IN_TIME)
+        superseded = int(np.ptp(receipts["superseded"])) if len(receipts) else 0
         of_tiers = [(name, tier == index, kept) for name, (index, kept) in self._tiers.items()]
         return StageReading(
-            latency=self._stage.spans(total_ms, missed),
+            latency=self._stage.spans(total_ms, missed, superseded),
             tiers={name: kept.spans(total_ms[rows], missed[rows]) for name, rows, kept in of_tiers},
             lateness=Quantiles.of(answers["lateness_ms"]),
             age=Quantiles.of(receipts["age_ms"]),

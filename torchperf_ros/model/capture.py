@@ -8,13 +8,11 @@ import socket
 import time
 import traceback
 import tracemalloc
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import psutil
@@ -27,7 +25,6 @@ from torchperf_ros.runs.markdown_table import markdown_table
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, peer_pid, unpack_control
 
-_TAKERS: "weakref.WeakSet[CaptureTaker]" = weakref.WeakSet()
 _NOT_MARKED = contextlib.nullcontext()
 _RLIMIT_NICE_0 = 20
 _BACKGROUND_NICE = 5
@@ -62,12 +59,8 @@ class CaptureTaker:
     node gives no frames to a worker between a command and its answer.
     """
 
-    def __init__(
-        self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device, *, alone: bool = True
-    ) -> None:
+    def __init__(self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device) -> None:
         self._control, self._say, self._stage, self._device = control, say, stage, device
-        self._alone = alone  # in its process, which else may not step back
-        _TAKERS.add(self)
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._what = ""
         self._evidence: dict[str, Any] = {}
@@ -98,7 +91,7 @@ class CaptureTaker:
             self._recording.frame_done()
 
     def _obey(self, command: dict[str, Any]) -> None:
-        come_forward = step_into_background() if self._alone else lambda: None  # another worker answers meanwhile
+        come_forward = step_into_background()  # another worker answers meanwhile
         if command["kind"] == "record":
             self._begin(command["what"], command["evidence"])
         elif command["kind"] == "finish":
@@ -115,8 +108,6 @@ class CaptureTaker:
         )
         error = ""
         try:
-            if any(other._recording is not None for other in _TAKERS):
-                raise TorchperfError("another stage of this process records; what records is the process's")
             made.begin()
         except Exception:  # a profiler that cannot start must not end a worker that can serve
             error = traceback.format_exc()
@@ -142,7 +133,9 @@ class CaptureTaker:
 
 
 class ProfileRecording:
-    """A window of frames under torch.profiler; writes `trace.json.gz` (for ui.perfetto.dev) and `profile.md`.
+    """A window of frames under torch.profiler; writes `trace.json.gz` (for ui.perfetto.dev) and `profile.txt`.
+
+    The latter is torch's own table of operators, which has the marks of a frame and its steps as well.
 
     The profiler's own schedule would prepare (1.6 s the first time, on two busy cores) and parse between two frames;
     here both happen in `begin` and `finish`, while the worker takes no frames, and between frames only what takes 0.1
@@ -179,87 +172,32 @@ class ProfileRecording:
         """Stop and write; the line gives the time of a frame, and where most of it went."""
         self._profile.stop()
         self._profile.export_chrome_trace(str(folder / "trace.json.gz"))
-        summary, report = _profile_report(self._stage, self._profile)
-        (folder / "profile.md").write_text(report, encoding="utf-8")
+        averages = self._profile.key_averages()
+        summary = _summary(self._stage, averages)
+        columns = ["cpu_time_total", *(["self_device_time_total"] if self._device.type == "cuda" else [])]
+        tables = [averages.table(sort_by=column, row_limit=_ROWS) for column in columns]
+        (folder / "profile.txt").write_text("\n\n".join([summary, *tables]), encoding="utf-8")
         return summary
 
 
-def _profile_report(stage: str, profiler: profile) -> tuple[str, str]:
-    """One line, the time of a frame and what took most of it, and all tables, of a window of the stage's frames."""
-    marks: dict[str, list[Any]] = {}
-    kernels, outermost = [], []
-    for event in profiler.events() or ():
-        parent = event.cpu_parent.name if event.cpu_parent else ""
-        if event.device_type.name != "CPU":
-            kernels += [] if event.is_user_annotation else [event]
-        elif event.name in _STEPS or event.name.startswith(f"{stage}/"):
-            marks.setdefault(event.name, []).append(event)
-        elif parent in _STEPS or parent.startswith(f"{stage}/"):
-            outermost.append(event)
-    frames = [frame for name in marks if name not in _STEPS for frame in marks[name]]
-    if not frames:
-        summary = "no frame came while the profiler ran"
-        return summary, f"# Profile of {stage}\n\n{summary}\n"
-    per_frame, whole_us = len(frames) * _US_PER_MS, sum(frame.time_range.elapsed_us() for frame in frames)
-    times_ms = {name: [one.time_range.elapsed_us() / _US_PER_MS for one in marks[name]] for name in marks}
-    found = [each for each in profiler.key_averages() if each.key not in marks and "ProfilerStep" not in each.key]
-    operators = [each for each in found if each.device_type.name == "CPU"]
-    on_device = [each for each in found if each.device_type.name != "CPU" and not each.is_user_annotation]
-    operators.sort(key=attrgetter("self_cpu_time_total"), reverse=True)
-    on_device.sort(key=attrgetter("device_time_total"), reverse=True)
-    steps = [name for name in _STEPS if name in marks]
-    words = [f"{len(frames)} frames of {whole_us / per_frame:.2f} ms"]
+def _summary(stage: str, averages: Iterable[Any]) -> str:
+    """One line: the time of a frame in the window, and the step and the operator that took most of it."""
+    found = [each for each in averages if each.device_type.name == "CPU"]
+    frames = [each for each in found if each.key.startswith(f"{stage}/")]
+    steps = [each for each in found if each.key in _STEPS]
+    operators = [each for each in found if each.key.startswith("aten::")]
+    count = sum(each.count for each in frames)
+    if not count:
+        return "no frame came while the profiler ran"
+    per_frame = count * _US_PER_MS
+    words = [f"{count} frames of {sum(each.cpu_time_total for each in frames) / per_frame:.2f} ms"]
     if steps:
-        most = max(steps, key=lambda name: sum(times_ms[name]))
-        words.append(f"most of it in {most} ({mean(times_ms[most]):.2f} ms)")
-    for first in operators[:1]:
-        words.append(
-            f"most in {first.key} ({first.self_cpu_time_total / per_frame:.2f} ms, {first.count} calls in all)"
-        )
-    summary = ", ".join(words)
-    tables = [
-        *markdown_table("Frames and steps", ("", "count", "mean ms", "max ms"), [
-            (name, str(len(times_ms[name])), f"{mean(times_ms[name]):.3f}", f"{max(times_ms[name]):.3f}")
-            for name in (*sorted(marks.keys() - set(_STEPS)), *steps)
-        ]),
-        *markdown_table(
-            "Operators in the whole window, by their own time on the CPU",
-            ("operator", "calls", "own ms per frame", "with callees ms per frame", "own share"),
-            [(each.key, str(each.count), f"{each.self_cpu_time_total / per_frame:.3f}",
-              f"{each.cpu_time_total / per_frame:.3f}", f"{each.self_cpu_time_total / whole_us:.1%}")
-             for each in operators[:_ROWS]],
-        ),
-        *markdown_table(
-            "Kernels and copies on the device", ("kernel or copy", "calls", "ms per frame", "share of the frame"),
-            [(each.key, str(each.count), f"{each.device_time_total / per_frame:.3f}",
-              f"{each.device_time_total / whole_us:.1%}") for each in on_device[:_ROWS]],
-        ),
-        *markdown_table(
-            "Gaps: where nothing ran that torch knows of (Python, waiting; on a device: it idled)",
-            ("after", "before", "ms"),
-            [(after, before, f"{gap_us / _US_PER_MS:.3f}")
-             for gap_us, after, before in _gaps(frames, kernels or outermost)[:_ROWS]],
-        ),
-    ]  # fmt: skip
-    head = (
-        f"# Profile of {stage}\n\n{summary}.\n"
-        "Times are those of a profiled run: the profiler adds about a microsecond to each operator.\n"
-        "`trace.json.gz` beside this file opens in https://ui.perfetto.dev.\n"
-    )
-    return summary, head + "\n".join([*tables, ""])
-
-
-def _gaps(frames: Iterable[Any], events: Iterable[Any]) -> list[tuple[float, str, str]]:
-    """Us between two of the events inside of a frame, and their names; the longest first."""
-    gaps = []
-    spans = sorted((each.time_range.start, each.time_range.end, each.name) for each in events)
-    for begin_us, end_us in ((frame.time_range.start, frame.time_range.end) for frame in frames):
-        last_us, last = begin_us, "(begin of the frame)"
-        inside = (span for span in spans if begin_us <= span[0] and span[1] <= end_us)
-        for start_us, stop_us, name in (*inside, (end_us, end_us, "(end)")):
-            gaps.append((start_us - last_us, last, name))
-            last_us, last = max((last_us, last), (stop_us, name))
-    return sorted(gaps, reverse=True)
+        most = max(steps, key=attrgetter("cpu_time_total"))
+        words.append(f"most of it in {most.key} ({most.cpu_time_total / per_frame:.2f} ms)")
+    if operators:
+        most = max(operators, key=attrgetter("self_cpu_time_total"))
+        words.append(f"most in {most.key} ({most.self_cpu_time_total / per_frame:.2f} ms, {most.count} calls in all)")
+    return ", ".join(words)
 
 
 class MemoryRecording:

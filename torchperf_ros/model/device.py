@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import os
 import re
 import sys
@@ -68,12 +67,6 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-@functools.cache
-def _usual_threads() -> int:
-    """Torch's own number of threads, before any session of this process has set another."""
-    return torch.get_num_threads()
-
-
 def _openmp_threads() -> tuple[int, ...]:
     """Threads that share operators with the calling one; those that come to be at its first large operator."""
     before = set(os.listdir("/proc/self/task"))
@@ -91,18 +84,16 @@ class Device:
         device, is_cuda: which, and whether it is a CUDA device.
     """
 
-    def __init__(self, device: torch.device, threads: int, *, alone: bool = True, stream_priority: int = -1) -> None:
+    def __init__(self, device: torch.device, threads: int, *, stream_priority: int = -1) -> None:
         """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one.
 
-        Each thread that runs a model has helpers of its own; `alone`: no other session runs in this process, whose
-        helpers would be taken for this one's. `stream_priority`: on CUDA, lower goes first, as far as the card knows so
-        many.
+        `stream_priority`: on CUDA, lower goes first, as far as the card knows so many.
         """
         self.device = device
-        threads = threads or max(1, (torch.get_num_threads() if alone else _usual_threads()) - 1)
+        threads = threads or max(1, torch.get_num_threads() - 1)
         torch.set_num_threads(threads)
         self._cpus = sorted(os.sched_getaffinity(0))
-        self._helpers = _openmp_threads() if alone and threads == len(self._cpus) > 1 else ()
+        self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
         self._own_cpu = -1
         self.is_cuda = device.type == "cuda"
         self._ooms = 0

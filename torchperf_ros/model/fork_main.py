@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -24,13 +23,7 @@ from typing import Any
 
 from torchperf_ros.config.message_types import message_class
 from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.workers.process_setup import (
-    SWITCH_INTERVAL_S,
-    die_with_parent,
-    is_readable,
-    leave_priority,
-    return_freed_memory,
-)
+from torchperf_ros.workers.process_setup import die_with_parent, leave_priority, return_freed_memory
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
 _MOST_DESCRIPTORS = 8
@@ -203,9 +196,8 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
     why_bare = ""
     if module:
         threads = len(os.listdir("/proc/self/task"))
-        for each in module.split(","):  # of every stage that shares its workers' processes
-            with contextlib.suppress(Exception):  # the worker imports it again, and says what is wrong with it
-                importlib.import_module(each)
+        with contextlib.suppress(Exception):  # the worker imports it again, and says what is wrong with it
+            importlib.import_module(module)
         if len(os.listdir("/proc/self/task")) != threads:
             why_bare = f"importing {module} starts threads, which no fork inherits"
         elif _has_gpu_open():
@@ -221,83 +213,17 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
 def _be_worker(passed: list[int], folder: str) -> int:
     from torchperf_ros.model import session
 
-    sockets, prints, joins = passed[:4], passed[4], passed[5:]
-    sessions = _Sessions()
-    sessions.print_to(prints)
+    *sockets, prints = passed
+    os.dup2(prints, 1)
+    os.dup2(prints, 2)
+    os.close(prints)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it prints is there when it dies of the next line
     os.environ["TMPDIR"] = folder  # packages unpack there, and it may be killed
     importlib.import_module("numpy").random.seed()  # its parent's state would be every worker's
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    if not joins:
-        os.close(prints)
-        return session.main(*sockets)
-    return sessions.serve(sockets, socket.socket(fileno=joins[0]))
-
-
-class _Sessions:
-    """The sessions of a process that stages share, one a thread; the first one that lives has the others' output."""
-
-    def __init__(self) -> None:
-        self._prints: list[int] = []
-        self._lock = threading.Lock()
-
-    def print_to(self, prints: int) -> None:
-        """Have one more place for output."""
-        self._prints.append(prints)
-        self._redirect()
-
-    def _redirect(self) -> None:
-        os.dup2(self._prints[0], 1)
-        os.dup2(self._prints[0], 2)
-
-    def serve(self, sockets: list[int], joins: socket.socket) -> int:
-        """Run a session, and those that come in, until the node wants no more of them, or none is left."""
-        from torchperf_ros.model import session
-
-        # the default, 5 ms, is a sixth of a frame at 30 Hz, for which one stage would wait for the other's Python
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        session.set_up_shared_process()
-        self._start(sockets, self._prints[0], joins)
-        while True:
-            data, passed, flags, _ = socket.recv_fds(joins, MAX_CONTROL_BYTES, _MOST_DESCRIPTORS)
-            if not data:
-                return 0
-            if flags & socket.MSG_CTRUNC:  # no descriptor is left for it: the node finds its sockets closed
-                for each in passed:
-                    os.close(each)
-                continue
-            for each in passed:
-                os.set_inheritable(each, False)
-            with self._lock:
-                self.print_to(passed[4])
-            try:
-                self._start(passed[:4], passed[4], joins)
-            except RuntimeError:  # the machine gives no more threads: the node finds the session's sockets closed
-                with self._lock:
-                    self._prints.remove(passed[4])
-                    if self._prints:
-                        self._redirect()
-                for each in passed:
-                    os.close(each)
-
-    def _start(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
-        threading.Thread(target=self._run, args=(sockets, prints, joins), daemon=True).start()
-
-    def _run(self, sockets: list[int], prints: int, joins: socket.socket) -> None:
-        from torchperf_ros.model import device, session
-
-        try:
-            session.main(*sockets)
-        finally:
-            with self._lock:
-                self._prints.remove(prints)
-                if self._prints:
-                    self._redirect()
-                elif not is_readable(joins.fileno(), 0.0):  # nobody is about to come
-                    device.leave(0)
-            os.close(prints)
+    return session.main(*sockets)
 
 
 def _settle_memory() -> None:

@@ -1,42 +1,29 @@
 """The last N samples of something as one tensor, and the rules for their stamps: next, repeat, or a new start."""
 
 import enum
-import threading
 import weakref
 
 import torch
 
 from torchperf_ros.frame.errors import AdapterError, ConfigError
 
-
-class _Live(threading.local):
-    """Every history of this process, or where a process has several sessions, of the calling thread's."""
-
-    buffers: "weakref.WeakSet[HistoryBuffer]" = weakref.WeakSet()
-
-
-_LIVE = _Live()
-
-
-def keep_own_histories() -> None:
-    """Have the calling thread, one of several sessions, see only those histories that it makes from now on."""
-    _LIVE.buffers = weakref.WeakSet()
+_LIVE: "weakref.WeakSet[HistoryBuffer]" = weakref.WeakSet()  # every history of this process
 
 
 def history_bytes() -> int:
-    """Bytes of every history of this session."""
-    return sum(buffer.nbytes for buffer in _LIVE.buffers)
+    """Bytes of every history of this process."""
+    return sum(buffer.nbytes for buffer in _LIVE)
 
 
 def skip_in_histories(samples: int) -> None:
-    """Leave a gap of so many samples in every history of this session."""
-    for buffer in _LIVE.buffers:
+    """Leave a gap of so many samples in every history of this process."""
+    for buffer in _LIVE:
         buffer.skip(samples)
 
 
 def clear_histories() -> None:
-    """Empty every history of this session."""
-    for buffer in _LIVE.buffers:
+    """Empty every history of this process."""
+    for buffer in _LIVE:
         buffer.clear()
 
 
@@ -115,7 +102,7 @@ class HistoryBuffer:
             self._mask = torch.zeros(capacity, dtype=torch.bool)
             self._holds = torch.zeros(capacity, dtype=torch.bool)
         self._next = 0  # the row that the next sample takes: the oldest; rows without a sample are zero
-        _LIVE.buffers.add(self)
+        _LIVE.add(self)
 
     def __len__(self) -> int:
         """Number of rows that hold a sample, 0 to `capacity`."""

@@ -2,12 +2,10 @@
 
 import contextlib
 import faulthandler
-import gc
 import hashlib
 import os
 import random
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,7 +18,7 @@ import torch
 
 from torchperf_ros.config.message_types import decode, full_name, warm_up
 from torchperf_ros.engines.engine import CaptureFailed
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import (
     AdapterError,
@@ -33,11 +31,11 @@ from torchperf_ros.frame.errors import (
 )
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
 from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
-from torchperf_ros.model.history_buffer import history_bytes, keep_own_histories
-from torchperf_ros.model.output_message import output_message, place_of
+from torchperf_ros.model.history_buffer import history_bytes
+from torchperf_ros.model.output_message import check_inputs, output_message, place_of
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
@@ -46,13 +44,10 @@ from torchperf_ros.workers.process_setup import (
     LARGEST_KEPT_BYTES,
     keep_freed_memory,
     kept_bytes,
-    return_freed_memory,
     set_nice,
-    use_one_heap,
 )
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
-    NOTES_FILE,
     OBSERVE,
     RUN,
     SOON,
@@ -68,32 +63,22 @@ from torchperf_ros.workers.protocol import (
 )
 from torchperf_ros.workers.result_area import ResultArea
 
-_PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
+_PERMANENT = (AdapterError, ConfigError, UnknownMessageType, SystemExit)  # the adapter called exit()
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
 _MOST_SHAPE_TEXTS = 256
-_LOADING = threading.Lock()
 
 
 def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     """Set up, load, serve until the node is gone. Returns the exit status.
 
     Takes the sockets for frames and for everything else, where the setup waits, and the memory of frames and results.
-
-    In a process that stages share it returns whatever ends it, but for what leaves nothing in the process that could
-    serve: a lost CUDA context, and a capture that torch never ends. A model that cannot be loaded is its stage's
-    affair only.
     """
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
-    shared = "session" in setup
-    if shared:
-        keep_own_histories()
-        _note(f"session {setup['session']} thread {threading.get_ident():x} task {threading.get_native_id()}")
-    else:
-        faulthandler.enable()  # a worker that dies by a signal leaves its stacks on stderr
-        _answer_stack_signal()
+    faulthandler.enable()  # a worker that dies by a signal leaves its stacks on stderr
+    _answer_stack_signal()
     if setup.get("definitions"):  # message types that no installed package has
         others = os.environ.get("AMENT_PREFIX_PATH", "")
         os.environ["AMENT_PREFIX_PATH"] = os.pathsep.join(filter(None, [setup["definitions"], others]))
@@ -101,69 +86,28 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     try:
         if setup.get("nice"):
             set_nice(os.getpid(), setup["nice"])
-        # a thread that gives way and holds the interpreter would make the other sessions give way
-        come_forward = step_into_background() if setup["background"] and not shared else lambda: None
+        come_forward = step_into_background() if setup["background"] else lambda: None
         if setup.get("compile") and any(build["engine"] == "compile" for build in setup["build"]):
             setup["compiler_cache"] = use_compiler_cache(setup["cache_dir"], setup["cache_mib"] << 20)
-        with _LOADING:  # a session at a time: what it measures is its own, and so is what goes wrong
-            session: Session | None = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
-            assert session is not None
-            session.load()
-            session.calibrate()
+        session = Session(setup, control, socket.socket(fileno=frames_fd), ring_fd, result_fd)
+        session.load()
+        session.calibrate()
         come_forward()
         session.serve()
-    except BaseException as error:  # the process's or the session's boundary: the node shows this on /diagnostics
-        if not shared and not isinstance(error, Exception):
-            raise
+    except (Exception, SystemExit) as error:  # the process's boundary: the node shows this on /diagnostics
         text = str(error)
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
             failed = {"permanent": isinstance(error, _PERMANENT), "without_graphs": isinstance(error, CaptureFailed)}
             control.send(pack_control("error", text=text, **failed))
-        if not shared:
-            leave(1)
-        if isinstance(error, CaptureFailed):
-            _note(f"culprit {setup['session']}")
-            leave(1)
-    if shared:
-        session = None
-        _end_session(control, ring_fd, result_fd)
+        leave(1)
     return 0
 
 
-def _end_session(control: socket.socket, ring_fd: int, result_fd: int) -> None:
-    """Give back what it had in use, and say so."""
-    os.close(ring_fd)
-    os.close(result_fd)
-    gc.collect()  # models and loaders refer to each other
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    return_freed_memory()
-    with contextlib.suppress(OSError):  # the node knows, where it has dismissed it
-        control.send(pack_control("left"))
-    control.close()
-
-
-def set_up_shared_process() -> None:
-    """What is done once for all sessions of a process; how it ends is noted, as its stderr is only one stage's."""
-    use_one_heap()
-    faulthandler.enable(_open_file(NOTES_FILE))
-    _answer_stack_signal()
-
-
 def _answer_stack_signal() -> None:
-    faulthandler.register(STACK_SIGNAL, _open_file(STACK_FILE), all_threads=True)  # without the interpreter lock
-
-
-def _open_file(name: str) -> int:
-    return os.open(Path(os.environ["TMPDIR"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-
-def _note(line: str) -> None:
-    file = _open_file(NOTES_FILE)
-    os.write(file, f"{line}\n".encode())
-    os.close(file)
+    file = os.open(Path(os.environ["TMPDIR"], STACK_FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=True)  # without the interpreter lock
 
 
 class Session:
@@ -177,12 +121,9 @@ class Session:
         self._frames = frames
         self._ring = FrameReader(ring_fd)
         self._results = ResultArea(result_fd, writable=True)
-        self._shared = "session" in setup
         device = choose_device(setup["device"], before=setup.get("device_before", ""))
-        self._device = Device(
-            device, setup["threads"], alone=not self._shared, stream_priority=setup.get("stream_priority", -1)
-        )
-        self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device, alone=not self._shared)
+        self._device = Device(device, setup["threads"], stream_priority=setup.get("stream_priority", -1))
+        self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device)
         self._loaded = sorted(setup.get("loaded", range(len(setup["tiers"]))))  # the others are not to be run
         self._scenes = {name: number for number, name in enumerate(setup.get("scenes", ()))}
         self._unknown_scene = ""
@@ -193,14 +134,12 @@ class Session:
         self._unobserved = 0
         self._why_unobserved = ""
         self._left_out = False  # a report, as it was too long
-        self._shape_texts: dict[tuple[Any, ...], bytes] = {}
+        self._shape_texts: dict[tuple[Any, ...] | None, bytes] = {}
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
-        if self._shared:
-            self._say("progress", text="loading", begins=True)
         self._seed("load")
-        self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
+        self._adapter: Adapter = open_adapter(self._setup["adapter"], self._setup["options"], self._device.device)
         self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
         self._output = full_name(self._adapter.output)
         for name in [*(name for _, name in self._inputs), self._output]:
@@ -233,6 +172,9 @@ class Session:
                 self._checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
                 self._check_steps(tier, self._checks[number], example)
                 self._warm_up(tier, self._checks[number], example)
+                self._loader.forget_runs(name, example)
+                if why := self._checks[number].unchecked:
+                    self._say("warn", text=f"tier {name}: outputs are not checked for NaN and Inf: {why}")
         if any(tier.facts.engine == "compile" for tier in self._tiers.values()):
             torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
@@ -262,7 +204,11 @@ class Session:
             messages = self._adapter.example_messages()
             if not messages and not self._device.is_cuda:
                 return
-            inputs = self._adapter.preprocess(messages) if messages else tuple(tensor.cpu() for tensor in example)
+            if messages:
+                inputs = self._adapter.preprocess(messages)
+                self._adapter.forget()  # a history that it was put into
+            else:
+                inputs = tuple(tensor.cpu() for tensor in example)
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
@@ -325,8 +271,6 @@ class Session:
         if lost:  # the node is to hear at once: the driver takes most of a second to end a process without a device
             self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
             self._frames.shutdown(socket.SHUT_RDWR)
-            if self._shared:
-                _note(f"culprit {self._setup['session']}")
             leave(_EXIT_DEVICE_LOST)
         self._results.count_handled()
         if request.kind & RUN:
@@ -360,11 +304,13 @@ class Session:
 
     def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
         """As text, which is made once for all frames of these shapes."""
-        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors)  # the tier says what is wrong with others
+        is_row = isinstance(tensors, (tuple, list))
+        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
         if (text := self._shape_texts.get(shapes)) is None:
+            check_inputs(tensors)
             if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
                 self._shape_texts.clear()
-            text = self._shape_texts[shapes] = shapes_text(shapes)
+            text = self._shape_texts[shapes] = shapes_text(shapes or ())
         return text
 
     def _receive(self, request: Request, response: Response) -> dict[str, Received]:

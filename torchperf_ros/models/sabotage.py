@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.models.options import OptionReader
 
 _POISON: Final = "poison_"
@@ -79,8 +79,19 @@ class Luck:
     the workers of a stage share one schedule.
     """
 
-    def __init__(self, faults: Mapping[str, Fault], journal: Path, seed: int, clock_ns: Callable[[], int]) -> None:
-        """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed."""
+    def __init__(
+        self,
+        faults: Mapping[str, Fault],
+        journal: Path,
+        seed: int,
+        clock_ns: Callable[[], int],
+        gate: Path | None = None,
+    ) -> None:
+        """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed.
+
+        `gate`: a file without which no scheduled fault begins, and which each removes; None: they need none.
+        """
+        self._gate = gate
         self._faults, self._journal, self._seed, self._clock_ns = faults, journal, seed, clock_ns
         self._id = random.SystemRandom().getrandbits(62)
         self._known: dict[str, int] = {}
@@ -106,9 +117,21 @@ class Luck:
 
     def _takes(self, kind: str, slot: str, stamp_ns: int) -> bool:
         """Whether a scheduled fault is this inference's: of the first worker that asks, or of the first frame."""
+        if slot not in self._known and not self._claim(slot).is_symlink() and not self._passes():
+            return False
         if kind in _OF_FRAMES:
             return self._first(slot, stamp_ns) == stamp_ns
         return slot not in self._known and self._first(slot, self._id) == self._id
+
+    def _passes(self) -> bool:
+        """Whether a fault may begin now; of several workers that ask one removes the gate."""
+        if self._gate is None:
+            return True
+        try:
+            self._gate.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
         return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
@@ -116,11 +139,14 @@ class Luck:
     def _first(self, name: str, value: int) -> int:
         """The value that the first of all workers gave for this name."""
         if name not in self._known:
-            claim = self._journal.with_name(f"{self._journal.name}.{name}")
+            claim = self._claim(name)
             with contextlib.suppress(FileExistsError):
                 claim.symlink_to(str(value))  # it replaces nothing, and is never seen half written
             self._known[name] = int(os.readlink(claim))
         return self._known[name]
+
+    def _claim(self, name: str) -> Path:
+        return self._journal.with_name(f"{self._journal.name}.{name}")
 
 
 class SabotagedAdapter(Adapter):
@@ -130,6 +156,7 @@ class SabotagedAdapter(Adapter):
         adapter: the adapter to sabotage, `module:Class`.
         options: its options, default none.
         journal: path of the file that each fault is written to before it takes effect.
+        gate: path of a file without which no scheduled fault begins, and which each removes; "": they need none.
         faults: kind -> probability per started inference, or {"every_s": 10, "after_s": 2, "probability": 0.01}.
             `stall` sleeps, `gil` keeps every other thread of the process from running, `hang` never returns,
             `raise` raises `Sabotage`, `nan` makes the model's floating-point outputs NaN, `sigkill` and `sigsegv`
@@ -145,13 +172,14 @@ class SabotagedAdapter(Adapter):
         """Build the inner adapter; a `ConfigError` or `AdapterError` says what of the options is wrong."""
         reader = OptionReader(type(self).__name__, options)
         adapter, inner = reader.text("adapter", default=""), reader.mapping("options")
-        self._journal = Path(reader.text("journal", default=""))
+        self._journal, gate = Path(reader.text("journal", default="")), reader.text("gate", default="")
+        self._gate = Path(gate) if gate else None
         self._faults = {kind: Fault.read(kind, value) for kind, value in reader.mapping("faults").items()}
         self._seed = reader.integer("seed", default=0, low=0, high=1 << 62)
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
-        self._inner = load_adapter(adapter)(inner, device)
+        self._inner = open_adapter(adapter, inner, device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
@@ -180,7 +208,7 @@ class SabotagedAdapter(Adapter):
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """Draw this inference's luck, write it down, let it happen, which may raise `Sabotage`, and pass on."""
         if self._luck is None:
-            self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns)
+            self._luck = Luck(self._faults, self._journal, self._seed, time.monotonic_ns, self._gate)
         stamp_ns = messages[next(iter(self.inputs))].stamp_ns
         kind = self._luck.draw(stamp_ns)
         if kind is not None:

@@ -1,6 +1,7 @@
 """Entry of the node process: `torchperf_node`, `ros2 run torchperf_ros torchperf_node`."""
 
 import argparse
+import contextlib
 import itertools
 import os
 import re
@@ -9,7 +10,8 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import rclpy  # where it comes as wheels, it starts this process anew: nothing may have been started before
@@ -74,11 +76,23 @@ def ros_arguments(words: list[str]) -> list[str]:
         "--ros-args", action="store_true", help="before arguments of ROS: remappings, single parameters"
     )
     try:
-        own = parser.parse_args(remove_ros_args(words))
+        own = parser.parse_args(remove_ros_args(_without_ros_files(words)))
     except RuntimeError as error:  # rcl's, whose words may be wrong after --ros-args
         parser.error(_without_places(str(error)))
     files = [word for path in own.params_file for word in ("--params-file", path)]
     return ["--ros-args", *files, "--", *words] if files else words
+
+
+def _without_ros_files(words: list[str]) -> list[str]:
+    """The command line without the parameter files among the arguments of ROS, which `rcl` reads in other words."""
+    found: list[str] = []
+    of_ros = is_path = False
+    for word in words:
+        of_ros = (of_ros or word == "--ros-args") and word != "--"
+        if not is_path and not (of_ros and word == "--params-file"):
+            found.append(word)
+        is_path = not is_path and of_ros and word == "--params-file"
+    return found
 
 
 def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> str:
@@ -94,10 +108,31 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
         files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
         raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {EXAMPLE}")
     if given <= _SAYS_LITTLE:
-        return (
-            f"no parameters were given: {' and '.join(stages)} run the reference models, which know a drawn road only"
-        )
+        run = f"{' and '.join(stages)} run the reference models, which know a drawn road only"
+        own = "your own models come by --params-file FILE, in a launch params_file:=FILE"
+        return f"no parameters were given: {run}; {own}"
     return ""
+
+
+@contextlib.contextmanager
+def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
+    """In the block, the command line with parameter files that `rcl` reads as the commands read those of the user.
+
+    Raises:
+        ConfigError: a parameter file cannot be read, or is none.
+    """
+    from torchperf_ros.config.params_file import NODE, params_for_ros
+
+    renamed = [match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))]
+    with contextlib.ExitStack() as files:
+        read = list(words)
+        for place in [place for place, word in enumerate(words) if word == "--params-file" and words[place + 1 :]]:
+            text = params_for_ros(Path(words[place + 1]), (renamed or [NODE])[-1])
+            file = files.enter_context(open(os.memfd_create("parameters"), "w", encoding="utf-8"))
+            file.write(text or "{}")
+            file.flush()
+            read[place + 1] = f"/proc/self/fd/{file.fileno()}"
+        yield read
 
 
 def _without_places(text: str) -> str:
@@ -110,21 +145,23 @@ def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lo
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
 
+    from torchperf_ros.config.config import describe_foreign
     from torchperf_ros.frame.errors import ConfigError
     from torchperf_ros.node.node import PerfNode
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6
     try:
-        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    except RuntimeError as error:  # rcl's, for a file that it cannot read and for arguments that it does not know
+        with _files_for_ros(args) as words:
+            rclpy.init(args=words, signal_handler_options=SignalHandlerOptions.NO)
+    except (ConfigError, RuntimeError) as error:  # for a file; rcl's, for arguments that it does not know
         print(f"torchperf_node: {_without_places(str(error))}", file=sys.stderr, flush=True)
         return _EXIT_BAD_PARAMETER
     try:
         node = PerfNode(ending, lines_lost)
         try:
             stages = [stage.name for stage in node.parameters.config.stages]
-            unparameterised = _unparameterised(set(node._parameter_overrides), args, stages)
+            unparameterised = _unparameterised(node.parameters.given, args, stages)
         except ConfigError:
             node.close()
             raise
@@ -133,8 +170,8 @@ def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lo
         end_within(_MIDDLEWARE_ENDS_WITHIN_S)
         rclpy.try_shutdown()
         return _EXIT_BAD_PARAMETER
-    if unparameterised:
-        node.get_logger().warning(unparameterised)
+    for warning in filter(None, (unparameterised, describe_foreign(node.parameters.foreign))):
+        node.get_logger().warning(warning)
     if memory_mb or files_mb:
         freed = f"{memory_mb:.0f} MB of shared memory and {files_mb:.0f} MB of temporary files"
         node.get_logger().info(f"removed {freed} that killed processes had left")

@@ -35,7 +35,6 @@ from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.telemetry.metrics import MetricsExporter
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
-from torchperf_ros.workers.shared_process import share_processes
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _DESCRIBE_POLL_S = 0.02
@@ -184,7 +183,6 @@ class PerfNode(LifecycleNode):
         self._endpoints = Endpoints(self, len(setups), self._lane.answer if self._lane else None)
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
-        share_processes([stage.pool for stage in self._stages])
         self._rollouts.begin(self._stages, config)
         for stage in self._stages:
             stage.start()

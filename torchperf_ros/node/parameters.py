@@ -42,6 +42,8 @@ class NodeParameters:
     def __init__(self, node: Node) -> None:
         """Declare everything; values from the command line and the parameter file are taken.
 
+        `given` are the names that got one, `foreign` those that this node does not have, see `refuse_unknown`.
+
         Raises:
             ConfigError: a value that is not allowed.
         """
@@ -50,12 +52,17 @@ class NodeParameters:
         self.change: Callable[[NodeConfig], None] = lambda _: None
         self._node = node
         self._known: dict[str, Parameter] = {}
+        self._given = node._parameter_overrides
+        for name in [name for name, one in self._given.items() if one.value is None]:
+            self._given[name] = RosParameter(name, value=[])  # rcl has no type for an empty list, and hands over none
         self._declare("", NODE_PARAMETERS)
         self._stages = [str(name) for name in self._value("stages")]
         for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
             self._declare(f"{stage}.", stage_parameters(stage))
             self._declare(f"{stage}.", scene_parameters(self._value(f"{stage}.scenes")))
-        refuse_unknown({n: _plain(one.value) for n, one in node._parameter_overrides.items()}, self._stages)
+        given = {name: _plain(one.value) for name, one in self._given.items()}
+        self.foreign = refuse_unknown(given, self._stages)
+        self.given = given.keys() - self.foreign.keys()
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
         if hasattr(node, "add_pre_set_parameters_callback"):  # Humble keeps the integer, which counts as well
@@ -68,12 +75,13 @@ class NodeParameters:
             try:
                 declared = self._node.declare_parameter(name, parameter.default, _descriptor(parameter))
             except Exception as error:  # rclpy has several types for "this override does not fit the descriptor"
-                if name in self._node._parameter_overrides:  # our own check says it in fewer words
-                    parameter.check(_plain(self._node._parameter_overrides[name].value), prefix)
+                if name in self._given:  # our own check says it in fewer words
+                    parameter.check(_plain(self._given[name].value), prefix)
                 raise ConfigError(f"parameter {name}: {error}; it has to be {parameter.allowed}") from error
             value = parameter.check(_plain(declared.value), prefix)
-            if type(declared.value) is int and type(value) is float:
-                self._node.set_parameters([RosParameter(name, value=value)])
+            kind = RosParameter.Type.from_parameter_value(parameter.default)
+            if declared.type_ != kind:  # a whole number for a number; an empty list, which shows no type of its own
+                self._node.set_parameters([RosParameter(name, kind, value)])
 
     def _value(self, name: str) -> Any:  # noqa: ANN401
         return _plain(self._node.get_parameter(name).value)

@@ -20,6 +20,7 @@ from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.frame_table import output_hash
+from torchperf_ros.frame.health import too_many_superseded
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
@@ -103,9 +104,15 @@ class StageResult:
 
     @property
     def miss_ratio(self) -> float:
-        """Share of the answered frames that had no result of their own in time, 0 to 1; NaN without frames."""
-        missed = ~np.isin(self.frames["outcome"], IN_TIME)
-        return self._figure(_Float(np.mean(missed) if len(missed) else "nan"))
+        """Share of the frames that came without a result of their own in time, 0 to 1; NaN without frames."""
+        came = len(self.frames) + self.superseded
+        in_time = np.count_nonzero(np.isin(self.frames["outcome"], IN_TIME))
+        return self._figure(_Float((came - in_time) / came if came else "nan"))
+
+    @property
+    def too_many_superseded(self) -> bool:
+        """Whether so many frames had no answer that the stage is too slow for its input; see `SupersededRule`."""
+        return too_many_superseded(self.received, self.superseded)
 
     def quantile_ms(self, share: float) -> float:
         """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed; NaN without frames."""
@@ -176,7 +183,8 @@ class StageResult:
         frames = self.frames[self.frames["outcome"] != Outcome.ON_TIME] if only_missed else self.frames
         worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:10]
         which = "not on time" if only_missed else "in all"
-        head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}; those that took longest:"
+        unanswered = f", and {self.superseded} had no answer" if self.superseded else ""
+        head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}{unanswered}; those that took longest:"
         rows = [("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"), *map(self._row, worst)]
         return [head, *text_columns(rows)] if len(frames) else [f"{self.name}: no frame {which}"]
 
@@ -268,7 +276,8 @@ def commit_of(folder: Path) -> str:
 def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
     """Of the summary what workers know: to be asked while they are there.
 
-    `model`: a hash of weights and code of all tiers, by stage. `compile_s`: in which torch.compile made the first
+    `model`: a hash of weights and code of all tiers, by stage. `engines`: by stage, by which engine each tier ran.
+    `compile_s`: in which torch.compile made the first
     workers' tiers ready, None where no tier runs by it. `machine`: with what the models ran on, `cpu` or the name of a
     card, as another one's figures are not to be compared.
     """
@@ -281,6 +290,9 @@ def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
     described = next((actor.pool.description for actor in actors if actor.pool.description is not None), None)
     return {
         "model": {stage: hashlib.sha256(text.encode()).hexdigest() if text else "" for stage, text in models.items()},
+        "engines": {
+            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found) for stage, found in tiers.items()
+        },
         "compile_s": sum(compiled) if compiled else None,
         "machine": machine_facts("" if described is None else described.card or described.device),
     }  # fmt: skip

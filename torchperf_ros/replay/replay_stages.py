@@ -18,7 +18,6 @@ from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.stage.stage_versions import StageMachinery, StagePorts
-from torchperf_ros.workers.shared_process import share_processes
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -47,8 +46,6 @@ class ReplayStages:
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
         set_right_of_way(self.actors, config, None if pace.threaded else 0)  # at `virtual` on any machine alike
-        if pace.shares_processes:
-            share_processes([actor.pool for actor in self.actors])
         self.outputs = frozenset(record.topics)
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0
@@ -191,9 +188,6 @@ class ReplayPace:
     threaded = True
     """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
 
-    shares_processes = False
-    """Whether workers share processes where the parameters say so: time is what that changes, and draws at random."""
-
     def __init__(self, start_ns: int) -> None:
         self._now_ns = start_ns
 
@@ -242,8 +236,6 @@ class ReplayPace:
 
 class RealPace(ReplayPace):
     """30 Hz is 30 Hz: messages are given when they were received, and deadlines count."""
-
-    shares_processes = True
 
     def __init__(self, start_ns: int) -> None:
         """Begin at this time of the log, with its first message."""

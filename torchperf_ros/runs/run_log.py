@@ -347,6 +347,7 @@ class RunLogBuilder:
             self._versions.update({key: str(value) for key, value in (record.get("versions") or {}).items()})
             for entry in record.get("stages") or ():
                 stage = self._stage(str(entry["name"]))
+                stage.drops = stage.drops or []  # where there are any, records say so
                 stage.tiers = tuple(map(str, entry.get("tiers") or ()))
                 stage.trigger, stage.output = str(entry.get("trigger") or ""), str(entry.get("output") or "")
 

@@ -63,7 +63,6 @@ class FrameInFlight:
     answered: bool = False  # it is over; what still comes for it is late
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`
-    innocent: bool = False  # its runner has ended for another reason than this frame
     shapes: bytes = b""  # of the model's inputs, once a worker has said so
 
     def left_ms(self, now_ns: int) -> float:
@@ -94,7 +93,7 @@ class FrameInFlight:
     @property
     def suspect(self) -> bool:
         """Whether the frame ended the worker that ran it: it is given to nobody else."""
-        return not self.innocent and (self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG)
+        return self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG
 
     def wants_backup(self, now_ns: int, *, hedges: bool) -> bool:
         """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""

@@ -94,7 +94,7 @@ class Shadow:
         if self._running is not None and self._held is None:
             self._disturbed = True
             worker = self._running[0].runner
-            if worker is not None and worker.seat is None:
+            if worker is not None:
                 worker.hold()
                 self._held = worker
         if self.comparing is not None:

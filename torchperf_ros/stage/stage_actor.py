@@ -69,8 +69,10 @@ class StageActor(StageVersions):
         """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
         self._dispatcher.right_of_way = right_of_way
 
-    def look_again(self) -> None:
-        """A stage that this one gives way to has answered; on that one's thread, takes no lock."""
+    def look_again(self, answer: Answer | None = None) -> None:
+        """A stage that this one gives way to has answered, with this; on that one's thread, takes no lock."""
+        if answer is not None:
+            self._dispatcher.higher_answered(answer, self._clock())
         in_flight = self._in_flight
         if in_flight is not None and in_flight.held_by and in_flight.runner is None:
             self._waiter.wake()
@@ -193,7 +195,10 @@ class StageActor(StageVersions):
                 self.mailbox.put(frame)
             if self._in_flight is None:
                 self._begin(received_ns)
-            self.statistics.received(frame, stamped=stamped)  # when the worker has it: counting can wait
+            # when the worker has it: counting can wait
+            alert = self.statistics.received(frame, self.mailbox.superseded, stamped=stamped)
+            if alert is not None:
+                self._untold.append(alert)
 
     def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
         """Another input than the trigger: the newest is handed over with the next frame."""
@@ -324,6 +329,11 @@ class StageActor(StageVersions):
         """Until when, by the clock of inputs, the frame in flight waits for some; 0: it does not; takes no lock."""
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
+
+    @property
+    def output_stamp_problem(self) -> str:
+        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
+        return self._outputs.stamp_problem(self._output_type)
 
     def overdue_ms(self, now_ns: int) -> float:
         """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
@@ -486,5 +496,5 @@ class StageActor(StageVersions):
                     self.shadow.go_on(now_ns)
                 self.shadow.follow(answered, answer, now_ns, free=self._in_flight is None)
         for stage in self.lower:
-            stage.look_again()
+            stage.look_again(answer)
         self.pool.ring.make_ready()

@@ -1,10 +1,10 @@
 """What a stage remembers of its frames: counters, health, and the anomalies that follow."""
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, answer_alert, death_alert
+from torchperf_ros.frame.alert_rules import Alert, answer_alert, death_alert, superseded_alert
 from torchperf_ros.frame.clock import Clock, monotonic_ns
 from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.health import HealthTracker
+from torchperf_ros.frame.health import Flow, HealthTracker
 from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
 
 
@@ -33,10 +33,19 @@ class StageStatistics:
         """Frames are taken from now on."""
         self.counters.activated_ns = self._clock()
 
-    def received(self, frame: Frame, *, stamped: bool) -> None:
-        """Count a frame that came in, whose number is how many came before; `stamped`: its message type has a stamp."""
-        self.counters.received(frame.received_ns, frame.stamp_ns, frame.age_ms, stamped=stamped)
-        self.health.input_at(frame.received_ns)
+    def received(self, frame: Frame, superseded: int = 0, *, stamped: bool) -> Alert | None:
+        """Count a frame that came in, whose number is how many came before; returns what there is to tell about it.
+
+        `superseded`: how many frames were so far; `stamped`: its message type has a stamp.
+        """
+        counters, received_ns = self.counters, frame.received_ns
+        counters.received(received_ns, frame.stamp_ns, frame.age_ms, superseded, stamped=stamped)
+        self.health.input_at(received_ns)
+        rule = self.health.superseded
+        if received_ns < rule.due_ns:
+            return None
+        rule.look(Flow(received_ns, counters.frames, superseded, counters.ended, counters.busy_ms))
+        return None if rule.broken is None else superseded_alert(self.health.limits.name, rule.broken)
 
     def answered(self, answer: Answer) -> Alert | None:
         """A frame was answered; returns what there is to tell about it."""

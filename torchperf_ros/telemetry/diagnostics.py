@@ -92,7 +92,7 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         "budget_ms": _number(config.scene_budget_ms(stage.scenes.active)),
         "budget_now_ms": _number(stage.budget_ms),
         "reserve_ms": _number(stage.margin.ms),
-        "miss_ratio": _number(statistics.miss_ratio),
+        "miss_ratio": _number(statistics.miss_ratio(stage.mailbox.superseded)),
         **{name: str(getattr(statistics, name)) for name in ("frames", "answered", "unanswered")},
         **{outcome.word: str(statistics.outcomes[outcome]) for outcome in Outcome},
         **{f"fallback_{fallback.word}": str(statistics.fallbacks[fallback]) for fallback in Fallback},
@@ -121,7 +121,6 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
         values[f"worker_{number}_state"] = pool.state(number)
         rss = None if worker is None else rss_bytes.get(worker.pid)
         values[f"worker_{number}_rss_mib"] = "" if rss is None else _number(rss / _MIB)
-        values[f"worker_{number}_shared_with"] = "" if worker is None else worker.shares_with
     values["last_reason"] = statistics.last_reason
     values["last_error"] = pool.last_error
     return Alert(LEVELS[health], f"perf: {config.name}", _summary(stage, health), values)
@@ -191,9 +190,11 @@ def _summary(stage: StageActor, health: Health) -> str:
         scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
     lost = [] if stage.sync is None else [one.rule.topic for one in stage.sync.inputs.values() if one.is_lost]
     inputs = f"without {', '.join(lost)}" if lost else ""
-    why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED else "")
-    actions = stage.actions.words(monotonic_ns())
-    return f"{health.name}: " + ", ".join(filter(None, [f"tier {tier}", scene, inputs, actions, why, compiling]))
+    too_many = stage.statistics.health.superseded.broken
+    dropped = "" if too_many is None else too_many.words
+    why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED and not dropped else "")
+    parts = [f"tier {tier}", scene, inputs, stage.actions.words(monotonic_ns()), dropped, why, compiling]
+    return f"{health.name}: " + ", ".join(filter(None, parts))
 
 
 def _scene(stage: StageActor, number: int) -> str:

@@ -99,20 +99,18 @@ class MemoryUse:
 
 
 def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
-    """Read the memory of this process and of every worker that lives; a process that stages share counts once.
+    """Read the memory of this process and of every worker that lives.
 
     `proportional` reads PSS now and then; without it, nothing does.
     """
     workers = [worker for stage in stages for worker in stage.everyone]
     told: dict[str, int] = {}
-    counted: set[tuple[int, str]] = set()
     for worker in workers:
         for key, value in worker.memory_bytes.items():
             if key in {"free", "total"}:
                 told[key] = min(told.get(key, value), value)
-            elif key == "history" or (worker.pid, key) not in counted:  # the others are the whole process's
+            else:
                 told[key] = told.get(key, 0) + value
-                counted.add((worker.pid, key))
     rss = {worker.pid: rss for worker in workers if (rss := _own_rss_bytes(worker.pid)) is not None}
     pss = proportional.sample([os.getpid(), *rss], time.monotonic()) if proportional is not None else {}
     shared = sum(stage.pool.ring.used_bytes for stage in stages)

@@ -65,7 +65,7 @@ class _Scrape:
         self.synchronised = [] if stage.sync is None else list(stage.sync.inputs.values())
         self.tiers = stage.pool.tally.rows(stage.pool.everyone)
         self.pairs = None if stage.shadow is None else stage.shadow.figures
-        self.workers = [each for each in stage.pool.everyone if each.pid in use.rss_by_pid and each.is_counted]
+        self.workers = [each for each in stage.pool.everyone if each.pid in use.rss_by_pid]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ METRICS = (
     _M("torchperf_interval_jitter_seconds", _G, "Standard deviation of that time", _ms("reading.interval_jitter_ms")),
     _M("torchperf_latency_jitter_seconds", _G, "Mean difference of successive latencies in the window",
        _ms("reading.latency_jitter_ms")),
-    _M("torchperf_window_miss_ratio", _G, "Share of answers in the window that were misses",
+    _M("torchperf_window_miss_ratio", _G, "Share of frames in the window that were misses",
        _get("reading.latency.miss_ratio")),
     _M("torchperf_budget_seconds", _G, "Budget of a frame",
        lambda s: s.stage.config.scene_budget_ms(s.stage.scenes.active) / 1000),
@@ -232,7 +232,7 @@ METRICS = (
        lambda node: sum(int(count) for key, count in node.lane.items() if key.endswith(" refused")), ()),
     # memory
     _M("torchperf_worker_resident_bytes", _G,
-       "Resident memory of a worker, without shared memory; of a process that stages share the first one's",
+       "Resident memory of a worker, without shared memory",
        lambda s: {str(worker.number): s.use.rss_by_pid[worker.pid] for worker in s.workers}, ("stage", "worker")),
     _M("torchperf_cuda_memory_bytes", _G, "Memory of the CUDA device, as the workers say",
        lambda node: {kind: node.use.told[kind] for kind in _CUDA_KINDS if kind in node.use.told}, ("kind",)),

@@ -143,9 +143,9 @@ class StageState:
 
     @property
     def on_time_share(self) -> float:
-        """Share of the frames that ended, with or without an answer, whose own result was in time; NaN if unknown."""
-        on_time, ended = self.count("on_time"), self.ended
-        return (on_time + (self.count("partial") or 0)) / ended if ended and on_time is not None else math.nan
+        """Share of the frames that came whose own result was in time; NaN if unknown. Superseded ones were not."""
+        on_time, came = self.count("on_time"), self.ended + (self.dropped or 0)
+        return (on_time + (self.count("partial") or 0)) / came if came and on_time is not None else math.nan
 
     @property
     def dropped(self) -> int | None:
@@ -189,6 +189,7 @@ class NodeState:
         self.alerts: list[Event] = []  # what goes on now, by the node's own status; also for who joins late
         self._heard_pids: dict[str, float] = {}  # when each process of this name reported last
         self._warnings: set[str] = set()
+        self._evidence: set[str] = set()
         self._silence_known = False
 
     @property
@@ -293,6 +294,10 @@ class NodeState:
             lines = status.message.strip().splitlines() or [""]
             text = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
             self.event(_kind(status), stage, f"{what}: {text}" if what else text)
+        evidence = {value.value for status in message.status for value in status.values if value.key == "evidence"}
+        for path in evidence - self._evidence:
+            self.event("note", NODE_STATUS, f"evidence: {path}")
+        self._evidence |= evidence
 
     @property
     def pids(self) -> list[str]:

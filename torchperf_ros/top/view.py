@@ -333,8 +333,6 @@ def _workers(stage: StageState) -> Text:
         pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib"))
         row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
         row.append("pid ", "grey62").append(f"{pid} ").append(f"{short(rss)} MiB   ")
-        if others := stage.values.get(f"worker_{number}_shared_with"):
-            row.append(f"shared with {others}   ", "grey62")
     return row
 
 

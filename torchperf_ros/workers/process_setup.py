@@ -12,14 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-SWITCH_INTERVAL_S = 1e-4
 LARGEST_KEPT_BYTES = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of malloc.c: a larger threshold is refused
+_SWITCH_INTERVAL_S = 1e-4
 _NICE = -10
 _MCL_CURRENT_AND_FUTURE = 3
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_TIMERSLACK = 1, 15, 29
 _BACKGROUND_PRIORITY = 1
 _HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that moves tasks between processors
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
 _INT_MAX = 2**31 - 1
 _ENDINGS = (
@@ -38,7 +38,7 @@ def prefer_this_process(priority: int) -> str:
     Returns:
         What holds now: `fifo 10`, `nice -10`, `normal`, or `normal: ...` with what to do about it.
     """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     if not priority:
         return "normal"
@@ -194,16 +194,6 @@ def keep_freed_memory(largest_bytes: int, kept_bytes: int = 0) -> None:
     if hasattr(_libc, "mallopt"):  # glibc; other C libraries have no such habit to change
         _libc.mallopt(_M_MMAP_THRESHOLD, min(largest_bytes, LARGEST_KEPT_BYTES))
         _libc.mallopt(_M_TRIM_THRESHOLD, min(kept_bytes or 8 * largest_bytes, _INT_MAX))
-
-
-def use_one_heap() -> None:
-    """Let all threads allocate from one heap, so that what one frees is there for the others; before they start.
-
-    With a heap for each, as is glibc's habit, two reference models in one process took 64 to 77 MiB instead of 58 (USS;
-    a probe by hand, medians of three turns).
-    """
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:

@@ -23,8 +23,6 @@ _CUT_TO = (2_000, 500, 125)
 STACK_SIGNAL = signal.SIGUSR1
 STACK_FILE = "stacks.txt"
 """A worker that gets this signal appends its stacks to this file in its TMPDIR, whatever it is doing."""
-NOTES_FILE = "notes.txt"
-"""Where a process that stages share notes which session is which thread, and what ended it; likewise."""
 
 
 OBSERVE: Final = 1

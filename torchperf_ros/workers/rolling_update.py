@@ -138,11 +138,11 @@ class Renewal:
                 self.proven = Kit({**self._trial.setup, "swapped": None}, self._trial.number)
                 self._trial = None
 
-    def failed(self, reason: str, now_ns: int, *, counts: bool = True) -> bool:
-        """A candidate died; True if that ends the renewal, and nothing has changed. `counts`: it was a try."""
+    def failed(self, reason: str, now_ns: int) -> bool:
+        """A candidate died; True if that ends the renewal, and nothing has changed."""
         with self._lock:
             self._not_before_ns = now_ns + _PAUSE_NS
-            self._tries -= counts and self._trial is not None
+            self._tries -= self._trial is not None
             ends = self._trial is not None and self._tries <= 0
             if ends:
                 self.give_up(reason)
@@ -263,7 +263,7 @@ class RollingUpdate:
                 self.candidate = pool.spawn(len(workers))
             except (OSError, ProtocolError) as error:
                 self.lost(f"no new worker can be started: {error}")
-        elif self.renewal.is_over(candidate, workers) or self._is_misplaced(candidate, workers):
+        elif self.renewal.is_over(candidate, workers):
             serves = next((worker for worker in workers if worker is not None and worker.usable), None)
             if not candidate.usable or (serves is not None and pool.replace(candidate, serves)):
                 self.candidate = None
@@ -274,18 +274,12 @@ class RollingUpdate:
                 candidate.number = outdated.number
                 workers[candidate.number], self.candidate = candidate, None
                 self.renewal.took_a_place()
-                new = "another session" if candidate.pid == outdated.pid else f"pid {candidate.pid}"
-                pool.dismiss(outdated, f"replaced by {new}")
+                pool.dismiss(outdated, f"replaced by pid {candidate.pid}")
 
-    def _is_misplaced(self, candidate: WorkerProcess, workers: Workers) -> bool:
-        """Whether it sits in another process than the one that is to be replaced: both places would share a fault."""
-        outdated = self.renewal.outdated(workers) if _all_up(workers) and candidate.seat is not None else None
-        return outdated is not None and candidate.seat is not None and candidate.seat.place != outdated.number
-
-    def lost(self, reason: str, *, innocent: bool = False) -> None:
-        """The candidate has died before it took a place: the others serve on. `innocent`: see `RestartPolicy.died`."""
+    def lost(self, reason: str) -> None:
+        """The candidate has died before it took a place: the others serve on."""
         self.candidate = None
-        ended = self.renewal.failed(reason, time.monotonic_ns(), counts=not innocent)
+        ended = self.renewal.failed(reason, time.monotonic_ns())
         self._tell(f"{'nothing is replaced' if ended else 'it is tried again'}: {reason}")
 
     def give_up(self, reason: str) -> None:

@@ -20,7 +20,6 @@ from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
-from torchperf_ros.workers.shared_process import Seat, SharedProcesses, SharedServer
 from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, Description, WorkerProcess
 
 _FIRST_DELAY_NS = NS_PER_S // 2
@@ -44,15 +43,9 @@ class RestartPolicy:
         self._early_deaths = 0
         self._permanent = False
 
-    def died(self, ready_at_ns: int | None, *, innocent: bool = False) -> int:
-        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns.
-
-        `innocent`: another stage ended the process that they share, which says nothing of this worker.
-        """
+    def died(self, ready_at_ns: int | None) -> int:
+        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns."""
         now_ns = self._clock()
-        if innocent:
-            self.restarts += 1
-            return now_ns
         proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
         self._early_deaths = 0 if proven else self._early_deaths + 1
         self.restarts += 1
@@ -111,7 +104,6 @@ _TOLD = 64
 _IMPORTS_WITHIN_S = 60.0  # at least: importing torch takes its time, and is no start of a worker
 _DIES_WITHIN_MS = 100.0  # of its socket's end: the kernel takes a process down step by step
 _COMPILING_TAKES = 10  # times as long as loading
-_TAKES_TURNS = 2  # times as long, for a session that waits for another one's load
 Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
@@ -168,8 +160,7 @@ class WorkerPool:
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
-        self._server: ForkServer | SharedServer | None = None
-        self.processes: SharedProcesses | None = None  # where its workers run, None: in processes of their own
+        self._server: ForkServer | None = None
         self._calibrated: tuple[int, list[tuple[float, float]]] | None = None  # of the first worker of which kit
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
@@ -281,7 +272,7 @@ class WorkerPool:
                 self._stopping.wait(_AFTER_ERROR_S)
         self._guarded("ending a compiler", self.rolling_update.builder.close)
         for worker in self.everyone:
-            worker.dismiss("the node stops")
+            worker.kill("the node stops")
             self._guarded("ending a worker", self._release, worker)
         self.workers = [None] * len(self.workers)
         give_up_at = time.monotonic() + ENDS_WITHIN_S
@@ -346,7 +337,7 @@ class WorkerPool:
     def _has_died(self, number: int, worker: WorkerProcess | None, ready_at_ns: int | None, reason: str) -> None:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
-        self._start_at_ns[number] = policy.died(ready_at_ns, innocent=worker is not None and worker.innocent)
+        self._start_at_ns[number] = policy.died(ready_at_ns)
         if worker is not None:
             self._log("error" if policy.gave_up else "warn", f"{self.config.name}: {reason}")
         self._tell_death(worker, reason, lasting=policy.gave_up)
@@ -368,10 +359,7 @@ class WorkerPool:
         """
         server = self._server
         if server is None:
-            if self.processes is not None:
-                server = self._server = SharedServer(self.processes, self.config.name)
-            else:
-                server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+            server = self._server = ForkServer(self.config.adapter.partition(":")[0])
         if server.stuck and not self.ready:
             server.close()
         if not server.ready and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S:
@@ -400,22 +388,16 @@ class WorkerPool:
             setup["device_before"] = self.description.device
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup["calibrations"] = self._calibrated[1]
-        source: ForkServer | Seat
-        if isinstance(self._server, SharedServer):
-            outdated = self.rolling_update.renewal.outdated(self.workers)
-            place = outdated.number if number == len(self.workers) and outdated is not None else number
-            source = seat = self._server.seat(place)
-            setup["session"] = seat.number
-        else:
-            source = self._server
-        worker = WorkerProcess(number, setup, self.ring, self.config.max_frame_bytes, source, self._look_after_all)
+        worker = WorkerProcess(
+            number, setup, self.ring, self.config.max_frame_bytes, self._server, self._look_after_all
+        )
         worker.generation = kit.number
         return worker
 
     def dismiss(self, worker: WorkerProcess, why: str) -> None:
         """End a worker that is not needed any more."""
         self.tally.left(worker)
-        worker.dismiss(why)
+        worker.kill(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")
         self._release(worker)
 
@@ -430,9 +412,8 @@ class WorkerPool:
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        server_fd = -1 if self._server is None or self._server.ended else self._server.fileno()
-        if server_fd >= 0:  # another stage's thread may have closed one that they share
-            poll.register(server_fd, select.POLLIN)
+        if self._server is not None and not self._server.ended:
+            poll.register(self._server.fileno(), select.POLLIN)
         if self.rolling_update.builder.news is not None:
             poll.register(self.rolling_update.builder.news, select.POLLIN)
         for worker in self.everyone:
@@ -452,9 +433,7 @@ class WorkerPool:
         except ProtocolError as error:
             worker.kill(str(error))
         now_ns = time.monotonic_ns()
-        if worker.seat is not None and worker.ready_at_ns is None and worker.closed_ms(now_ns) > _DIES_WITHIN_MS:
-            worker.left = not worker.is_ending  # its session did not begin, and others of its process serve on
-        if dead or worker.left:
+        if dead:
             self._bury(worker)
             return
         if worker.kill_reason:  # it is on its way out
@@ -474,7 +453,6 @@ class WorkerPool:
             if not self.ready:
                 worker.hurry()
             timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
-            timeout_s *= 1 if worker.begun else _TAKES_TURNS
             if now_ns - worker.started_ns > timeout_s * NS_PER_S:
                 worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
 
@@ -498,8 +476,6 @@ class WorkerPool:
             self.description = found
         elif kind == "progress":
             worker.progress = message["text"]
-            if message.get("begins"):
-                worker.begun, worker.started_ns = True, time.monotonic_ns()
         elif kind == "ready":
             worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
             worker.tiers, worker.missing = message["tiers"], message["missing"]
@@ -512,7 +488,7 @@ class WorkerPool:
             self.capture.take(worker, message, time.monotonic_ns())
         elif kind == "memory":
             worker.memory_bytes = message["bytes"]
-        elif kind in {"error", "left"}:
+        elif kind == "error":
             self._ends(worker, message)
         elif kind == "warn":
             self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
@@ -520,10 +496,7 @@ class WorkerPool:
             worker.kill(f"unknown control message {kind!r}")
 
     def _ends(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """It says why it is about to end, or that its session has ended in a process that may live on."""
-        if message["kind"] == "left":
-            worker.usable, worker.left = False, worker.seat is not None
-            return
+        """It says why it is about to end."""
         worker.error = self.last_error = message["text"]
         if message.get("without_graphs"):
             self.rolling_update.renewal.without_graphs(worker.generation)
@@ -535,7 +508,7 @@ class WorkerPool:
         """Let it serve, unless it came with a package that is too slow to be swapped in."""
         refusal = self.rolling_update.why_too_slow(worker, self.config.budget_ms)
         if refusal:
-            worker.dismiss(refusal)
+            worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
             self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
@@ -558,7 +531,7 @@ class WorkerPool:
                     self._has_died(worker.number, worker, worker.ready_at_ns, reason)
             finally:  # until now it was one of the pool's: the stage asks whose it is
                 if worker is self.rolling_update.candidate:
-                    self.rolling_update.lost(reason, innocent=worker.innocent)
+                    self.rolling_update.lost(reason)
                 else:
                     self.workers[worker.number] = None
                 self._release(worker)

@@ -30,7 +30,6 @@ from torchperf_ros.workers.protocol import (
     unpack_response,
 )
 from torchperf_ros.workers.result_area import ResultArea, make_result_area
-from torchperf_ros.workers.shared_process import Seat
 from torchperf_ros.workers.worker_setup import WorkerFolder
 
 ENDS_WITHIN_S = 5.0  # of SIGKILL; a process that has not waits for a driver or a disk, and may never end
@@ -56,10 +55,7 @@ class Description:
 
 
 class WorkerProcess:
-    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is.
-
-    With a `Seat` it is one session of a process that stages share: it ends with the process, or by itself.
-    """
+    """A spawned Python process that runs one stage's model; `__init__` says what each attribute is."""
 
     def __init__(
         self,
@@ -67,7 +63,7 @@ class WorkerProcess:
         setup: dict[str, Any],
         ring: FrameRing,
         result_bytes: int,
-        server: ForkServer | Seat,
+        server: ForkServer,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Have it forked by `server`, and send it its setup; for `meanwhile` see `ForkServer.fork`.
@@ -77,9 +73,6 @@ class WorkerProcess:
             ProtocolError: the setup is too long, or the server forks nobody.
         """
         self.number = number  # its place in the stage's pool, 0 or 1; 2 while it is to take another's place
-        self.seat = server if isinstance(server, Seat) else None  # in a process that it shares, None: it has its own
-        self.begun = self.seat is None  # to load; a session waits until the one before it in its process is ready
-        self.left = False  # its session is over, and its process may live on
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
         self.tier: int | None = None  # the one that it ran last, None before
@@ -112,14 +105,14 @@ class WorkerProcess:
         self._tail = b""
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
-        self._killed_ns = self._closed_ns = 0
+        self._killed_ns = 0
         self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
-        self._own_folder = WorkerFolder()
+        self._folder = WorkerFolder()
         self._server = server
         try:
             self._start(pack_control("setup", **setup), ring, result_bytes, meanwhile)
         except BaseException:
-            self._own_folder.remove()
+            self._folder.remove()
             raise
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
         # at real-time priority, until the kernel has taken the process down.
@@ -148,25 +141,13 @@ class WorkerProcess:
             with contextlib.suppress(PermissionError):  # beyond what the user may have in pipes
                 fcntl.fcntl(self._stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             passed = (worker_frames.fileno(), worker_control.fileno(), ring.reader_fd, result_fd, worker_stdout)
-            self.pid, self.pidfd = self._server.fork(passed, self._own_folder.path, meanwhile)
-            if self.seat is not None:
-                self.seat.worker = self
+            self.pid, self.pidfd = self._server.fork(passed, self._folder.path, meanwhile)
             on_failure.pop_all()
 
     @property
     def folder(self) -> str:
         """Where it keeps its temporary files; removed with it."""
-        return self._own_folder.path if self.seat is None else self.seat.process.folder
-
-    @property
-    def shares_with(self) -> str:
-        """The other stages whose workers run in its process; "" where it has its own, or is the only one."""
-        return "" if self.seat is None else ", ".join(name for name in self.seat.stages if name != self.seat.stage)
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether its process counts as its own, where several stages share it: as that of the first of them."""
-        return self.seat is None or self.seat.stages[:1] in ([self.seat.stage], [])
+        return self._folder.path
 
     @property
     def idle(self) -> bool:
@@ -198,9 +179,7 @@ class WorkerProcess:
         """
         kind = RUN | OBSERVE if observe else RUN
         if not self._send(Request(kind, tier, seq, offset, length, leave_ns, missed, last_step), now_ns):
-            self.usable = False
-            if self.seat is None:  # else the pool sees whether only its session has ended
-                self.kill("it takes no more frames")
+            self.kill("it takes no more frames")
             return False
         self.busy_since_ns, self.tier = now_ns, tier
         self.seq = seq
@@ -237,21 +216,12 @@ class WorkerProcess:
             self._waiting_since_ns = now_ns
         return 0.0 if handled == self._sent else (now_ns - self._waiting_since_ns) / NS_PER_MS
 
-    def busy_ms(self, now_ns: int) -> float:
-        """What `stuck_ms` found at the pool's last look, and since; for other threads than the pool's."""
-        return (now_ns - self._waiting_since_ns) / NS_PER_MS if self.at_work and self.ready_at_ns is not None else 0.0
-
-    @property
-    def at_work(self) -> bool:
-        """Whether it loads, or has something to do."""
-        return not self.left and (not self.caught_up if self.ready_at_ns is not None else self.begun)
-
     def has_not_waited(self, now_ns: int) -> None:
         """Count `stuck_ms` from now: it was busy with something else than what it has been given."""
         self._waiting_since_ns = now_ns
 
     def hold(self) -> None:
-        """Stop it where it is, at once, until `go_on`; for one that has a process of its own."""
+        """Stop it where it is, at once, until `go_on`."""
         self.held = self._signal(signal.SIGSTOP)
 
     def go_on(self, now_ns: int) -> None:
@@ -307,7 +277,6 @@ class WorkerProcess:
         except ConnectionError:
             pass
         self.speaking.discard(self.control.fileno())
-        self._closed_ns = self._closed_ns or time.monotonic_ns()
         return None
 
     def command(self, kind: str, **fields: object) -> bool:
@@ -346,10 +315,6 @@ class WorkerProcess:
         self._lines_left -= len(lines)
         return lines, left_out
 
-    def closed_ms(self, now_ns: int) -> float:
-        """For how long its control socket has been closed; 0 while it is open."""
-        return (now_ns - self._closed_ns) / NS_PER_MS if self._closed_ns else 0.0
-
     def lost_ms(self, now_ns: int) -> float:
         """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.
 
@@ -369,8 +334,8 @@ class WorkerProcess:
                 set_nice(self.pid, self.nice)
 
     def is_dead(self) -> bool:
-        """Whether the process has ended, not yet reaped, or at least its session."""
-        return self.left or is_readable(self.pidfd, 0.0)
+        """Whether the process has ended, not yet reaped."""
+        return is_readable(self.pidfd, 0.0)
 
     @property
     def is_ending(self) -> bool:
@@ -382,28 +347,11 @@ class WorkerProcess:
         self.usable = False
         self.kill_reason = self.kill_reason or reason
         self._killed_ns = self._killed_ns or time.monotonic_ns()
-        if self.seat is not None:
-            self.seat.blame(reason, hung=self.hung)
         self._signal(signal.SIGKILL)
 
     def is_overdue(self, now_ns: int) -> bool:
         """Whether SIGKILL has not ended it in time."""
         return bool(self._killed_ns) and now_ns - self._killed_ns > ENDS_WITHIN_S * NS_PER_S
-
-    def dismiss(self, reason: str) -> None:
-        """End it, as it is not wanted any more: the process, or its session, which ends between two frames."""
-        if self.seat is None:
-            self.kill(reason)
-            return
-        self.usable, self.kill_reason = False, self.kill_reason or reason
-        with contextlib.suppress(OSError):
-            self.frames.shutdown(socket.SHUT_RDWR)
-
-    @property
-    def innocent(self) -> bool:
-        """Whether it has ended because of another session of the process that it shares."""
-        culprit = None if self.seat is None or self.left else self.seat.culprit()
-        return culprit is not None and culprit is not self.seat
 
     def death_reason(self) -> str:
         """Why the process ended: by whom, which signal or exit status, and the last it said."""
@@ -412,22 +360,11 @@ class WorkerProcess:
             name = f"worker {self.number} (pid {self.pid})"
             what = f"has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up"
             return f"{name} {what}: {self.kill_reason}"
-        code = 0 if self.left else self._server.exit_code(self.pid)
-        if self.left:
-            how = "the end of its session"
-        elif code is None:
-            how = "an unknown cause: its fork server is gone, or does not answer"
-        else:
-            how = how_it_ended(code)
-        kill_reason = self.kill_reason
-        if self.seat is not None and not self.left:
-            culprit, kill_reason = self.seat.culprit(), kill_reason or self.seat.process.kill_reason
-            if culprit is not None and culprit is not self.seat:
-                how += f", because of stage {culprit.stage} in the same process"
-            said = "\n".join(filter(None, [said, self.seat.process.last_words if culprit is self.seat else ""]))
-        why = ": ".join(
-            filter(None, [f"worker {self.number} (pid {self.pid}) ended by {how}", kill_reason, self.error])
-        )
+        code = self._server.exit_code(self.pid)
+        unknown = "an unknown cause: its fork server is gone, or does not answer"
+        how = unknown if code is None else how_it_ended(code)
+        name = f"worker {self.number} (pid {self.pid}) ended by {how}"
+        why = ": ".join(filter(None, [name, self.kill_reason, self.error]))
         return f"{why}\n{said}" if said and not self.error else why
 
     def ask_for_stacks(self) -> None:
@@ -442,9 +379,7 @@ class WorkerProcess:
             signal.pidfd_send_signal(self.pidfd, STACK_SIGNAL)
 
     def close(self) -> None:
-        """Release what the node has of it, but for what `reap` does; a process that it shares may live on."""
-        if self.seat is not None:
-            self.seat.leave()
+        """Release what the node has of it, but for what `reap` does."""
         os.close(self._stdout_fd)
         self.control.close()
         self.frames.close()
@@ -452,8 +387,7 @@ class WorkerProcess:
 
     def reap(self, seconds: float = 0.0) -> bool:
         """After `close`: forget the process once it has ended; False: it has not within so many seconds."""
-        is_over = self.seat is not None and not self.unended  # its session; the process may live on
-        if not is_over and not is_readable(self.pidfd, seconds):
+        if not is_readable(self.pidfd, seconds):
             return False
         self.forget()
         return True
@@ -464,4 +398,4 @@ class WorkerProcess:
             if self.pidfd >= 0:
                 os.close(self.pidfd)
             self.pidfd = -1
-        self._own_folder.remove()
+        self._folder.remove()

@@ -44,7 +44,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
         "shapes": stage.shapes.as_dict(),
         "device": node.device,
         "nice": _nice(stage, node),
-        "stream_priority": _stream_priority(stage, node),
+        "stream_priority": -1,  # on CUDA: ahead of those of another version beside it
         "threads": node.worker_threads,
         "kept_mib": node.worker_kept_mib,
         "cache_dir": node.cache_dir,
@@ -67,19 +67,8 @@ def _lower(stage: StageConfig, tier: int) -> int:
 
 
 def _nice(stage: StageConfig, node: NodeConfig) -> int:
-    """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19.
-
-    Those that share a process have the one of the highest: a nicer thread that holds the interpreter would be waited
-    for.
-    """
-    priority = max(each.priority for each in node.together_with(stage))
-    return min(19, 10 * len({each.priority for each in node.stages if each.priority > priority}))
-
-
-def _stream_priority(stage: StageConfig, node: NodeConfig) -> int:
-    """Of the stage's CUDA stream, lower goes first; 0 for the lowest of several priorities in one process."""
-    levels = sorted({each.priority for each in node.together_with(stage)})
-    return -levels.index(stage.priority) if len(levels) > 1 else -1
+    """The nice value of a stage's workers: 10 more for each higher priority that there is, at most 19."""
+    return min(19, 10 * len({each.priority for each in node.stages if each.priority > stage.priority}))
 
 
 _PREFIX: Final = "torchperf_worker_"

@@ -14,11 +14,14 @@ from .made_outputs import IMAGE, array, image, marker, markers, path, pose, resu
 
 
 def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_same(tmp_path):
-    result = result_of(tmp_path, {"perception": [array(1.0), None, array(2.0)], "planning": [path(pose(3.0))]})
+    engines = {"perception": "full aoti, fast eager", "planning": "full onnxruntime"}
+    stages = {"perception": [array(1.0), None, array(2.0)], "planning": [path(pose(3.0))]}
+    result = result_of(tmp_path, stages, engines=engines)
     written = golden_of(result, result.stages)
     write_golden(written, tmp_path / "new folder" / "golden.mcap")
     read = read_golden(tmp_path / "new folder" / "golden.mcap")
     assert read == written
+    assert read.engines == engines
     assert [(frame.seq, frame.stamp_ns) for frame in read.frames["perception"]] == [(0, stamp_ns(0)), (2, stamp_ns(2))]
     assert read.frames["perception"][1].message.data.tolist() == [2.0]
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]
@@ -66,6 +69,20 @@ def test_given_a_later_result_when_asked_what_changed_then_it_is_named(tmp_path,
     stages = {"perception": [], "planning": []}
     golden = golden_of(result_of(tmp_path, stages), stages)
     assert golden_of(result_of(tmp_path, stages, **summary), stages).changed_since(golden) == changes
+
+
+def test_given_frames_without_an_answer_when_written_and_compared_then_they_count(tmp_path):
+    stages = {"perception": [array(1.0)], "planning": [array(2.0)]}
+    good, file = result_of(tmp_path, stages), tmp_path / "golden.mcap"
+    slow = dataclasses.replace(good, stages={**good.stages, "planning": dataclasses.replace(
+        good.stage("planning"), received=4, superseded=3)})  # fmt: skip
+    write_golden(golden_of(slow, stages), file)
+    slow, golden, good = golden_of(slow, stages), read_golden(file), golden_of(good, stages)
+    assert golden.superseded == {"planning": 3}
+    assert golden.origin == good.origin
+    assert slow.more_superseded_than(golden) == good.more_superseded_than(golden) == []
+    (line,) = slow.more_superseded_than(good)
+    assert line == "planning: 3 frames had no answer, as a newer one came first; in the golden run 0"
 
 
 def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_refused(tmp_path):

@@ -1,10 +1,9 @@
-"""Graph breaks, one for each line of the user's code: reason, place, kind, cost, and what to write instead."""
+"""Graph breaks, one for each line of the user's code: reason, place, kind, and what to write instead."""
 
 import ast
 import re
 import sys
 import sysconfig
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -13,15 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchperf_ros.optimize.inspect.users_source import (
-    SourceLine,
-    before_rewrite,
-    names_in,
-    read_line,
-    rewrite_branch,
-    rewrite_print,
-    rewrite_scalar,
-)
+from torchperf_ros.optimize.inspect.users_source import SourceLine, names_in, read_line
 
 
 class Kind(Enum):
@@ -61,19 +52,14 @@ class Kind(Enum):
     )
     RNN = (
         "RNN, GRU or LSTM",
-        "torch.compile leaves the function around it uncompiled; torch.export, and so engine aoti, takes it as it is.",
+        "torch.compile leaves the function around it uncompiled, unless torch._dynamo.config.allow_rnn is True;"
+        " torch.export, and so engine aoti, takes it as it is.",
     )
     UNSUPPORTED = ("unsupported call", "Move it out of forward: into __init__, preprocess or postprocess.")
 
     def __init__(self, label: str, advice: str) -> None:
         self.label, self.advice = label, advice
 
-
-_REWRITES: dict[Kind, Callable[[SourceLine], str]] = {
-    Kind.BRANCH: rewrite_branch,
-    Kind.SCALAR: rewrite_scalar,
-    Kind.PRINT: rewrite_print,
-}
 
 # frames of a traceback, with the underlines that Python 3.11 and later give them
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE)
@@ -107,15 +93,10 @@ class GraphBreak:
 
     Attributes:
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
-        before: the statement, where it can be rewritten; else empty.
-        after: the statement rewritten, to be shown once it was captured without the break; else empty.
         reasons: the compiler's texts, the first one first.
         whole_function: the compiler left the function around it uncompiled, it did not only split it.
-        ended: the compilations that it ended, each with the graph that had run last.
+        ended: the compilations that it ended.
         splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split as well.
-        gaps: the gaps between graphs that it causes.
-        gap_ms: time in these gaps in one run; NaN until measured.
-        tried: what came of the kind's remedy when it was tried on this model; "" where there is none to try.
     """
 
     line: SourceLine
@@ -123,25 +104,15 @@ class GraphBreak:
     underline: str
     kind: Kind
     input_set: int
-    before: str
-    after: str
     reasons: list[str] = field(default_factory=list)
     whole_function: bool = False
-    ended: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
-    gaps: list[int] = field(default_factory=list)
-    gap_ms: float = float("nan")
-    tried: str = ""
 
     @property
     def place(self) -> tuple[str, int]:
         """File and line."""
         return self.line.file, self.line.line
-
-    @property
-    def advice(self) -> str:
-        """What to do instead, in a sentence."""
-        return f"{self.kind.advice} {self.tried}".strip()
 
     @property
     def title(self) -> str:
@@ -180,15 +151,11 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
 
 
 def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
-    """The first break at a line: its kind, and a rewrite that is still to be tried."""
+    """The first break at a line."""
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
-    kind = kind_of_break(reason, line)
-    after = _REWRITES[kind](line) if kind in _REWRITES else ""
-    return GraphBreak(
-        line, readable_function(frame.function), frame.underline[: len(code)] or "^" * len(code), kind, input_set,
-        before_rewrite(line) if after else "", after,
-    )  # fmt: skip
+    underline = frame.underline[: len(code)] or "^" * len(code)
+    return GraphBreak(line, readable_function(frame.function), underline, kind_of_break(reason, line), input_set)
 
 
 def is_users(file: str) -> bool:

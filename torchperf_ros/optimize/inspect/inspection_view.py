@@ -1,7 +1,5 @@
 """An inspection on the terminal and as JSON, and the compiler's own pages."""
 
-import json
-import math
 import os
 import shutil
 import subprocess
@@ -29,53 +27,34 @@ _MOST_GUARDS_SHOWN = 2
 
 
 def summary(inspection: Inspection) -> str:
-    """The whole inspection in one line; graphs and times are those of the first input set."""
-    first = inspection.timings[0]
+    """The whole inspection in one line; graphs are those of the first input set."""
     graphs = [graph for graph in inspection.graphs if graph.input_set == 0]
     ops = sum(len(graph.ops) for graph in graphs)
     words = [f"{_count(len(graphs), 'graph')} with {_count(ops, 'op')}", _count(len(inspection.breaks), "break")]
     if len(inspection.inputs) > 1 or inspection.recompilations:
         recompilations = _count(len(inspection.recompilations), "recompilation")
         words.append(f"{recompilations} over {_count(len(inspection.inputs), 'input')}")
-    times = f"eager {_milliseconds(first.eager_ms)}"
-    if not math.isnan(first.compiled_ms):
-        how = "captured" if inspection.backend == "eager" else inspection.backend
-        times += f", {how} {_milliseconds(first.compiled_ms)}"
-        times += f", of which {_milliseconds(first.between_graphs_ms)} outside the graphs"
-    return f"{', '.join(words)}; {times}"
+    return ", ".join(words)
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _milliseconds(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.3f} ms" if value < 1 else f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"  # noqa: PLR2004
-
-
-def _plain(value: float) -> str:
-    return _milliseconds(value).removesuffix(" ms")
-
-
 def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
-    """Everything that was found; what is not known is null."""
+    """Everything that was found."""
 
     def place(line: SourceLine) -> dict[str, Any]:
         return {"file": line.file, "line": line.line, "source": line.text}
 
-    found = {
+    return {
         "target": inspection.target, "torch": torch.__version__, "device": str(inspection.device),
         "backend": inspection.backend,
-        "inputs": [
-            {"shapes": shapes, **asdict(timing)}
-            for shapes, timing in zip(inspection.inputs, inspection.timings, strict=True)
-        ],
+        "inputs": inspection.inputs,
         "graphs": [
             {
                 "index": graph.index, "input": graph.input_set + 1, "function": graph.function, "ops": len(graph.ops),
-                "op_counts": dict(graph.op_counts().most_common()), "ms": graph.ms,
+                "op_counts": dict(graph.op_counts().most_common()),
             }
             for graph in inspection.graphs
         ],
@@ -83,9 +62,8 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             {
                 **place(item.line), "function": item.function, "underline": item.underline,
                 "category": item.kind.label, "title": item.title, "reasons": item.reasons,
-                "advice": {"sentence": item.advice, "before": item.before or None, "after": item.after or None},
-                "whole_function_uncompiled": item.whole_function, "splits": item.splits, "input": item.input_set + 1,
-                "gaps": item.gaps, "gap_ms": item.gap_ms,
+                "advice": item.kind.advice, "whole_function_uncompiled": item.whole_function, "splits": item.splits,
+                "input": item.input_set + 1,
             }
             for item in inspection.breaks
         ],
@@ -94,15 +72,12 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
         "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
     }  # fmt: skip
-    return json.loads(json.dumps(found), parse_constant=lambda nan: None)  # type: ignore[no-any-return]
 
 
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
     """Print it, most important first, the summary last."""
     console.print(Text(inspection.target, style="bold"))
     console.print(Text(f"torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"))
-    if inspection.backend == "eager":
-        console.print(Text("captured graphs run op by op here; --backend inductor times compiled ones", style="dim"))
     for part in _parts(inspection):
         console.print()
         console.print(part)
@@ -120,11 +95,7 @@ def show(inspection: Inspection, console: Console, max_breaks: int | None) -> No
 
 def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for number, item in enumerate(inspection.breaks, 1):
-        yield Text.assemble(
-            (f"break {number}  ", "bold red"),
-            (item.kind.label, "bold"),
-            "" if math.isnan(item.gap_ms) else f"  {_milliseconds(item.gap_ms)} outside the graphs",
-        )
+        yield Text.assemble((f"break {number}  ", "bold red"), (item.kind.label, "bold"))
         yield Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2))
     if inspection.graphs:
         yield _graphs(inspection)
@@ -153,10 +124,7 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
         effects.append(f"first with input {item.input_set + 1}")
     if effects:
         grid.add_row("effect", Text("; ".join(effects)))
-    grid.add_row("instead", Text(item.advice))
-    for sign, code, style in (("-", item.before, "red"), ("+", item.after, "green")):
-        for line in code.splitlines():
-            grid.add_row("", Text(f"{sign} {line}", style=style))
+    grid.add_row("instead", Text(item.kind.advice))
     return grid
 
 
@@ -172,27 +140,23 @@ def _parts_that_export(why: str, shares: dict[str, float]) -> RenderableType:
 
 
 def _graphs(inspection: Inspection) -> Table:
-    table = _table("graphs", "#", "input", "function", "ops", "most frequent", "ms", "then, ms")
+    table = _table("graphs", "#", "input", "function", "ops", "most frequent")
     for graph in inspection.graphs[:_MOST_GRAPHS_SHOWN]:
         counts = graph.op_counts().most_common()
         ops = ", ".join(f"{op} {times}" if times > 1 else op for op, times in counts[:_MOST_OPS_SHOWN])
-        after_ms = inspection.timings[graph.input_set].gap_ms.get(graph.index, math.nan)
         more = ", …" if len(counts) > _MOST_OPS_SHOWN else ""
-        table.add_row(
-            str(graph.index), str(graph.input_set + 1), Text(graph.function), str(len(graph.ops)),
-            Text(ops + more), _plain(graph.ms), _plain(after_ms),
-        )  # fmt: skip
+        numbers = (str(number) for number in (graph.index, graph.input_set + 1))
+        table.add_row(*numbers, Text(graph.function), str(len(graph.ops)), Text(ops + more))
     if len(inspection.graphs) > _MOST_GRAPHS_SHOWN:
         table.caption = f"and {len(inspection.graphs) - _MOST_GRAPHS_SHOWN} more, see --json"
     return table
 
 
 def _inputs(inspection: Inspection) -> Table:
-    table = _table("inputs", "#", "sizes", "new graphs", "eager ms", "captured ms", "outside the graphs, ms")
-    for index, (text, timing) in enumerate(zip(inspection.inputs, inspection.timings, strict=True)):
+    table = _table("inputs", "#", "sizes", "new graphs")
+    for index, text in enumerate(inspection.inputs):
         new = sum(graph.input_set == index for graph in inspection.graphs)
-        times = (_plain(ms) for ms in (timing.eager_ms, timing.compiled_ms, timing.between_graphs_ms))
-        table.add_row(str(index + 1), Text(text), str(new), *times)
+        table.add_row(str(index + 1), Text(text), str(new))
     return table
 
 
@@ -219,7 +183,7 @@ def _recompilations(inspection: Inspection) -> Table:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        right = name in ("#", "ops", "input", "new graphs") or name.endswith("ms")
+        right = name in ("#", "ops", "input", "new graphs")
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold")
     return table
 

@@ -3,11 +3,12 @@
 import enum
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchperf_ros.config.build_options import MOST_LOSS
-from torchperf_ros.optimize.tune.trial import Figures, Result, Trial
+from torchperf_ros.optimize.tune.trial import Accuracy, Figures, Result, Trial
 
 _FEW = 4
 _NOISE_OF_FEW = 0.10
@@ -51,9 +52,7 @@ class Group(enum.IntEnum):
 
     FITS = 0
     OVER_BUDGET = 1
-    BATCH = 2
-    HOPELESS = 3
-    REFUSED = 4
+    REFUSED = 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Standing:
 
     Attributes:
         p50_ms, p99_ms: corrected for the machine's mood, see `Ranking`; infinite where nothing was measured.
-        why: why it is over the budget, hopeless or refused; "" where it fits.
+        why: why it is over the budget or refused; "" where it fits.
     """
 
     trial: Trial
@@ -78,8 +77,6 @@ class Ranking:
     Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 
         p99_ms = p99 of the candidate * (median over all trials of the reference's p50) / the reference's p50 here
-
-    Other batch sizes than the adapter's own are shown, and never the best.
 
     Attributes:
         standings: best first.
@@ -99,10 +96,7 @@ class Ranking:
             noise = max(_LEAST_NOISE, (high - low) / middle)
         self.noise = max(least_noise, noise)
         self._limits = limits
-        found = sorted(
-            map(self._standing, trials),
-            key=lambda s: (s.group, s.trial.candidate.batch, s.p99_ms, s.trial.candidate.changes),
-        )
+        found = sorted(map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes))
         self.standings = tuple(found)
         self.best = self.best_of()
         if self.best:
@@ -138,10 +132,79 @@ class Ranking:
         group, why = Group.FITS, ""
         if refusal := self._limits.refusal(figures):
             group, why = Group.REFUSED, refusal
-        elif trial.outcome == Result.HOPELESS:
-            group, why = Group.HOPELESS, f"hopeless: {trial.reason}"
-        elif trial.candidate.batch:
-            group = Group.BATCH
         elif p99_ms > self._limits.budget_ms:
             group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
         return Standing(trial, group, p50_ms, p99_ms, why)
+
+
+class Point(NamedTuple):
+    """A judged trial of a tier."""
+
+    tier: str
+    standing: Standing
+    accuracy: Accuracy
+
+
+class TierChoice:
+    """Compares the tiers of a stage, each in its best way, where both were judged.
+
+    One is not worth keeping if it is neither faster than another, beyond the noise, nor more accurate, by more than
+    `Limits.max_loss`.
+
+    Attributes:
+        kept: tiers that are worth keeping, in the stage's order.
+        left_out: tier -> why it is not; of what was not judged nothing is said.
+        first: the most accurate tier that is worth keeping and fits the budget; "" where none does.
+    """
+
+    def __init__(self, rankings: Mapping[str, Ranking], limits: Limits) -> None:
+        """Compare the trials of each tier, which come in the stage's order."""
+        self._limits, self._rankings = limits, rankings
+        self.kept = {tier: point for tier, one in rankings.items() if one.best and (point := _point(tier, one.best))}
+        self.left_out: dict[str, str] = {}
+        for tier in list(self.kept)[::-1]:  # of two that are alike the first is kept
+            own = self.kept.pop(tier)
+            better = next((other for other in self.kept.values() if not self._is_worth(own, other)), None)
+            if better is None:
+                self.kept[tier] = own
+            else:
+                self.left_out[tier] = (
+                    f"neither faster (p99 {own.standing.p99_ms:.2f} ms) nor more accurate ({_figure(own)}) than"
+                    f" {better.tier} ({better.standing.p99_ms:.2f} ms, {_figure(better)}): leave it out"
+                )
+        self.kept = {tier: self.kept[tier] for tier in rankings if tier in self.kept}
+        fitting = [point for point in self.kept.values() if point.standing.group is Group.FITS]
+        self.first = max(fitting, key=lambda point: point.accuracy.merit).tier if fitting else ""
+
+    def words(self) -> list[str]:
+        """The proposal, in lines; none where nothing was judged."""
+        if not self.kept:
+            return []
+        named = ", ".join(
+            f"{tier} (p99 {one.standing.p99_ms:.2f} ms, {_figure(one)})" for tier, one in self.kept.items()
+        )
+        budget = f"the budget of {self._limits.budget_ms:g} ms"
+        first = (
+            f"begin with {self.first}, the most accurate that fits {budget}" if self.first else f"none fits {budget}"
+        )
+        unknown = [tier for tier in self._rankings if tier not in self.kept and tier not in self.left_out]
+        return [f"tiers worth keeping on this machine: {named}; {first}",
+                *(f"{tier}: {why}" for tier, why in self.left_out.items()),
+                *(f"{tier}: nothing that may be used was judged" for tier in unknown)]  # fmt: skip
+
+    def _is_worth(self, one: Point, other: Point) -> bool:
+        """Whether one tier is worth keeping beside the other."""
+        faster = self._rankings[one.tier].is_faster(one.standing, other.standing)
+        return faster or one.accuracy.merit > other.accuracy.merit + self._limits.max_loss
+
+
+def _point(tier: str, standing: Standing) -> Point | None:
+    """The trial, if it was judged and its figure is a number."""
+    accuracy = standing.trial.figures and standing.trial.figures.accuracy
+    if not accuracy or not math.isfinite(accuracy.value) or not math.isfinite(standing.p99_ms):
+        return None
+    return Point(tier, standing, accuracy)
+
+
+def _figure(point: Point) -> str:
+    return f"{point.accuracy.name} {point.accuracy.value:.3f}"

@@ -15,9 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.config.build_options import INT8_STATIC, installed_engines
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.optimize.tune.front import TierFront
-from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing
+from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking, Standing, TierChoice
 from torchperf_ros.optimize.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
 from torchperf_ros.optimize.tune.space import Step, TuneSpace, planned
 from torchperf_ros.optimize.tune.target import Target, tuned_parameters
@@ -29,7 +27,6 @@ _COMPILE_GUESS_S = 30.0
 _MANY = 1e6
 _TWICE = 2.0
 _WORTH = 0.02  # share of the median below which a difference is none
-_MS_PER_S = 1e3
 
 
 def tune(target: Target, options: TuneOptions, console: Console) -> int:
@@ -45,16 +42,10 @@ def tune(target: Target, options: TuneOptions, console: Console) -> int:
 
 
 def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -> int:
-    stage, node, alone = target.stage, target.node, options.batches is not None
+    stage, node = target.stage, target.node
     with console.status(f"loading {stage.adapter}") as status:
-        # of all tiers, so that tables and a search share their results
         facts = ask_facts(target, options.log, frames, status.update)
-    if options.page is not None and not (facts.has_task and options.judged):
-        why = "--judged is 0" if facts.has_task else f"{stage.adapter} has no training_task"
-        raise ConfigError(f"--page: {why}, so there is no accuracy to draw")
     target = target.having(facts.tiers)
-    if alone:
-        target = replace(target, tiers=target.tiers[:1])
     _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
     if facts.changing:
         _say(console, facts.changing, "yellow")
@@ -63,14 +54,14 @@ def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -
     state = TuneState(path, resume=options.resume)
     now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
-    steps = space.each_alone(options.batches or ()) if alone else space.search()
+    steps = space.search()
     if options.dry_run:
         show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
     search = TuneSearch(target, facts, options, state, console, frames)
     why = ""
     try:
-        search.run(space, steps, to_the_end=alone)
+        search.run(space, steps)
         why = "out of time" if search.out_of_time else ""
     except KeyboardInterrupt:
         why = "Ctrl-C"
@@ -85,24 +76,20 @@ def _report(
     target: Target, facts: Facts, options: TuneOptions, rankings: dict[str, Ranking], cut: str, console: Console
 ) -> None:
     """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
-    ranking, limits, alone = rankings[target.tiers[0]], options.limits, options.batches is not None
+    ranking, limits = rankings[target.tiers[0]], options.limits
     if not ranking.standings:
         text = "nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended"
         _say(console, text, "red")
         return
     for tier, found in rankings.items():
-        title = f"{target.stage.name}, tier {tier}{', each option by itself' if alone else ''}"
         _say(console, "")
-        show_ranking(found, title, limits, target.now(facts.threads), facts.batch, console)
+        show_ranking(found, f"{target.stage.name}, tier {tier}", limits, target.now(facts.threads), console)
     show_notes(ranking, facts, console)
     if cut:
         _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
-    front = TierFront(rankings, limits)
-    for line in front.words():
+    choice = TierChoice(rankings, limits)
+    for line in choice.words():
         _say(console, line, "bold")
-    if options.page is not None:
-        options.page.write_text(front.page(target.stage.adapter, facts.machine), encoding="utf-8")
-        _say(console, f"p99 against accuracy: {options.page}")
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
@@ -110,8 +97,6 @@ def _report(
             _say(console, text, "red")
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
-        if alone:
-            _say(console, "The best option by itself; without --tables what gains is combined.", "dim")
         if options.output is not None and cut != "Ctrl-C":
             options.output.write_text(text, encoding="utf-8")
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
@@ -128,7 +113,7 @@ def _report(
             "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
             "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
             "complete": not cut, "limits": vars(limits), "yaml": text, "tiers": tables,
-            "worth_keeping": list(front.kept), "first_tier": front.first, "leave_out": front.left_out,
+            "worth_keeping": list(choice.kept), "first_tier": choice.first, "leave_out": choice.left_out,
         }  # fmt: skip
         plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
         options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -161,19 +146,16 @@ def _standing(standing: Standing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_ranking(
-    ranking: Ranking, title: str, limits: Limits, now: Candidate | None, usual_batch: int, console: Console
-) -> None:
-    """The table of one tier: those within the limits, over the budget, of other batches; then what failed, and why."""
-    shown = [standing for standing in ranking.standings if standing.group <= Group.BATCH]
-    batches = any(standing.group is Group.BATCH for standing in shown)
+def show_ranking(ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console) -> None:
+    """The table of one tier: those within the limits, over the budget; then what failed, and why."""
+    shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
     judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][:1]
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
                   padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
     table.add_column("#", justify="right")
     table.add_column("candidate", min_width=26)
     names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
-    for name in (*names, *judged, *(["items/s"] if batches else ())):
+    for name in (*names, *judged):
         table.add_column(name, justify="right", no_wrap=True)
     for number, standing in enumerate(shown, start=1):
         if number > 1 and standing.group != shown[number - 2].group:
@@ -183,8 +165,6 @@ def show_ranking(
         if judged:
             accuracy = standing.trial.figures and standing.trial.figures.accuracy
             row.append(f"{accuracy.value:.3f}" if accuracy else "-")
-        if batches:
-            row.append(f"{(standing.trial.candidate.batch or usual_batch) * _MS_PER_S / standing.p50_ms:,.0f}")
         table.add_row(str(number), *row, style=style)
     console.print(table if shown else Text(f"{title}: nothing could be measured", style="bold red"))
     over = sum(standing.group is Group.OVER_BUDGET for standing in shown)
@@ -251,9 +231,8 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
     return [
         f"{candidate.label}{' (now)' if candidate == now else ''}", f"{standing.p50_ms:.2f}", f"{standing.p99_ms:.2f}",
         f"{figures.max_ms * standing.p50_ms / figures.p50_ms:.1f}",
-        "" if candidate.batch else gain_text(figures), f"{figures.cold_start_s:.1f}",
-        f"{figures.compile_s:.1f}" if figures.compile_s else "-",
-        "-" if candidate.batch else _frames(figures.break_even_frames),
+        gain_text(figures), f"{figures.cold_start_s:.1f}",
+        f"{figures.compile_s:.1f}" if figures.compile_s else "-", _frames(figures.break_even_frames),
         f"{figures.memory_mb:.0f}", _distance(figures),
     ]  # fmt: skip
 

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,6 @@ class TuneOptions:
 
     limits: Limits
     engines: Sequence[str] = ()
-    batches: Sequence[int] | None = None
     seconds: float = 3.0
     timeout_s: float = 180.0
     minutes: float = 10.0
@@ -44,7 +42,6 @@ class TuneOptions:
     output: Path | None = None
     json_file: Path | None = None
     judged: int = 100
-    page: Path | None = None
     log: Path | None = None
 
 
@@ -138,17 +135,16 @@ class TuneSearch:
         self._console, self._status, self._best = console, console.status(""), ""
         self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
-    def run(self, space: TuneSpace, steps: Iterable[Step], *, to_the_end: bool = False) -> None:
+    def run(self, space: TuneSpace, steps: Iterable[Step]) -> None:
         """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
 
-        The first gets three quarters of the time where there are others. `to_the_end` measures also what is hopeless.
+        The first gets three quarters of the time where there are others.
         """
         first, *others = self._target.tiers
         with self._status:
             until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
             for step in steps:
-                ratio = math.inf if to_the_end else space.hopeless_ratio()
-                trial = self._try(first, step.candidate, ratio, until_s)
+                trial = self._try(first, step.candidate, until_s)
                 if trial is None:
                     break
                 space.trials.append(trial)
@@ -158,7 +154,7 @@ class TuneSearch:
             in_fp32 = replace(found, options=replace(found.options, precision="fp32"))
             for tier in others:
                 for candidate in dict.fromkeys([found, in_fp32]):
-                    self._try(tier, candidate, math.inf, self._started_s + self._whole_s)
+                    self._try(tier, candidate, self._started_s + self._whole_s)
 
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
@@ -166,15 +162,12 @@ class TuneSearch:
         limits = self._options.limits
         return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
 
-    def _try(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
+    def _try(self, tier: str, candidate: Candidate, until_s: float) -> Trial | None:
         """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
         known = self._state.find(tier, candidate, self._options.timeout_s)
-        if known and known.outcome == Result.HOPELESS and math.isinf(hopeless_ratio):
-            known = None
-        could_be_judged = known is not None and known.outcome == Result.MEASURED and not candidate.batch
-        if known and could_be_judged and self._judged not in {0, _judged(known)}:
+        if known and known.outcome == Result.MEASURED and self._judged not in {0, _judged(known)}:
             known = None  # earlier versions judged nothing, and the examples may be others
-        trial = known or self._run(tier, candidate, hopeless_ratio, until_s)
+        trial = known or self._run(tier, candidate, until_s)
         if trial is None:
             self.out_of_time = True
             return None
@@ -184,14 +177,13 @@ class TuneSearch:
         self._show(trial, earlier=known is not None)
         return trial
 
-    def _run(self, tier: str, candidate: Candidate, hopeless_ratio: float, until_s: float) -> Trial | None:
+    def _run(self, tier: str, candidate: Candidate, until_s: float) -> Trial | None:
         timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
         if timeout_s <= 0:
             return None
         job = self._target.job() | {
             "tier": tier, "candidate": asdict(candidate),
             "reference_threads": self._facts.threads, "seconds": self._options.seconds,
-            "hopeless_ratio": hopeless_ratio if math.isfinite(hopeless_ratio) else None,
             "judged": self._judged, "eager_accuracy": self._eager_accuracy(tier), "frames": self._frames,
         }  # fmt: skip
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"

@@ -1,7 +1,6 @@
 """What tuning tries, in which order, and what it leaves out: a walk along one option after the other, not a product."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
@@ -19,9 +18,6 @@ from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.optimize.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.optimize.tune.trial import BUCKET, EAGER, Candidate, Facts, Figures, Result, Trial
 
-HOPELESS_RATIO = 2.0
-"""A candidate whose median, at a first look, is more than this many times the best p99 so far is given up."""
-
 _CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 _BUCKET_COUNTS = (4, 8)
 _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
@@ -38,8 +34,7 @@ class Step(NamedTuple):
 class TuneSpace:
     """Walks through the candidates for one tier; `docs/training.md`, "What is tried", says which, and what is left out.
 
-    `search` starts each part from the best so far, cheap and promising ones first; `each_alone` starts every part from
-    the reference: what each option gains by itself.
+    Each part starts from the best so far, cheap and promising ones first.
 
     Attributes:
         trials: what became of the candidates so far; whoever tries them adds to it before asking for the next.
@@ -60,28 +55,6 @@ class TuneSpace:
     def ranking(self) -> Ranking:
         """Of the trials so far."""
         return Ranking(self.trials, self._limits)
-
-    def hopeless_ratio(self) -> float:
-        """Median over the reference's median from which a candidate is hopeless; infinite while there is no best."""
-        ranking = self.ranking
-        if ranking.best is None:
-            return math.inf
-        return HOPELESS_RATIO * ranking.best.p99_ms / ranking.eager_ms
-
-    def each_alone(self, batches: Sequence[int] = ()) -> Iterator[Step]:
-        """The reference, `now`, each option by itself, and each engine at each batch size."""
-        start = self._reference
-        yield from self._part("reference", [start])
-        yield from self._part("now", self._now)
-        yield from self._part("engine", [_with(start, engine=engine) for engine in self._engines])
-        for name, vary in (
-            ("layout", self._layouts), ("precision", self._precisions), ("precision", self._static_int8),
-            ("threads", self._threads), ("threads", self._near_threads), ("graphs", self._graphs),
-        ):  # fmt: skip
-            yield from self._part(name, vary(start))
-        for batch in batches:
-            at_batch = [_with(replace(start, batch=batch), engine=engine) for engine in (EAGER, *self._engines)]
-            yield from self._part("batch", at_batch)
 
     def search(self) -> Iterator[Step]:
         """The candidates of the walk, each once; what comes next depends on `trials`."""

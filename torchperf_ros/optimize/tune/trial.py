@@ -22,7 +22,6 @@ class Facts:
         threads: CPU threads that the node uses by default, the reference's.
         left_out: precision, layout or blocks -> why it does nothing, or nothing good, for this model here.
         ranges: smallest and largest value of each size that varies.
-        batch: size of the example's first dimension, 0 where there is none.
         has_task: whether the adapter has a training task, which judges how accurate a candidate is.
         load_s: seconds that such a process took to start and load the models.
     """
@@ -36,7 +35,6 @@ class Facts:
     changing: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     ranges: tuple[tuple[int, int], ...] = ()
-    batch: int = 0
     has_task: bool = False
     load_s: float = 0.0
 
@@ -47,21 +45,18 @@ class Candidate:
 
     Attributes:
         shapes: policy for sizes that vary, see `ShapeOptions`; without such sizes it means nothing.
-        batch: size of the first dimension; 0: as in the adapter's example inputs.
     """
 
     options: BuildOptions = field(default_factory=BuildOptions)
     threads: int = 1
     shapes: str = "dynamic"
     bucket_width: int = 32
-    batch: int = 0
 
     @property
     def label(self) -> str:
         """For tables: what is not the default, and the threads."""
         bucket = f" {BUCKET} {self.bucket_width}" if self.shapes == BUCKET else ""
-        batch = f" batch {self.batch}" if self.batch else ""
-        return f"{self.options.label}{bucket}{batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.options.label}{bucket}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     @property
     def changes(self) -> int:
@@ -160,7 +155,7 @@ class Figures:
 class Result:
     """What may become of a candidate, see `Trial`."""
 
-    MEASURED, HOPELESS, REFUSED, CRASHED, HUNG = "measured", "hopeless", "refused", "crashed", "hung"
+    MEASURED, REFUSED, CRASHED, HUNG = "measured", "refused", "crashed", "hung"
 
 
 @dataclass(frozen=True)
@@ -168,9 +163,9 @@ class Trial:
     """What became of a candidate.
 
     Attributes:
-        outcome: measured; hopeless (ended after a first look); refused (parity, or it cannot be made); crashed; hung.
+        outcome: measured; refused (parity, or it cannot be made); crashed; hung.
         reason: why it is not `measured`, in one line or more.
-        figures: of `measured`, and of the first look of `hopeless`; None otherwise.
+        figures: of `measured`; None otherwise.
         took_s, timeout_s: seconds from start to end of its process, and how many it was allowed to take.
     """
 

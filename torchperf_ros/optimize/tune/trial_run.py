@@ -2,9 +2,9 @@
 
 A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
 the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
-`reference_threads`, `seconds` (of measuring, for each side), `hopeless_ratio` (or null), `judged` (examples for the
-accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or ""); for the
-facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames go).
+`reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the accuracy, 0: none),
+`eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or ""); for the facts `tiers` (none:
+those that the adapter builds), `log` (or "") and `frames` (where its frames go).
 
 It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
 adapter cannot be used at all).
@@ -38,6 +38,7 @@ from torchperf_ros.engines.built_tier import (
 )
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
+from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
@@ -46,8 +47,8 @@ from torchperf_ros.engines.parts import Anatomy
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
-from torchperf_ros.model.adapter import Adapter, load_adapter
+from torchperf_ros.frame.errors import AdapterError, TorchperfError, one_line
+from torchperf_ros.model.adapter import Adapter, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.optimize.log_frames import keep_frames
@@ -55,10 +56,7 @@ from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts
 from torchperf_ros.packages.package_manifest import file_sha256
 from torchperf_ros.train.task import Task
 
-_LOOK_SECONDS = 0.3
-_LOOK_ROUNDS = (5, 30)
-_FEWEST_SAMPLES = 30
-_MOST_SAMPLES = 2000
+_SAMPLES = (30, 2000)  # at least, at most
 _SIZES = 4  # inputs of so many sizes are timed where sizes vary
 _PARTS = 5  # of a measurement
 _BYTES_PER_MB = 1e6
@@ -80,9 +78,9 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """`Facts` of the job's tiers, as a dict: what can be tried is that of the first; or a `TorchperfError`."""
-    device, kind = Device(choose_device(job["device"]), 0).device, load_adapter(job["adapter"])
+    device = Device(choose_device(job["device"]), 0).device
     with _named(f"adapter {job['adapter']!r}"):
-        names = job["tiers"] or tiers_of(kind(job["options"], device))
+        names = job["tiers"] or tiers_of(open_adapter(job["adapter"], job["options"], device))
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
     task = drawing_task(tier.adapter)
     judging = "" if task is None else files_hash(type(task))
@@ -106,7 +104,6 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
         changing=next((one.changing for one in (tier, *others) if one.changing), ""),
         left_out={name: why for name, why in left_out.items() if why},
         ranges=tuple((axis.low, axis.high) for axis in axes if axis.low < axis.high),
-        batch=tier.batch,
         has_task=task is not None,
     )
     return asdict(facts)
@@ -135,11 +132,11 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             say("comparing with eager fp32")
             attempt.compare()
             say("measuring")
-            found = attempt.measure(job["seconds"], job["hopeless_ratio"])
-            if found["outcome"] == Result.MEASURED and job.get("judged"):
+            figures = attempt.measure(job["seconds"])
+            if job.get("judged"):
                 say("judging")
-                found["figures"]["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
-            return found
+                figures["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
+            return {"outcome": Result.MEASURED, "reason": "", "figures": figures}
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
     return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
@@ -154,22 +151,6 @@ class TierModel(BuiltTier):
     threads: int
     changing: str = ""
 
-    @property
-    def batch(self) -> int:
-        """Size of the example's first dimension, 0 where there is none."""
-        return self.example[0].shape[0] if self.example and self.example[0].dim() else 0
-
-    def at_batch(self, batch: int) -> Inputs:
-        """The example at this batch size, in inputs whose first dimension is the first's; or a `ConfigError`."""
-        batched = [n for n, tensor in enumerate(self.example) if tensor.dim() and tensor.shape[0] == self.batch]
-        if not batched:
-            raise ConfigError("the first input has no dimension that could be a batch")
-        for index in batched:
-            low, high = self.dims.get(index, {}).get(0, (batch, batch))
-            if not low <= batch <= high:
-                raise ConfigError(f"batch {batch} is outside {low}..{high}, which dynamic_dims allow for input {index}")
-        return random_inputs(self.example, 0, {index: {0: (batch, batch)} for index in batched})
-
 
 def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> TierModel:
     """Load the job's `adapter`, build its `tier` on the `device`, and call it once; `twice`: see if its weights change.
@@ -178,9 +159,8 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         TorchperfError: the adapter or the device cannot be used.
     """
     device, name = Device(choose_device(job["device"]), threads).device, job["tier"]
-    kind = load_adapter(job["adapter"])
     with _named(f"adapter {job['adapter']!r}, tier {name!r}"):
-        adapter: Adapter = kind(job["options"], device)
+        adapter = open_adapter(job["adapter"], job["options"], device)
         model, dims = build_model(adapter, name), adapter.dynamic_dims()
         changing = changing_weights(name, model, build_model(adapter, name)) if twice else ""
         model = model.to(device)
@@ -188,8 +168,10 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         axes_of(dims, shapes_of(example))
     reference = in_precision(model, "fp32", device)
     doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
+    kept = KeptState(model)
     with _named(doing), torch.inference_mode():
         reference(*example)
+    kept.restore()
     return TierModel(
         model, example, dims, device, adapter, reference, torch.get_num_threads(), changing,
         scoring=scoring_of(adapter, name, device), frames=read_frames(job.get("frames", ""), example, device),
@@ -203,7 +185,7 @@ def _named(what: str) -> Iterator[None]:
         yield
     except TorchperfError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AdapterError(f"{what}: {type(error).__name__}: {error}") from error
 
 
@@ -215,12 +197,10 @@ class Attempt:
     def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
         """Build and compile it on its own number of threads, and call it once; what the compiler raises passes."""
         self._tier, self._candidate = tier, candidate
-        self._example = tier.at_batch(candidate.batch) if candidate.batch else tier.example
-        self._dims = {} if candidate.batch else tier.dims
         torch.set_num_threads(candidate.threads)
         with matrix_precision(candidate.options.precision, tier.device):
-            runner = make_runner(replace(tier, example=self._example, dims=self._dims), candidate.options)
-            runner.call(*self._example)
+            runner = make_runner(tier, candidate.options)
+            runner.call(*tier.example)
             if tier.device.type == "cuda":
                 torch.cuda.synchronize(tier.device)
         self.cold_start_s = (time.monotonic_ns() - started_ns) / NS_PER_S
@@ -235,18 +215,19 @@ class Attempt:
         """
         options, tier = self._candidate.options, self._tier
         call = in_precision(self._call, options.precision, tier.device)
-        dims = varying_dims(options, self._dims)
-        scoring = None  # whose inputs are of the usual batch
-        if tier.scoring is not None and not self._candidate.batch:
-            scoring = replace(tier.scoring, held_out=tier.held_out())
-        self.parity = check_engine(tier.reference, call, self._example, dims, options.precision, scoring=scoring)
+        dims = varying_dims(options, tier.dims)
+        scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
+        if call is tier.model:  # which may keep state between calls, so that it would not be the same as itself
+            self.parity = Parity(0.0, 1.0, 0.0)
+        else:
+            self.parity = check_engine(tier.reference, call, tier.example, dims, options.precision, scoring=scoring)
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
-        policy, started = self._candidate.shapes if self._dims else "exact", time.perf_counter()
+        policy, started = self._candidate.shapes if tier.dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
-            call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), self._dims,
-            self._example, options.precision, self.parity, dynamic_engine=self._candidate.is_eager or bool(dims),
+            call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), tier.dims,
+            tier.example, options.precision, self.parity, dynamic_engine=self._candidate.is_eager or bool(dims),
         )  # fmt: skip
         fitted.warm_up()
         if fitted.policy != policy:
@@ -255,23 +236,17 @@ class Attempt:
         if options.engine == "compile":  # a new size compiles a graph
             self.compile_s += time.perf_counter() - started
 
-    def measure(self, seconds: float, hopeless_ratio: float | None = None) -> dict[str, Any]:
-        """A first look, then the measurement; `outcome`, `reason` and `figures`."""
-        look = self._time(_LOOK_SECONDS, _LOOK_ROUNDS, 1)
-        ratio = min(look[0].times_ms) / min(look[1].times_ms)  # the machine may have stalled the others
-        if hopeless_ratio is not None and ratio > hopeless_ratio:
-            reason = f"at a first look {ratio:.2g} times eager fp32's time; the limit is {hopeless_ratio:.2g}"
-            return {"outcome": Result.HOPELESS, "reason": reason, "figures": self._figures(*look)}
-        found = self._time(seconds, (_FEWEST_SAMPLES, _MOST_SAMPLES), _PARTS)
-        return {"outcome": Result.MEASURED, "reason": "", "figures": self._figures(*found)}
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """`Figures` of the candidate and of eager beside it, as a dict."""
+        return self._figures(*self._time(seconds))
 
     def judge(self, count: int, eager: float | None) -> dict[str, Any] | None:
         """`Accuracy` by so many examples, with eager fp32's where that is not known yet, in the place of frames.
 
-        None where the adapter has no task, and of another batch size than a frame's.
+        None where the adapter has no task.
         """
         task: Task | None = drawing_task(self._tier.adapter)
-        if task is None or self._candidate.batch:
+        if task is None:
             return None
         name, value = self._judged(task, self._call, count)
         if eager is None:
@@ -300,37 +275,38 @@ class Attempt:
         )  # fmt: skip
         return asdict(figures)
 
-    def _time(self, seconds: float, rounds: tuple[int, int], blocks: int) -> tuple[Timing, Timing]:
+    def _time(self, seconds: float) -> tuple[Timing, Timing]:
         """The candidate and the reference, each on its threads and on inputs of every size.
 
         Where the threads differ the two take turns in blocks, as a change of their number takes calls to settle.
         """
-        sides = ("own", self._call, self._example), ("eager", self._tier.reference, self._tier.example)
+        sides = ("own", self._call), ("eager", self._tier.reference)
         calls = [
-            {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs(example))}
-            for who, call, example in sides
+            {f"{who} {size}": partial(call, *inputs) for size, inputs in enumerate(self._inputs())}
+            for who, call in sides
         ]
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved({**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=rounds)
+            found = time_interleaved({**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=_SAMPLES)
             return _pooled(found, "own"), _pooled(found, "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
-        fewest, most = (max(1, count // blocks) for count in rounds)
+        fewest, most = (count // _PARTS for count in _SAMPLES)
         with no_garbage_collection():
-            for _ in range(blocks):
+            for _ in range(_PARTS):
                 for count, candidates, who in zip(threads, calls, times, strict=True):
                     torch.set_num_threads(count)
                     part = time_interleaved(
-                        candidates, self._tier.device, seconds=share / blocks, rounds=(fewest, most)
+                        candidates, self._tier.device, seconds=share / _PARTS, rounds=(fewest, most)
                     )
                     times[who].extend(_pooled(part, who).times_ms)
         torch.set_num_threads(threads[0])
         return Timing(tuple(times["own"])), Timing(tuple(times["eager"]))
 
-    def _inputs(self, example: Inputs) -> list[Inputs]:
-        drawn = [random_inputs(example, seed, self._dims) for seed in range(1, _SIZES)]
-        return [random_inputs(example, 0), *(drawn if self._dims else ())]
+    def _inputs(self) -> list[Inputs]:
+        example, dims = self._tier.example, self._tier.dims
+        drawn = [random_inputs(example, seed, dims) for seed in range(1, _SIZES)]
+        return [random_inputs(example, 0), *(drawn if dims else ())]
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:

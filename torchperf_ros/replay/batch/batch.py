@@ -18,6 +18,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.health import too_many_superseded
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.replay.batch import batch_results as results
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster, replay_on
@@ -34,19 +35,21 @@ _MOST_ROWS: Final = 40
 class BatchResult:
     """What became of many logs: names of those replayed now and before, and why the others were not, by name.
 
-    `unusable`: no log has results, as none can be used like this. `interrupted`: the user ended it.
+    `too_slow`: the logs of which a stage left more than a tenth of its frames without an answer. `unusable`: no log
+    has results, as none can be used like this. `interrupted`: the user ended it.
     """
 
     replayed: tuple[str, ...]
     kept: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
+    too_slow: tuple[str, ...] = ()
     unusable: bool = False
     interrupted: bool = False
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every log has its results, 2 if none can be used, else 1."""
-        return 2 if self.unusable else 1 if self.failed or self.interrupted else 0
+        """The exit status: 0 if every log has its results and its answers, 2 if none can be used, else 1."""
+        return 2 if self.unusable else 1 if self.failed or self.too_slow or self.interrupted else 0
 
 
 def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions) -> Iterator[str]:
@@ -93,7 +96,7 @@ def replay_batch(
         if kept:
             say(f"{len(kept)} of {len(logs)} logs are done already; --fresh replays them, too")
         tasks = [
-            results.LogTask(log, options, folder, run_folder, keys[log.name])
+            results.LogTask(log, options, folder, run_folder, keys[log.name], batch.timeout_s)
             for log in sorted(logs, key=lambda log: -log.size_bytes)  # the longest one does not begin last
             if log.name not in kept
         ]
@@ -117,11 +120,14 @@ def replay_batch(
                     text += f"; {results.write_page(folder, rows, failed)}"
                 except (TorchperfError, OSError) as error:
                     text += f"; no page: {error}"
+        too_slow = [row["name"] for row in rows if too_many_superseded(row["received"], row["superseded"])]
+        if too_slow:
+            text += f"; more than a tenth of the frames had no answer in {', '.join(dict.fromkeys(too_slow))}"
         shown.print(text, highlight=False, markup=False, soft_wrap=True)
     reasons = {log.name: how.reason for log, how in failed.items()}
     unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for how in failed.values())
     replayed = tuple(log.name for log in ended if log not in failed)
-    return BatchResult(replayed, tuple(kept), reasons, unusable, interrupted)
+    return BatchResult(replayed, tuple(kept), reasons, tuple(too_slow), unusable, interrupted)
 
 
 def _for_workers(options: ReplayOptions, batch: BatchOptions) -> ReplayOptions:
@@ -198,17 +204,16 @@ class _Bars:
         self._bytes[log] = log.size_bytes * min(1.0, done_ns / total_ns) if total_ns else 0.0
         self._update()
 
-    def ended(self, log: FoundLog, ended: results.Ended, again: bool) -> None:
+    def ended(self, log: FoundLog, ended: results.Ended) -> None:
         if (task := self._tasks.pop(log, None)) is not None:
             self._bars.remove_task(task)
-        self._bytes[log] = 0.0 if again else max(1.0, log.size_bytes)
-        if again:
-            self._say(f"{log.name}: again, as {ended.reason}")
-        else:
-            self._kept[log] = ended
-            if ended.reason or self._bars.disable:
-                how = f"failed: {ended.reason}" if ended.reason else "done"
-                self._say(f"[{len(self._kept)}/{len(self._bytes)}] {log.name}: {how}")
+        self._bytes[log] = max(1.0, log.size_bytes)
+        self._kept[log] = ended
+        for number, why in enumerate(ended.before, 1):
+            self._say(f"{log.name}: try {number}: {why}")
+        if ended.reason or self._bars.disable:
+            how = f"failed: {ended.reason}" if ended.reason else "done"
+            self._say(f"[{len(self._kept)}/{len(self._bytes)}] {log.name}: {how}")
         self._update()
 
     def _update(self) -> None:

@@ -6,21 +6,21 @@ time, and the next when that has ended: a worker that dies takes one log with it
 
 import contextlib
 import logging
-import math
 import os
 import re
 import signal
 import tempfile
-import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
+from torchperf_ros.frame.errors import TorchperfError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one, why_invisible
+from torchperf_ros.replay.batch.batch_results import LOST, Ended, LogTask, replay_one, why_invisible
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -31,10 +31,7 @@ _ADDRESS: Final = re.compile(r"(tcp|tls)://\S+:\d+")
 _CONNECT_S: Final = 15.0
 _LOOK_S: Final = 0.25
 _GONE: Final = Ended("the connection to the scheduler was lost")
-_LOST: Final = Ended("its worker was lost: killed, perhaps for want of memory")
-_SPARED: Final = 3  # so often a log may be lost before it began, and that is no try
 _QUIET: Final = {
-    "distributed.scheduler.allowed-failures": 0,  # a lost worker is known at once; the log is tried again from here
     "distributed.scheduler.worker-saturation": 1.0,  # no log waits in a worker that may be lost
     "distributed.worker.profile.enabled": False,  # it would look at the replay's thread 100 times a second
     "distributed.worker.multiprocessing-method": "spawn",
@@ -53,20 +50,19 @@ class BatchOptions:
     folder: Path  # where the results go, a folder for each log; made if it is not there
     parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
     scheduler: str = ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
-    retries: int = 1  # how often a log is tried again after a worker was lost, or what may not fail again failed
-    timeout_s: float = 0.0  # how long a log may take; 0: as long as it needs
+    retries: int = 1  # how often Dask tries a log again that failed by what may not fail again
+    timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
     fresh: bool = False  # replay what is done already, too
     keep_output: bool = False  # write what was published to an MCAP file beside each log's results
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to submit to: `slots` logs at a time, `beside` of them on one machine; a given one stays."""
+    """A cluster to submit to: `slots` logs at a time, `beside` of them on one machine."""
 
     client: "Client"
     slots: int
     beside: int
-    given: bool = False
 
     @property
     def reachable(self) -> bool:
@@ -153,7 +149,7 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
         raise BatchError(f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`")
     slots = min(hosts.total(), batch.parallel or hosts.total())
-    return Cluster(client, slots, min(slots, max(hosts.values())), given=True)
+    return Cluster(client, slots, min(slots, max(hosts.values())))
 
 
 @contextlib.contextmanager
@@ -171,13 +167,13 @@ def _signals_held() -> Iterator[None]:
 
 
 def replay_on(
-    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions, ended: Callable[[FoundLog, Ended, bool], None],
+    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions, ended: Callable[[FoundLog, Ended], None],
     progress: Callable[[FoundLog, int, int], None] = lambda _log, _done, _total: None,
 ) -> None:  # fmt: skip
-    """Replay logs on a cluster, with the time-out and the retries of `batch`; afterwards no task goes on.
+    """Replay logs on a cluster, which tries again what fails or loses its worker; afterwards no task goes on.
 
-    `ended` gets how a log ended, and whether it is tried again; `progress` how much of how much of a log's time is
-    replayed, in ns; of 0 where it is not known.
+    `ended` gets how a log ended; `progress` how much of how much of a log's time is replayed, in ns; of 0 where it is
+    not known.
 
     Raises:
         BatchError: a machine of the cluster does not see the folder of results.
@@ -191,73 +187,32 @@ def replay_on(
         raise BatchError("worker {}: {}".format(*next(iter(blind.items()))))
     waiting = deque(tasks)
     running: dict[Future, LogTask] = {}
-    begun_s: dict[str, float] = {}
-    spared: Counter[str] = Counter()
-    heard: dict[str, dict[str, Any]] = {}
-    overdue = Ended(f"took longer than --timeout {batch.timeout_s:g} s")
-
-    def hear(event: tuple[float, dict[str, Any]]) -> None:
-        """An event, on Dask's thread: `key`, `done_ns` and `total_ns` of a task, and the `worker` that it is from."""
-        _, message = event
-        begun_s.setdefault(message["key"], time.monotonic())
-        heard[message["key"]] = message
-
-    client.subscribe_topic(topic, hear)
+    heard: dict[str, tuple[int, int]] = {}  # the last word of each task, on Dask's thread: see `_in_worker`
+    client.subscribe_topic(topic, lambda event: heard.update([event[1]]))
     try:
-        while waiting or running:
-            while waiting and cluster.reachable and len(running) < cluster.slots:
+        while (waiting or running) and cluster.reachable:
+            while waiting and len(running) < cluster.slots:  # none stands in line behind a log that ends its worker
                 task = waiting.popleft()
-                running[client.submit(_in_worker, task, key=task.name, pure=False, retries=0)] = task
-            if running:
-                with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
-                    wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
-            done = [(running.pop(future), _outcome(future)) for future in list(running) if future.done()]
-            latest_s = time.monotonic() - (batch.timeout_s or math.inf)
-            late = [future for future in running if begun_s.get(future.key, math.inf) < latest_s]
-            done += [(running.pop(future), overdue) for future in late]
-            _end(cluster, late, heard)
-            if not running and not cluster.reachable:
-                done += [(task, _GONE) for task in waiting]
-                waiting.clear()
-            for future, task in running.items():
-                if message := heard.get(future.key):
-                    progress(task.log, message["done_ns"], message["total_ns"])
-            for task, how in done:
-                # lost before it began: it stood in line behind a log that its worker was lost with
-                spared[task.log.name] += how is _LOST and task.name not in begun_s
-                tries = task.attempt - min(spared[task.log.name], _SPARED)
-                again = bool(how.reason) and not how.lasting and tries < batch.retries and cluster.reachable
-                ended(task.log, how, again)
-                if again:
-                    waiting.append(replace(task, attempt=task.attempt + 1))
+                running[client.submit(_in_worker, task, key=task.name, pure=False, retries=batch.retries)] = task
+            with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
+                wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
+            for future in [each for each in running if each.done()]:
+                ended(running.pop(future).log, _outcome(future))
+            for task in running.values():
+                progress(task.log, *heard.get(task.name, (0, 0)))
+        for task in (*running.values(), *waiting):
+            ended(task.log, _GONE)
     finally:
-        if cluster.reachable:
+        if cluster.reachable:  # one that runs ends by itself: the folder of this start goes
             client.unsubscribe_topic(topic)
-        if cluster.given:  # another one ends with the command
-            _end(cluster, list(running), heard)
-
-
-def _end(cluster: Cluster, futures: "list[Future]", heard: dict[str, dict[str, Any]]) -> None:
-    """Let tasks go, and restart the workers that are at them: a thread cannot be ended from outside."""
-    if futures and cluster.reachable:
-        cluster.client.cancel(futures, force=True)
-        if workers := [heard[future.key]["worker"] for future in futures if future.key in heard]:
-            cluster.client.restart_workers(workers, timeout=30.0, raise_for_error=False)
+            client.cancel(list(running), force=True)
 
 
 def _in_worker(task: LogTask) -> Ended:
     from distributed import get_worker
 
-    worker, next_s = get_worker(), 0.0
-
-    def tell(done_ns: int, total_ns: int) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + _LOOK_S
-            worker.log_event(task.run_folder.name, {"key": task.name, "done_ns": done_ns, "total_ns": total_ns})
-
-    tell(0, 0)
-    return replay_one(task, tell)
+    worker, topic = get_worker(), task.run_folder.name
+    return replay_one(task, lambda done_ns, total_ns: worker.log_event(topic, (task.name, (done_ns, total_ns))))
 
 
 def _outcome(future: "Future") -> Ended:
@@ -269,5 +224,8 @@ def _outcome(future: "Future") -> Ended:
         return _GONE
     error = future.exception()
     if isinstance(error, KilledWorker):
-        return _LOST
-    return Ended(f"the cluster could not run it: {type(error).__name__}: {error}")
+        return Ended(LOST)
+    if isinstance(error, TorchperfError):
+        return Ended(str(error))
+    calls = traceback.format_exception(type(error), error, future.traceback())
+    return Ended(f"{type(error).__name__}: {error}", traceback="".join(calls))

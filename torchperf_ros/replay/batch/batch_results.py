@@ -3,11 +3,11 @@
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import socket
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.replay import Progress, replay
@@ -38,6 +38,8 @@ _REAL: Final = (
 )  # fmt: skip
 _LASTING: Final = (LogError, ConfigError, BatchError)
 """What fails the same way again."""
+LOST: Final = "its worker was lost: killed, perhaps for want of memory"
+_LOOK_S: Final = 0.25
 
 
 def read_summary(folder: Path, kind: str = KIND) -> dict[str, Any]:
@@ -124,39 +126,69 @@ class LogTask:
     folder: Path  # of all results
     run_folder: Path  # in it that of this start, where what is not complete lies
     key: str  # see `result_keys`
-    attempt: int = 0
+    timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
     beside: int = 1  # so many logs are replayed on one machine at a time, this one among them
 
     @property
     def name(self) -> str:
-        """Of this try, on the cluster."""
-        return f"{self.run_folder.name}-{self.log.name}-{self.attempt}"
+        """Of this start, on the cluster."""
+        return f"{self.run_folder.name}-{self.log.name}"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended: "" or why it failed, whether it would fail again, and where in the code if that is unknown."""
+    """How a task ended: "" or why it failed, whether it would fail again, and where in the code if that is unknown.
+
+    `before`: why each earlier try ended, by an error or with its worker.
+    """
 
     reason: str = ""
     lasting: bool = False
     traceback: str = ""
+    before: tuple[str, ...] = ()
 
 
 def replay_one(task: LogTask, progress: Progress = lambda _done, _total: None) -> Ended:
-    """Replay a log into its folder of results, which gets its name when all of it is there."""
-    part = task.run_folder / f"{task.log.name}.{task.attempt}"
+    """Replay a log into its folder of results, which gets its name when all of it is there.
+
+    `progress` is called four times a second at most.
+
+    Raises:
+        Exception: it failed by what may not fail again.
+    """
+    if why := why_invisible(task.run_folder):
+        return Ended(why, lasting=True)
+    before: tuple[str, ...] = ()
+    while (note := task.run_folder / f"{task.log.name}.{len(before)}.try").exists():
+        before = (*before, note.read_text(encoding="utf-8"))
+    note.write_text(LOST, encoding="utf-8")  # which holds if nothing else gets to be written there
+    part = task.run_folder / f"{task.log.name}.{len(before)}"
+    part.mkdir()
+    next_s, until_s = 0.0, time.monotonic() + (task.timeout_s or math.inf)
+
+    def look(done_ns: int, total_ns: int) -> None:
+        nonlocal next_s
+        now_s = time.monotonic()
+        if now_s < next_s:
+            return
+        next_s = now_s + _LOOK_S
+        if now_s >= until_s:
+            raise TorchperfError(f"took longer than --timeout {task.timeout_s:g} s")
+        if not task.run_folder.is_dir():  # nothing else ends a task of a cluster that stays
+            raise TorchperfError("the command that wanted it has ended")
+        progress(done_ns, total_ns)
+
     try:
-        if why := why_invisible(task.run_folder):
-            return Ended(why, lasting=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        return _replay_into(part, task, progress)
-    except TorchperfError as error:
-        return Ended(str(error), isinstance(error, _LASTING))
-    except Exception as error:  # the task's boundary: the command shows it
-        return Ended(f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        _replay_into(part, task, len(before), look)
+    except _LASTING as error:
+        return Ended(str(error), lasting=True, before=before)
+    except Exception as error:
+        if task.run_folder.is_dir():
+            note.write_text(one_line(error), encoding="utf-8")
+        raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    return Ended(before=before)
 
 
 def why_invisible(folder: Path) -> str:
@@ -165,10 +197,10 @@ def why_invisible(folder: Path) -> str:
     return "" if folder.is_dir() else f"{folder.parent} is not there on {socket.gethostname()}; {where}"
 
 
-def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
+def _replay_into(part: Path, task: LogTask, attempt: int, progress: Progress) -> None:
     log = task.log
     if not log.path.exists():
-        return Ended(f"log {log.path}: is not there on {socket.gethostname()}", lasting=True)
+        raise BatchError(f"log {log.path}: is not there on {socket.gethostname()}")
     options = replace(task.options, output=task.options.output and part / OUTPUT_FILE)
     config = read_config(options, log.path)
     if options.pace == "real" and task.beside == 1:
@@ -177,11 +209,11 @@ def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
     began_s = time.monotonic()
     result = replay(log.path, sharing(options, config, task.beside), progress, troubles.append)
     if not result.complete:
-        return Ended(troubles[-1])
+        raise TorchperfError(troubles[-1])
     write_run(result.run, part / RUN_FILE)
     summary = {
         **result.summary, "v": _VERSION, "kind": KIND, "key": task.key, "name": log.name,
-        "seconds": time.monotonic() - began_s, "host": socket.gethostname(), "attempt": task.attempt,
+        "seconds": time.monotonic() - began_s, "host": socket.gethostname(), "attempt": attempt,
         "anomalies": len(result.anomalies), "troubles": troubles,
         "stages": [{**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]],
         "files": {file.name: file.stat().st_size for file in part.iterdir()},
@@ -190,9 +222,8 @@ def _replay_into(part: Path, task: LogTask, progress: Progress) -> Ended:
     final = task.folder / log.name
     _check_replaceable(final, bool(read_summary(final)))  # once more: it may have come while the log was replayed
     if final.exists():
-        final.rename(task.run_folder / f"{log.name}.{task.attempt}.old")
+        final.rename(task.run_folder / f"{log.name}.{attempt}.old")
     part.rename(final)
-    return Ended()
 
 
 def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOptions:

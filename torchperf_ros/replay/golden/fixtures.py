@@ -200,7 +200,9 @@ class GoldenFixture:
             ) from error
         self._written.add(path)
         count = sum(map(len, golden.frames.values()))
-        self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs"))
+        without = sum(golden.superseded.values())
+        more = f"; {without} frames had none, as a newer one came first" if without else ""
+        self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs{more}"))
 
     def _problem(self, now: golden_file.Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
         shown = self._shown(path)
@@ -219,9 +221,15 @@ class GoldenFixture:
             golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
             for name, found in now.frames.items()
         ]
-        if lines := [line for stage in compared if stage.differing for line in stage.text()]:
+        superseded = now.more_superseded_than(golden)
+        differing = [stage for stage in compared if stage.differing]
+        if superseded or differing:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
-            return [f"outputs differ from golden file {shown}{cause}", *lines]
+            lines = [f"outputs differ from golden file {shown}{cause}", *superseded]
+            for stage in differing:
+                engines = [found.engines.get(stage.stage) or "not known" for found in (now, golden)]
+                lines += [*stage.text(), "  engines: {}; golden: {}".format(*engines)]
+            return lines
         if changes:
             text = f"golden file {shown} is older: {', '.join(changes)} changed since; the outputs agree. "
             warnings.warn(OlderGolden(f"{text}To refresh it: {self._command()}"), stacklevel=3)

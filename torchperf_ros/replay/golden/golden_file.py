@@ -5,7 +5,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +23,10 @@ _SIGN: Final = 1 << 63
 _OUTPUT: Final = "the output"
 _CHECKS: Final = "checks of "
 """Begins a key of the metadata: the guard's verdicts on a stage's frames."""
+_SUPERSEDED: Final = "superseded of "
+"""Begins a key of the metadata: how many of a stage's frames had no answer."""
+_ENGINES: Final = "engines of "
+"""Begins a key of the metadata: by which engines a stage ran."""
 _MOST_FIELDS: Final = 12
 
 
@@ -32,15 +36,29 @@ class GoldenError(TorchperfError):
 
 @dataclass(frozen=True)
 class Golden:
-    """Outputs to compare with, by stage, and what they were made from: hashes of log, parameters, models."""
+    """Outputs to compare with, by stage, and what they were made from: hashes of log, parameters, models.
+
+    `superseded`: by stage, how many frames had no answer, as a newer one came first.
+    """
 
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
+    superseded: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """By stage: by which engine each tier ran. Outputs that agree may come from others."""
 
     def changed_since(self, other: "Golden") -> list[str]:
         """What these were made from that the others were not, for example `parameters`."""
         mine, theirs = self.origin, other.origin
         return [what for what in mine if mine[what] and theirs.get(what) and mine[what] != theirs[what]]
+
+    def more_superseded_than(self, other: "Golden") -> list[str]:
+        """A line for each stage of which more frames had no answer than there."""
+        return [
+            f"{stage}: {count} frames had no answer, as a newer one came first; in the golden run {before}"
+            for stage, count in self.superseded.items()
+            if count > (before := other.superseded.get(stage, 0))
+        ]
 
 
 def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
@@ -66,7 +84,9 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
         "seed": summary["seed"],
     }  # fmt: skip
     messages = {name: tuple(result.stage(name).messages) for name in stages}
-    return Golden({what: str(value) for what, value in origin.items()}, messages)
+    superseded = {name: count for name in stages if (count := result.stage(name).superseded)}
+    engines = {name: str(text) for name, text in summary.get("engines", {}).items()}
+    return Golden({what: str(value) for what, value in origin.items()}, messages, superseded, engines)
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -83,7 +103,9 @@ def write_golden(golden: Golden, path: Path) -> None:
         f"{_CHECKS}{stage}": ",".join(frame.check for frame in frames)
         for stage, frames in golden.frames.items() if any(frame.check for frame in frames)
     }  # fmt: skip
-    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks})) as file:
+    superseded = {f"{_SUPERSEDED}{stage}": str(count) for stage, count in golden.superseded.items()}
+    engines = {f"{_ENGINES}{stage}": text for stage, text in golden.engines.items()}
+    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks, **superseded, **engines})) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
@@ -116,7 +138,10 @@ def read_golden(path: Path) -> Golden:
         checks = origin.pop(f"{_CHECKS}{stage}", "").split(",")
         if len(checks) == len(found):
             frames[stage] = [frame._replace(check=check) for frame, check in zip(found, checks, strict=True)]
-    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()})
+    counts = {key: origin.pop(key) for key in list(origin) if key.startswith(_SUPERSEDED)}
+    superseded = {key.removeprefix(_SUPERSEDED): int(count) for key, count in counts.items() if count.isdecimal()}
+    engines = {name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)}
+    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded, engines)
 
 
 class StageComparison(NamedTuple):

@@ -134,6 +134,7 @@ def shares(base: StageLog, new: StageLog, pairs: Pairs | None, block: int, alpha
     """The shares of frames that went wrong; `pairs`: of `same_frames`; latencies depend on each other over `block`."""
     first = base.tiers[0] if base.tiers and new.tiers else ""
     same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
+    any_dropped = bool(base.gaps.any() or new.gaps.any())  # what one side dropped has no pair
     before, after = (_flags(one, first) for one in (base, new))
     found = []
     for metric in before:
@@ -146,7 +147,7 @@ def shares(base: StageLog, new: StageLog, pairs: Pairs | None, block: int, alpha
             interval, enough, why = Interval(0.0, 0.0, math.nan), 0.0, ""
         elif samples < _LEAST_FRAMES:
             interval, enough, why = None, float(_LEAST_FRAMES), _few(samples, 1)
-        elif pairs is None or metric is verdict.DROPPED:
+        elif pairs is None or metric is verdict.DROPPED or (metric is verdict.MISS and any_dropped):
             interval, enough, why = _of_shares(sides[0], sides[1], block, alpha)
         else:  # 1 where a frame went wrong on the new side alone, -1 on the base alone
             steps = after[metric][pairs[1]] - before[metric][pairs[0]]
@@ -288,8 +289,9 @@ def _percentile(difference: float, resamples: Values, blocks: float, alpha: floa
 
 
 def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
-    """For each frame 1 where it went wrong, else 0, NaN where that is not known; of dropped ones, for each that came.
+    """For each frame 1 where it went wrong, else 0, NaN where that is not known.
 
+    Misses and dropped ones are of each frame that came: one that nothing answers is the worst miss.
     `first` names the best tier, which a side may lack; without names it is tier 0.
     """
     # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
@@ -300,10 +302,12 @@ def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
     ends = np.cumsum(gaps + 1) - 1
     dropped = np.ones(int(ends[-1]) + 1 if len(ends) else 0)
     dropped[ends] = 0.0
+    missed = dropped.copy()
+    missed[ends] = frames.missed
     best = 0 if not first else frames.tiers.index(first) if first in frames.tiers else -1
     tier = frames.frames["tier"]
     return {
-        verdict.MISS: frames.missed * 1.0,
+        verdict.MISS: missed,
         verdict.FALLBACK: (frames.frames["fallback"] != UNKNOWN) * 1.0,
         verdict.DROPPED: dropped,
         verdict.LOWER_TIER: np.where(tier >= 0, tier != best, math.nan),

@@ -160,8 +160,8 @@ def _verdicts(run: RunLog, prefix: str) -> Block:
 
 def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> None:
     rows = overview.rows
-    frames = sum(row.figures.frames for row in rows)
-    on_time = sum(row.figures.on_time_share * row.figures.frames for row in rows if row.figures.frames)
+    frames = sum(row.figures.came for row in rows)
+    on_time = sum(row.figures.on_time_share * row.figures.came for row in rows if row.figures.frames)
     share = on_time / frames if frames else math.nan
     line = f"{len({row.run for row in rows}):,} logs, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
@@ -169,7 +169,7 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     page.top.append({"kind": "tiles", "tiles": [
         (f"{len({row.run for row in rows}):,}", "logs", ""),
         (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
-        (f"{frames:,}", "frames answered, of all stages", ""),
+        (f"{frames:,}", "frames that came, of all stages", ""),
         (_share(share), "on time", words.share_word(share)),
         (f"{sum(row.anomalies for row in rows):,}", "anomalies", ""),
     ]})  # fmt: skip
@@ -190,7 +190,7 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
-        (f"{one.frames:,}", one.frames), (_share(one.on_time_share), one.on_time_share),
+        (f"{one.came:,}", one.came), (_share(one.on_time_share), one.on_time_share),
         *((_ms(value), value) for value in (one.p50_ms, one.p99_ms, one.max_ms, one.budget_ms)),
         (late, one.worst_lateness_ms), (f"{row.anomalies:,}", row.anomalies),
     ]  # fmt: skip
@@ -203,6 +203,7 @@ def _tiles(figures: words.StageFigures) -> Block:
     late = figures.worst_lateness_ms
     return {"kind": "tiles", "tiles": [
         (f"{figures.frames:,}", "frames answered", ""),
+        *([(f"{figures.superseded:,}", "had no answer", "bad")] if figures.superseded else []),
         (_share(figures.on_time_share), "on time", words.share_word(figures.on_time_share)),
         (f"{_ms(figures.p50_ms)} ms", "p50", ""),
         (f"{_ms(figures.p95_ms)} ms", "p95", ""),

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from torchperf_ros.frame.frame_table import flow_of
 from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.run_log import MEMORY, UNKNOWN, RunLog, StageLog
@@ -34,7 +35,8 @@ class StageFigures:
     Attributes:
         frames: answered ones, without those that came while it started.
         starting: and those.
-        on_time_share: 0 to 1, of `frames`.
+        superseded: and those that had no answer, as a newer one came first; 0 where the log does not say.
+        on_time_share: 0 to 1, of `came`.
         worst_lateness_ms: the latest answer; negative: before its deadline.
         outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent first.
         guarded: whether the stage had a guard.
@@ -43,6 +45,7 @@ class StageFigures:
 
     frames: int
     starting: int
+    superseded: int
     on_time_share: float
     p50_ms: float
     p95_ms: float
@@ -56,6 +59,11 @@ class StageFigures:
     guarded: bool
     incomplete: int
 
+    @property
+    def came(self) -> int:
+        """Frames that came: those that were answered, and those that were not."""
+        return self.frames + self.superseded
+
 
 def stage_figures(stage: StageLog) -> StageFigures:
     """Count and measure a stage's frames."""
@@ -63,12 +71,13 @@ def stage_figures(stage: StageLog) -> StageFigures:
     total_ms = stage.total_ms[counted & np.isfinite(stage.total_ms)]
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
     frames = stage.frames[counted]
+    answered, superseded = len(frames), _superseded(stage)
     seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True)
             for name in ("outcome", "fallback", "check")}  # fmt: skip
     often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
     return StageFigures(
-        int(counted.sum()), int((~counted).sum()),
-        float(stage.on_time[counted].mean()) if counted.any() else math.nan,
+        answered, int((~counted).sum()), superseded,
+        int(stage.on_time[counted].sum()) / (answered + superseded) if answered else math.nan,
         float(p50), float(p95), float(p99), float(highest), stage.budget_ms,
         float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
         {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
@@ -86,7 +95,11 @@ def verdict(stage: StageLog) -> tuple[str, str]:
         return "bad", f"{stage.name}: no frame was answered after the start"
     share, late_ms = figures.on_time_share, figures.worst_lateness_ms
     text = f"{stage.name}: {percent(share, 2)} on time"
-    text += f": {_cause(stage)}" if figures.outcomes else ""
+    causes = [_cause(stage)] if figures.outcomes else []
+    causes += [flow_of(stage.frames[stage.counted], figures.superseded).words] if figures.superseded else []
+    if figures.superseded > sum(figures.outcomes.values()):
+        causes.reverse()
+    text += f": {'; '.join(causes)}" if causes else ""
     text += f"; an answer left {late_ms:.1f} ms after its deadline" if late_ms > PUNCTUAL_MS else ""
     text += f"; the guard did not accept every output: {_counts(figures.checks)}" if figures.checks else ""
     if stops:
@@ -121,6 +134,14 @@ def _cause(stage: StageLog) -> str:
     ((kind, count),) = Counter(_NUMBER.sub("", reason) for reason in reasons).most_common(1)
     text = next(reason for reason in reasons if _NUMBER.sub("", reason) == kind)
     return text if count == len(missed) else f"{text} ({count:,} of {len(missed):,} misses)"
+
+
+def _superseded(stage: StageLog) -> int:
+    """How many frames had no answer; where the log does not count them, those whose numbers are missing."""
+    if stage.dropped is not None:
+        return stage.dropped
+    seq: NDArray[np.int64] = np.unique(stage.frames["seq"][stage.frames["seq"] != UNKNOWN])
+    return int(np.ptp(seq)) + 1 - len(seq) if len(seq) == len(stage.frames) > 0 else 0
 
 
 def in_words(run: RunLog) -> list[str]:
@@ -162,8 +183,6 @@ def _stage_words(stage: StageLog) -> str:
     if figures.outcomes:
         instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
         text = f" Not on time: {_counts(figures.outcomes)}" + (f"; published instead: {instead}." if instead else ".")
-    if stage.dropped:
-        text += f" {_count(stage.dropped, 'frame')} more were never started: a newer one came, or they were too old."
     if figures.incomplete:
         text += f" {_count(figures.incomplete, 'frame')} had a synchronised input missing."
     if figures.starting:
