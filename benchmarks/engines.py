@@ -193,7 +193,6 @@ def _plain_onnxruntime(model: nn.Module, example: Inputs, threads: int, folder: 
 
 
 def _plain_openvino(model: nn.Module, example: Inputs, threads: int, folder: Path) -> Call:
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
     converted = openvino.convert_model(model, example_input=example, input=[tuple(t.shape) for t in example])

@@ -45,10 +45,14 @@ ALONE = (
 
 
 def pytest_configure():
-    """Let Ctrl-C reach what tests start, also where they run in the background, which ignores it; compile quickly."""
+    """Let signals reach what tests start, also where a shell runs them in the background; compile quickly.
+
+    Such a shell has its commands ignore SIGINT and SIGQUIT, and what they start inherits it.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     # Packages wait for the C++ compiler. Headers compiled ahead pay only for more packages than are built here. torch
     # reads both when it is imported.
     os.environ |= {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}

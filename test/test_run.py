@@ -187,6 +187,49 @@ def test_what_the_machine_brings_is_not_installed(run, calls, monkeypatch, kept,
     assert not absent & chosen
 
 
+def installed(environment):
+    lines = (environment.folder / "requirements.txt").read_text().splitlines()
+    return {line.partition("==")[0] for line in lines}
+
+
+def test_each_command_installs_what_it_needs_and_none_takes_away_what_another_needed(run, calls):
+    def set_up(command):
+        environment = run.Environment("kilted", None, run.NEEDS[command])
+        environment.make()
+        return installed(environment)
+
+    tests_only, tools_only = {"mypy", "ruff", "shapely"}, {"openvino", "plotly", "scipy", "pyarrow", "dask", "pytest"}
+    runtime = set_up("demo")
+    assert {"torch", "ros-rclpy", "rosbags"} <= runtime
+    assert not (tests_only | tools_only) & runtime
+    assert set_up("node") == runtime
+    assert calls == ["venv", "packages", "project"]
+    tools = set_up("shell")
+    assert runtime | tools_only <= tools
+    assert not tests_only & tools
+    everything = set_up("test")
+    assert tools | tests_only <= everything
+    assert set_up("demo") == everything
+    assert calls == ["venv", *["packages", "project"] * 3]
+
+
+PIP = "import sys; print('Collecting torch==2.13.0'); print('  Downloading torch'); sys.exit(int(sys.argv[1]))"
+
+
+def test_what_pip_says_is_shown_only_where_it_fails(run, capfd):
+    run._call(sys.executable, "-c", PIP, "0")
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(run.SetupError, match="this failed, for the reason above: "):
+        run._call(sys.executable, "-c", PIP, "1")
+    assert capfd.readouterr().err == "Collecting torch==2.13.0\n  Downloading torch\n"
+
+
+def test_in_a_terminal_one_line_says_which_package_comes(run, capfd, monkeypatch):
+    monkeypatch.setattr(run.sys.stderr, "isatty", lambda: True)
+    run._call(sys.executable, "-c", PIP, "0")
+    assert capfd.readouterr().err == "\r[run] package 1: torch\033[K\r\033[K"
+
+
 @pytest.fixture
 def packed(run, tmp_path):
     """A folder that was packed for this Python, and what was there for another."""
@@ -210,7 +253,7 @@ def test_without_a_network_packed_wheels_are_installed_beside_the_machines_torch
     assert "--without-pip" in commands[0]
     assert {"--no-index", str(packed / f"python{HERE}-{platform.machine()}")} <= set(commands[1])
     assert commands[1][1].endswith("pip-1.0-py3-none-any.whl/pip")
-    chosen = {line.partition("==")[0] for line in (environment.folder / "requirements.txt").read_text().splitlines()}
+    chosen = installed(environment)
     assert {"rosbags", "typer", "pytest", "hypothesis", "pip"} <= chosen
     assert not {"torch", "numpy", "ros-rclpy", "pyarrow", "mypy"} & chosen
 
@@ -227,7 +270,7 @@ def test_what_was_packed_for_another_python_is_named(run, calls, packed):
 
 
 def test_what_is_packed_has_the_versions_of_the_python_there(run):
-    lines = run._locked({*run.WHEELS, *run.NO_NETWORK, "torch"})
+    lines = run._locked(run._sections() - {*run.WHEELS, *run.NO_NETWORK, "torch"})
     found = {python: [one for line in lines if (one := run._line_for(line, python))] for python in ("3.10", "3.12")}
     assert {"numpy==2.2.6", "tomli==2.5.0"} <= set(found["3.10"])
     assert {"numpy==2.4.6"} <= set(found["3.12"])

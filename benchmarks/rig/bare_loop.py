@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.rig.messages import noise_cdr
+from benchmarks.rig.messages import scene_cdr
 from torchperf_ros.config.message_types import decode, encode
 from torchperf_ros.frame.frame import restamped
 from torchperf_ros.model.adapter import Received, load_adapter
@@ -30,7 +30,7 @@ class BareLoop:
         ((self._topic, self._type),) = self._adapter.inputs.items()
 
     def run(self, seconds: float, rate: float, size: str) -> list[float]:
-        cdr = noise_cdr(*(int(word) for word in size.split("x")))
+        cdr = scene_cdr(*(int(word) for word in size.split("x")))
         took_ms = []
         due_s = time.monotonic()
         for _ in range(round(seconds * rate)):

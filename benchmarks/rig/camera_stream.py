@@ -19,7 +19,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from benchmarks.rig.messages import noise_cdr
+from benchmarks.rig.messages import scene_cdr
 from torchperf_ros.frame.frame import restamped
 
 _PRIORITY = 1
@@ -44,14 +44,14 @@ class Camera:
             first_bytes: by the number of the image, what its first byte is instead of 0.
         """
         publisher = self._publisher(topic)
-        two = self._two_images(size)
-        first = len(two[0]) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
+        images = self._some_images(size)
+        first = len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0
         for number in range(round(seconds * rate)):
             due_ns = start_ns + round(number * 1e9 / rate)
-            cdr = two[number % 2]  # a camera that sends the same pixels again and again counts as frozen
+            cdr = images[number % len(images)]  # a camera that sends the same pixels again and again counts as frozen
             cdr[first] = (first_bytes or {}).get(str(number), 0)
             image = restamped(bytes(cdr), due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
@@ -72,10 +72,11 @@ class Camera:
             time.sleep(0.02)
         return self._publishers[topic]
 
-    def _two_images(self, size: str) -> list[bytearray]:
+    def _some_images(self, size: str) -> list[bytearray]:
+        """Seven: the watch looks twice a second, and should see another one than before at all usual rates."""
         if size not in self._images:
             width, height = (int(word) for word in size.split("x"))
-            self._images[size] = [bytearray(noise_cdr(width, height, seed)) for seed in range(2)]
+            self._images[size] = [bytearray(scene_cdr(width, height, seed)) for seed in range(7)]
         return self._images[size]
 
 

@@ -22,7 +22,7 @@ from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.config import node_config
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.model.capture import MemoryRecording, ProfileRecording

@@ -84,6 +84,9 @@ def image_cdr(width: int, height: int, pixels: np.ndarray | None = None) -> byte
     return bytes(encode(empty_message(IMAGE, header=header(0, "camera"), **own), IMAGE))
 
 
-def noise_cdr(width: int, height: int, seed: int = 0) -> bytes:
-    """The same, of noise."""
-    return image_cdr(width, height, np.random.default_rng(seed).integers(0, 256, height * width * 3, dtype=np.uint8))
+def scene_cdr(width: int, height: int, seed: int = 0) -> bytes:
+    """The same, of squares with the noise of a sensor: nothing but noise counts as a broken cable."""
+    rng, square = np.random.default_rng(seed), 16
+    squares = rng.integers(8, 248, (-(-height // square), -(-width // square), 3), dtype=np.uint8)
+    pixels = squares.repeat(square, axis=0)[:height].repeat(square, axis=1)[:, :width]
+    return image_cdr(width, height, (pixels + rng.integers(0, 8, pixels.shape, dtype=np.uint8)).reshape(-1))

@@ -7,6 +7,7 @@ second, with noise, and odometry comes with it. Nothing is published: the lane s
 import math
 import random
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -121,10 +122,18 @@ def rules() -> Emergency:
     return Emergency(node_config(values, {}).emergency)
 
 
-def run(drive: Drive, seed: int, *, until_hit: bool = True, brakes_s: float = math.inf, watches: bool = True) -> Driven:
+def run(
+    drive: Drive,
+    seed: int,
+    *,
+    until_hit: bool = True,
+    brakes_s: float = math.inf,
+    watches: bool = True,
+    late_s: Callable[[float], float] = lambda _: 0.0,
+) -> Driven:
     """Drive: when the lane latches, the vehicle brakes by its deceleration, after its reaction time.
 
-    Without a lane that watches it brakes from `brakes_s` on.
+    Without a lane that watches it brakes from `brakes_s` on. A scan comes as much later as `late_s` says of its time.
     """
     chance, lane = np.random.default_rng(seed), rules()
     message = empty_message(
@@ -137,6 +146,7 @@ def run(drive: Drive, seed: int, *, until_hit: bool = True, brakes_s: float = ma
     still = boxes_of(drive, [one for one in drive.others if not one.moves])
     s, speed, wanted, latched_s = 0.0, drive.speed, drive.speed, math.nan
     begin_ns = 1_000 * NS_PER_S
+    queue: deque[tuple[float, bytes]] = deque()  # scans on their way: when each comes
     lane.activate(begin_ns)
     for step in range(round(drive.lasts_s / EVERY_S)):
         now_s = step * EVERY_S
@@ -155,11 +165,17 @@ def run(drive: Drive, seed: int, *, until_hit: bool = True, brakes_s: float = ma
             ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
             stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
             rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
+            queue.append((now_s + late_s(now_s), restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4)))
+            while queue and queue[0][0] < now_s - _SAME_S:
+                at_s, late = queue.popleft()
+                lane.saw(0, late, begin_ns + round(at_s * NS_PER_S))
             lane.moved(_odometry(x, y, yaw, speed, rate, stamp_ns), now_ns)
-            lane.saw(0, restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4), now_ns)
+            if queue and queue[0][0] <= now_s + _SAME_S:
+                lane.saw(0, queue.popleft()[1], now_ns)
             lane.look_for_silence(now_ns)
             if lane.latch is not None and math.isnan(latched_s):
-                latched_s, brakes_s = now_s, now_s + REACTION_S - _SAME_S
+                latched_s = (lane.latch.at_ns - begin_ns) / NS_PER_S
+                brakes_s = latched_s + REACTION_S - _SAME_S
                 if not until_hit:
                     return Driven(latched_s, lane.latch.reason, 0.0)
         acceleration = 0.0

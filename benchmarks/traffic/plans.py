@@ -19,6 +19,7 @@ from torchperf_ros.safety.limits import Track
 LANE_M = 3.5
 LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0
 BRAKE, DELAY_S, AGE_MS = 8.0, 0.15, 60.0  # hardest braking, until it acts, and the age of a plan's frame
+HELD = 4.0  # m/s^2 to the side; nobody drives a bend faster
 AFTER_S = 9.0  # that is looked at, beyond any plan
 STEP_S = 0.02
 MOVES = 0.1  # m/s; slower, the vehicle stands
@@ -39,6 +40,11 @@ class Road:
         steps = 0.5 * np.exp(0.5j * (self.heading[1:] + self.heading[:-1]))
         self.place = np.concatenate(([0.0], np.cumsum(steps)))
         self.place -= np.interp(0.0, self.s, self.place)
+
+    def held(self, speed: float) -> float:
+        """A speed, or the greatest at which its sharpest bend is driven."""
+        sharpest = float(np.abs(self.bends).max())
+        return min(speed, math.sqrt(HELD / sharpest)) if sharpest else speed
 
     def at(self, s: np.ndarray, left: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
         """Places x + iy, `left` of the centre line, and its heading there."""
@@ -225,11 +231,12 @@ def a_change(rng: np.random.Generator, speed: float, side: int) -> tuple[tuple[f
 def head_on(rng: np.random.Generator) -> Scene:
     """A change into the lane of what comes towards us."""
     speed, side = rng.uniform(6.0, 28.0), int(rng.choice([-1, 1]))
-    changes = a_change(rng, speed, side)
-    closing = speed + (other := rng.uniform(4.0, 28.0))
+    changes, road = a_change(rng, speed, side), a_road(rng, speed, straight=0.6)
+    other = road.held(rng.uniform(4.0, 28.0))
+    closing = speed + other
     car = Car(closing * rng.uniform(0.7, 4.0), side * LANE_M + rng.uniform(-0.4, 0.4), -other, rng.uniform(3.5, 12.0),
               rng.uniform(1.7, 2.5))  # fmt: skip
-    return Scene("head-on", a_road(rng, speed, straight=0.6), speed, rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.2),
+    return Scene("head-on", road, speed, rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.2),
                  changes, (car,))  # fmt: skip
 
 
@@ -242,10 +249,10 @@ def overtaking(rng: np.random.Generator) -> Scene:
     out = side * rng.choice([LANE_M, rng.uniform(2.8, LANE_M)])
     stays = speed * rng.uniform(0.0, 4.0)
     changes = ((out, begins, over), (-out, begins + over + stays, over))
-    cars = [Car(rng.uniform(0.0, 80.0), rng.uniform(-0.2, 0.2), slow)]
+    cars, road = [Car(rng.uniform(0.0, 80.0), rng.uniform(-0.2, 0.2), slow)], a_road(rng, speed)
     if rng.random() < 0.8:
-        cars.append(Car(rng.uniform(40.0, 500.0), side * LANE_M, -rng.uniform(6.0, 25.0)))
-    return Scene("overtaking", a_road(rng, speed), speed, 0.0, 0.0, changes, tuple(cars))
+        cars.append(Car(rng.uniform(40.0, 500.0), side * LANE_M, -road.held(rng.uniform(6.0, 25.0))))
+    return Scene("overtaking", road, speed, 0.0, 0.0, changes, tuple(cars))
 
 
 def lane_change(rng: np.random.Generator) -> Scene:
@@ -263,12 +270,13 @@ def lane_change(rng: np.random.Generator) -> Scene:
 def oncoming(rng: np.random.Generator) -> Scene:
     """Some come towards us in their own lane, and we keep ours."""
     speed, side = rng.uniform(6.0, 28.0), int(rng.choice([-1, 1]))
-    other = rng.uniform(5.0, 28.0)
+    road = a_road(rng, speed, straight=0.2)
+    other = road.held(rng.uniform(5.0, 28.0))
     cars = tuple(
         Car(at, side * LANE_M + rng.uniform(-0.3, 0.3), -other, rng.uniform(3.5, 12.0), rng.uniform(1.7, 2.4))
         for at in rng.uniform(-10.0, 180.0, int(rng.integers(1, 4)))
     )
-    return Scene("oncoming", a_road(rng, speed, straight=0.2), speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
+    return Scene("oncoming", road, speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
                  (), cars)  # fmt: skip
 
 
@@ -302,13 +310,13 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
     for _ in range(count):
         speed, side, lean = rng.uniform(6.0, 30.0), rng.choice([-1, 1]), rng.choice([-1, 1])
         bend, over = lean * min(rng.uniform(0.3, 2.8) / speed**2, 0.04), rng.uniform(0.01, 40.0)
+        road = Road(((40.0, 0.0), (40.0 + over, bend)))
         same = [Car(rng.uniform(-15.0, 25.0), side * LANE_M + rng.uniform(-0.4, 0.4), rng.uniform(0.9, 1.1) * speed)]
-        against = [Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -rng.uniform(6.0, 25.0))
+        against = [Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -road.held(rng.uniform(6.0, 25.0)))
                    for at in rng.uniform(20.0, 250.0, 3)]  # fmt: skip
         cars = (
             same if rng.random() < 0.6 else against[:1] + [replace(one, speed=against[0].speed) for one in against[1:]]
         )
-        road = Road(((40.0, 0.0), (40.0 + over, bend)))
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
 

@@ -85,6 +85,32 @@ def test_given_a_png_of_any_8_bit_mode_when_decoded_then_it_has_the_size_that_it
     assert compressed_size(message) == (WIDTH, HEIGHT)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [*range(1, 9), 0, 77])
+def test_given_a_file_that_says_how_it_has_to_be_turned_when_decoded_then_the_picture_is_upright(kind, orientation):
+    upright = Image.fromarray(picture())
+    turns = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # by EXIF, what undoes each, as Pillow numbers them
+    lying = upright.transpose(Image.Transpose(turns[orientation])) if orientation in turns else upright
+    exif, buffer = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    lying.save(buffer, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+    message = compressed(buffer.getvalue())
+    found = compressed_pixels(message).rgb()
+    assert compressed_size(message) == (WIDTH, HEIGHT)
+    assert np.abs(found.astype(int) - picture()).mean() < 25  # 60 and more where it lies
+
+
+def test_given_a_compressed_bayer_pattern_when_decoded_then_it_is_grey_only_for_whom_raw_ones_are():
+    message = compressed(file_of(picture()[..., 0]))
+    message.format = "bayer_rggb8; jpeg compressed "
+    assert compressed_pixels(message).order == "mono"
+    with pytest.raises(BadInput, match="'bayer_rggb8; jpeg compressed ' is a Bayer pattern, debayer it first"):
+        compressed_pixels(message, encodings=NAMES)
+    in_colour = compressed(file_of(picture()))
+    in_colour.format = "bayer_rggb8; jpeg compressed bgr8"
+    assert compressed_pixels(in_colour, encodings=NAMES).order == "rgb"
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [

@@ -59,6 +59,7 @@ def test_given_a_machine_that_lacks_nothing_when_looked_at_then_all_is_well(root
         ("segment", lambda _: None, {"lost": 3}, "FASTDDS_DEFAULT_PROFILES_FILE"),
         ("segment", lambda _: None, {"unheard": "/image", "message_bytes": 0}, "FASTDDS_DEFAULT_PROFILES_FILE"),
         ("clock", lambda _: None, {"clock_ms": -35.0}, "chronyc tracking"),
+        ("clock", lambda _: None, {"clock_ms": -35.0, "clock_problem": "no node publishes /clock"}, "use_sim_time"),
     ],
 )  # fmt: skip
 def test_given_one_thing_that_is_missing_when_looked_at_then_it_alone_is_lacking(root, name, spoil, need, mend):

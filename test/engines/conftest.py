@@ -88,9 +88,12 @@ class Built:
 
 @pytest.fixture(scope="session")
 def built(adapters, tmp_path_factory):
-    folder, threads = tmp_path_factory.mktemp("packages") / "cache", torch.get_num_threads()
+    folder, threads = tmp_path_factory.mktemp("some packages") / "cache", torch.get_num_threads()
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
-    process = CompileProcess(job(folder, ["untraceable", "full"], options={"plain": True}), background=False)
+    with pytest.MonkeyPatch.context() as patch:  # homes of people have a space, which compilers do not take
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("a compiler")))
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("a temporary folder")))
+        process = CompileProcess(job(folder, ["untraceable", "full"], options={"plain": True}), background=False)
     os.umask(umask)
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,14 +1,17 @@
 import dataclasses
 import functools
 import importlib.util
-import linecache
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
+import PIL.Image
 import pytest
+import scipy.spatial
 import torch
+import zstandard
 
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier
@@ -147,103 +150,131 @@ def test_given_a_cpu_with_other_instructions_when_asked_then_its_capability_is_a
     assert machine_facts(CPU)[1] != before[1]
 
 
-def load(folder, name, source):
-    path = folder / f"{name}.py"
-    path.write_text(source, encoding="utf-8")
-    linecache.clearcache()  # it takes a file of the same size and age for the same
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    exec(compile(source, path, "exec"), module.__dict__)  # the loader, too: it has compiled that one already
+OPERATIONS = """
+def shifted(x):
+    return x + 10
+"""
+BASE = """
+import torch
+class Base(torch.nn.Module):
+    FACTOR = 31
+"""
+SEGMENTER = """
+def lazily(x):
+    from fingerprinted.operations import shifted
+    return shifted(x)
+"""
+NET = """
+from . import segmenter
+from .base import Base
+class Net(Base):
+    def forward(self, x):
+        return segmenter.lazily(x) * self.FACTOR
+"""
+FILES = {
+    "__init__": "",
+    "operations": OPERATIONS,
+    "base": BASE,
+    "segmenter": SEGMENTER,
+    "net": NET,
+    "unused": "A = 12\n",
+}
+
+
+def code_of(folder, edited=""):
+    """The hash of the model above, of a package with a comment more in one of its files."""
+    package = folder / "fingerprinted"
+    package.mkdir(exist_ok=True)
+    for name, source in FILES.items():
+        (package / f"{name}.py").write_text(source + ("# edited\n" if name == edited else ""), encoding="utf-8")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fingerprinted"]:
+        del sys.modules[name]
+    return code_hash(importlib.import_module("fingerprinted.net").Net())
+
+
+@pytest.mark.parametrize("name", ["operations", "base", "segmenter", "net"])
+def test_given_an_edit_in_a_file_that_the_model_comes_from_when_identified_then_the_key_is_another(
+    tmp_path, name, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_of(tmp_path)
+    assert code_of(tmp_path) == code_of(tmp_path, "unused") == before
+    assert code_of(tmp_path, name) != before
+
+
+def test_given_modules_that_are_loaded_besides_when_identified_then_the_key_is_the_same(tmp_path, monkeypatch):
+    """Another process has imported others: a command, a worker, a tuner."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = code_of(tmp_path)
+    net = sys.modules["fingerprinted.net"]
+    importlib.import_module("fingerprinted.unused")
+    assert code_hash(net.Net()) == before
+
+
+@torch.jit.script
+def scripted(x):
+    return x * 1.5
+
+
+class Refuses(torch.nn.Module):
+    def state_dict(self, *args, **kwargs):
+        raise RuntimeError("no state for you")
+
+
+OF_C = {
+    "a method of C": str.join, "a slot of C": object.__init__, "a scripted function": scripted, "a ufunc": np.sin,
+    "a lock": threading.Lock(), "an image": PIL.Image.new("L", (2, 2)),
+    "a library's object": zstandard.ZstdDecompressor(),
+    "a tree": scipy.spatial.cKDTree(np.zeros((3, 2))),
+    "objects": np.array([object()]), "a slice": slice(1),
+    "a sparse tensor": torch.eye(2).to_sparse(),
+    "a nested one": torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+    "a class": zstandard.ZstdDecompressor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OF_C)
+def test_given_what_is_written_in_c_when_identified_then_it_counts_by_what_can_be_named(what):
+    assert key_of(Net(held=OF_C[what])) == key_of(Net(held=OF_C[what])) != key_of(Net())
+
+
+MODULES = {
+    "scripted": lambda scale: torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, scale))),
+    "quantised": lambda scale: torch.ao.nn.quantized.dynamic.Linear.from_float(quantisable(scale)),
+    "not initialised": torch.nn.LazyLinear,
+    "sparse": lambda scale: with_buffer(torch.eye(2).to_sparse() * scale),
+    "compressed": lambda scale: with_buffer(torch.eye(2).to_sparse_csr() * scale),
+    "quantised buffer": lambda scale: with_buffer(
+        torch.quantize_per_tensor(torch.ones(2) * scale, 0.1, 0, torch.qint8)
+    ),
+}
+
+
+def quantisable(scale):
+    layer = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(layer.weight, scale)
+    torch.nn.init.zeros_(layer.bias)
+    layer.qconfig = torch.ao.quantization.default_dynamic_qconfig
+    return layer
+
+
+def with_buffer(tensor):
+    module = torch.nn.Module()
+    module.register_buffer("held", tensor)
     return module
 
 
-OPERATIONS = """
-def imported(x):
-    return x + 10
-def through_the_module(x):
-    return x + 11
-def unused(x):
-    return x + 12
-"""
-SEGMENTER = """
-import functools
-import torch
-import fingerprinted_operations as operations
-from fingerprinted_operations import imported
-OFFSET, TABLE, KINDS, cache = 20, [1, {"b": 21}], {"a": lambda x: x + 22}, {}
-def twice(function):
-    @functools.wraps(function)
-    def inner(x):
-        return function(x) + 23
-    return inner
-@twice
-def wrapped(x):
-    return x + 24
-@functools.lru_cache
-def remembered(x):
-    return x + 25
-def default(x, by=26):
-    return [x + 27 for _ in range(by)]
-def hook(module, inputs):
-    return inputs[0] + 28
-def not_called(x):
-    return x + 29
-class Scale:
-    def __init__(self):
-        self.by = 30
-    def __call__(self, x):
-        return x * self.by
-class Base(torch.nn.Module):
-    FACTOR = 31
-class Net(Base):
-    def __init__(self):
-        super().__init__()
-        self.size = 1 + len("a comment: 40")
-        self.scale, self.part = Scale(), functools.partial(default, by=32)
-        self.register_forward_pre_hook(hook)
-    @property
-    def shift(self):
-        return 33
-    @staticmethod
-    def still(x):
-        return x + 34
-    def forward(self, x):
-        cache[tuple(x.shape)] = x
-        x = self.scale(self.still(imported(operations.through_the_module(x)))) + self.shift + self.FACTOR
-        return KINDS["a"](wrapped(remembered(x))) + OFFSET + TABLE[0] + 35
-class Adapter:
-    def postprocess(self, outputs):
-        return outputs + 43
-"""
-SEEN = {"10": OPERATIONS, "11": OPERATIONS, **{str(number): SEGMENTER for number in range(20, 36) if number != 29}}
+@pytest.mark.parametrize("kind", MODULES)
+def test_given_modules_whose_weights_are_no_plain_tensors_when_identified_then_their_values_count(kind):
+    def made(scale):
+        torch.manual_seed(0)
+        return MODULES[kind](scale)
+
+    assert key_of(made(2)) == key_of(made(2)) != key_of(made(3))
 
 
-def code_of(folder, number=None):
-    """The hash of the model above with this number in its files exchanged for another one."""
-    sources = [text.replace(number, "99") if number else text for text in (OPERATIONS, SEGMENTER)]
-    load(folder, "fingerprinted_operations", sources[0])
-    module = load(folder, "fingerprinted_segmenter", sources[1])
-    return module, module.Net()
-
-
-@pytest.mark.parametrize("number", SEEN)
-def test_given_other_code_that_the_model_reaches_when_identified_then_the_key_is_another(tmp_path, number):
-    assert number in SEEN[number]
-    assert code_hash(code_of(tmp_path, number)[1]) != code_hash(code_of(tmp_path)[1])
-
-
-@pytest.mark.parametrize("number", ["12", "29", "40", "43"])
-def test_given_an_edit_beside_the_model_as_in_postprocess_when_identified_then_the_key_is_the_same(tmp_path, number):
-    assert number in OPERATIONS + SEGMENTER
-    assert code_hash(code_of(tmp_path, number)[1]) == code_hash(code_of(tmp_path)[1])
-
-
-def test_given_a_cache_that_fills_as_the_model_runs_when_identified_then_the_key_is_the_same(tmp_path):
-    module, model = code_of(tmp_path)
-    before = code_hash(model)
-    model(torch.zeros(2))
-    assert module.cache
-    assert code_hash(model) == before
+def test_given_a_module_that_gives_no_state_when_identified_then_its_tensors_count():
+    assert weights_hash(Refuses()) == weights_hash(Refuses())
 
 
 def test_given_exported_programs_with_other_operations_when_identified_then_the_keys_differ():
@@ -252,11 +283,3 @@ def test_given_exported_programs_with_other_operations_when_identified_then_the_
 
     assert key_of(exported(torch.nn.ReLU())) == key_of(exported(torch.nn.ReLU()))
     assert key_of(exported(torch.nn.ReLU())) != key_of(exported(torch.nn.GELU()))
-
-
-def test_given_code_without_a_file_when_identified_then_it_counts_all_the_same():
-    def made(constant):
-        exec(f"def forward(self, x): return [x + {constant} for _ in range(2)]", names := {"__name__": "nowhere"})
-        return type("Made", (torch.nn.Module,), {"__module__": "nowhere", "forward": names["forward"]})()
-
-    assert code_hash(made(1)) == code_hash(made(1)) != code_hash(made(2))

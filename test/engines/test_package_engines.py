@@ -15,7 +15,7 @@ from torchperf_ros.config.shape_options import ShapeOptions
 from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
-from torchperf_ros.engines.package_engine import EngineUnavailable
+from torchperf_ros.engines.package_engine import EngineUnavailable, TensorsOnly
 from torchperf_ros.engines.parity import LIMITS, Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.packages.package_manifest import PackageError, read_manifest
@@ -127,7 +127,7 @@ def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library
 
 
 class Picture(torch.nn.Module):
-    """What has a precision: a convolution and a product; one output is no tensor."""
+    """What has a precision: a convolution and a product; of its outputs some are plain, and one stands there twice."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ class Picture(torch.nn.Module):
 
     def forward(self, image):
         features = self.convolution(image).relu().mean((2, 3))
-        return [self.head(features), None, (features,)]
+        return [self.head(features), None, {"features": features, "count": 7}, "car", 2.5, features]
 
 
 @pytest.fixture
@@ -155,8 +155,9 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
     runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine))
     check_engine(picture, runner.call, IMAGE, {}, "fp32")
     (inputs,) = random_inputs(IMAGE, 1)
-    first, nothing, _ = runner.call(inputs)
-    assert nothing is None
+    first, *others, again = runner.call(inputs)
+    assert others == [None, {"features": others[1]["features"], "count": 7}, "car", 2.5]
+    assert torch.equal(others[1]["features"], again)
     assert not torch.equal(first.clone(), runner.call(inputs + 1)[0])
     strided = inputs.transpose(2, 3)
     check_engine(lambda x: picture(x.transpose(2, 3)), lambda x: runner.call(x.transpose(2, 3)), IMAGE, {},
@@ -167,6 +168,32 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
         assert compiled.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
         assert compiled.get_property("ENABLE_CPU_PINNING") is False
         assert sys.modules["openvino_telemetry"] is None  # what reports its use
+
+
+class Sized(torch.nn.Module):
+    def forward(self, x):
+        return x * 2.0, x.shape[0]
+
+
+class Measured(torch.nn.Module):
+    def forward(self, x):
+        return x * 2.0, slice(1)
+
+
+@pytest.mark.parametrize(("model", "why"), [(Sized(), "follows from the inputs"), (Measured(), "is a slice, neither")])
+def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the_output_is_named(engine, model, why):
+    tier = BuiltTier(model, (torch.ones(2, 2),), {0: {0: (1, 4)}}, CPU)
+    with pytest.raises(EngineUnavailable, match=f"output 1 .*{why}"):
+        make_runner(tier, BuildOptions(engine))
+
+
+@torch.inference_mode()
+def test_given_an_exported_program_when_built_then_it_runs_as_any_model(engine):
+    with torch.inference_mode(mode=False):
+        layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()
+        model = torch.export.export(layers, (torch.ones(1, 2),)).module()
+    runner = make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
+    check_engine(layers, runner.call, (torch.ones(1, 2),), {}, "fp32")
 
 
 DROPPED_BY_ANOTHER_THREAD = """
@@ -243,7 +270,7 @@ def test_given_torch_tensorrt_when_built_then_it_gets_the_graph_as_typed_and_tf3
 
     monkeypatch.setitem(sys.modules, "torch_tensorrt", Pretended)
     options = BuildOptions("tensorrt", precision=precision)
-    built = ENGINES["tensorrt"].convert(BuiltTier(picture, IMAGE, {}, CPU), options, tmp_path / "x.pt2")
+    built = ENGINES["tensorrt"].convert(BuiltTier(TensorsOnly(picture), IMAGE, {}, CPU), options, tmp_path / "x.pt2")
     (program, settings), (graph, how) = Pretended.asked
     assert isinstance(program, torch.export.ExportedProgram)
     assert (settings["use_explicit_typing"], settings["disable_tf32"]) == (True, precision == "fp32")

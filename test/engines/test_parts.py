@@ -52,32 +52,54 @@ def test_given_parts_when_made_then_they_are_compiled_and_answers_are_the_models
 
 
 @pytest.mark.usefixtures("captured")
-def test_given_parts_when_made_then_the_model_itself_is_as_before_and_weights_are_there_once(adapters):
+def test_given_parts_when_run_then_between_calls_the_model_is_as_before_also_after_an_error(adapters):
     tier = tier_of(adapters, "split")
-    before = dict(vars(tier.model.body))
-    seen = []
-    tier.model.body.register_forward_hook(lambda *_: seen.append("hook"))
+    before, seen = dict(vars(tier.model.body)), []
     call = runner_of(tier, "body").call
     assert vars(tier.model.body) == before
-    assert call.body is not tier.model.body
-    assert call.body[0].weight is tier.model.body[0].weight
-    assert isinstance(call.body, torch.nn.Sequential)
-    seen.clear()
+    tier.model.body.register_forward_hook(lambda *_: seen.append("forward" in vars(tier.model.body)))
     with torch.inference_mode():
         call(*tier.example)
-    assert seen == ["hook"]  # of the user's, around what is compiled
+        assert seen == [True]  # a hook of the user's runs once, around what is compiled
+        with pytest.raises(RuntimeError):
+            call(torch.zeros(1, 5), tier.example[1])
+        assert vars(tier.model.body) == before
+        tier.model(*tier.example)
+    assert seen == [True, False]
 
 
-class Reached(torch.nn.Module):
-    """Runs one module by another name than its own, and one not at all."""
+class Counts(torch.nn.Module):
+    """Has a part that it knows by another name, one that it does not run, and a state that is no buffer."""
 
     def __init__(self):
         super().__init__()
         self.body, self.spare = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-        self.run = [self.body]
+        self.run, self.calls = [self.body], 0
 
     def forward(self, x, mask):
+        self.calls += 1
         return self.run[0](x) * mask.sum(1, keepdim=True)
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_a_model_with_a_state_when_run_in_parts_then_the_state_is_the_models_own(adapters):
+    tier = tier_of(adapters, "split", Counts().eval())
+    runner = runner_of(tier, "body")
+    assert runner.graphs > 0
+    before = tier.model.calls
+    with torch.inference_mode():
+        runner.call(*tier.example)
+    assert tier.model.calls == before + 1
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_a_part_whose_forward_was_replaced_when_run_then_that_one_is_compiled_and_stays(adapters):
+    tier = tier_of(adapters, "split")
+    own = tier.model.body.forward = lambda x: x * 3
+    call = runner_of(tier, "body").call
+    with torch.inference_mode():
+        torch.testing.assert_close(call(*tier.example), tier.model(*tier.example))
+    assert tier.model.body.forward is own
 
 
 @pytest.mark.usefixtures("captured")
@@ -87,13 +109,12 @@ class Reached(torch.nn.Module):
         ("blocks", "the model has no module 'blocks'; at its top are body, spare"),
         ("body,", "the model has no module ''"),
         ("body, body", "body is named twice, or lies within another part"),
-        ("spare", "the model does not run spare by its name on the example inputs"),
-        ("body", "the model does not run body by its name on the example inputs"),
+        ("spare", "the model does not run spare on the example inputs"),
     ],
 )
 def test_given_parts_that_cannot_be_when_made_then_the_reason_names_them(adapters, parts, says):
     with pytest.raises(EngineUnavailable, match=f"parts: {says}"):
-        runner_of(tier_of(adapters, "split", Reached().eval()), parts)
+        runner_of(tier_of(adapters, "split", Counts().eval()), parts)
 
 
 @pytest.mark.usefixtures("captured")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperf_ros.engines.engine import Runner
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.frame.tier_ladder import Calibration
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
@@ -247,7 +247,7 @@ def test_given_large_finite_values_when_their_sum_overflows_then_they_pass():
     ids=["size", "rank", "type", "more", "nothing"],
 )
 def test_given_another_signature_than_calibrated_when_checked_then_the_error_shows_both(outputs):
-    with pytest.raises(InvalidOutput, match=r"they had \[\(torch.float32, \(2,\)\)\]"):
+    with pytest.raises(InvalidOutput, match=r"on the example inputs float32 \(2,\)"):
         OutputCheck(torch.zeros(2), fixed_sizes=True).check(outputs)
 
 

@@ -1,6 +1,6 @@
 """Small logs of every kind that tests write themselves: two topics, a message of each every 10 ms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +68,10 @@ def mcap(
     metadata: dict[str, str] | None = None,
     chunking: bool = True,
     index: IndexType = IndexType.ALL,
+    before_each: Callable[[McapWriter, int], None] = lambda writer, number: None,
+    at_end: Callable[[McapWriter], None] = lambda writer: None,
 ) -> Path:
-    """An `.mcap` file as the `mcap` package writes it, with checksums."""
+    """An `.mcap` file as the `mcap` package writes it, with checksums; the last two may do to it what others do."""
     with path.open("wb") as file:
         writer = McapWriter(file, chunk_bytes, compression, index_types=index, use_chunking=chunking)
         writer.start(profile="ros2")
@@ -79,23 +81,30 @@ def mcap(
                 text = (definitions or {}).get(kind) or ROS2.generate_msgdef(kind, ros_version=2)[0]
                 schema = writer.register_schema(kind, "ros2msg", text.encode())
                 channels[topic, kind] = writer.register_channel(topic, encoding, schema, metadata or {})
-            writer.add_message(channels[topic, kind], at_ns, data, at_ns, number)
+            before_each(writer, number)
+            writer.add_message(channels[topic, kind], at_ns, data, 0, number)
+        at_end(writer)
         writer.finish()
     return path
 
 
-def ros1_bag(path: Path, compression: Writer1.CompressionFormat | None = None, chunk_bytes: int = 4000) -> Path:
-    """A ROS 1 bag of several chunks."""
+def ros1_bag(
+    path: Path,
+    compression: Writer1.CompressionFormat | None = None,
+    chunk_bytes: int = 4000,
+    odd_ns: Mapping[int, int] | None = None,
+) -> Path:
+    """A ROS 1 bag of several chunks; `odd_ns`: other times of messages by their number."""
     writer = Writer1(path)
     if compression is not None:
         writer.set_compression(compression)
     writer.chunk_threshold = chunk_bytes
     with writer:
         connections = {}
-        for topic, kind, at_ns, message in messages(ROS1):
+        for number, (topic, kind, at_ns, message) in enumerate(messages(ROS1)):
             if topic not in connections:
                 connections[topic] = writer.add_connection(topic, kind, typestore=ROS1, latching=int(topic == "/text"))
-            writer.write(connections[topic], at_ns, ROS1.serialize_ros1(message, kind))
+            writer.write(connections[topic], (odd_ns or {}).get(number, at_ns), ROS1.serialize_ros1(message, kind))
     return path
 
 

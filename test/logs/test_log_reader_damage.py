@@ -101,8 +101,10 @@ def test_given_a_chunk_that_is_damaged_when_read_then_it_alone_is_left_out_and_n
     before = next(number for number, m in enumerate(messages) if m.data != written[number])
     assert [m.data for m in messages] == written[:before] + written[before + lost :]
     assert findings.chunks_lost == 1
-    (text,) = notes
+    text, count = notes
     assert text.startswith(f"log {path}: the chunk at offset {offset:,} is damaged")
+    assert count.startswith(f"log {path}: of the messages that it says it has, lost are: ")
+    assert findings.messages_lost == lost
 
 
 def test_given_many_damaged_chunks_when_read_twice_then_a_few_are_said_and_each_is_counted_once(tmp_path):
@@ -113,8 +115,9 @@ def test_given_many_damaged_chunks_when_read_twice_then_a_few_are_said_and_each_
     notes = []
     with LogReader(path, notes.append) as log:
         assert len(list(log.messages())) == len(list(log.messages())) < 10
-        assert (log.findings.chunks_lost, len(notes)) == (len(offsets) - 2, 6)
-    assert "only counted" in notes[-1]
+        assert (log.findings.chunks_lost, len(notes)) == (len(offsets) - 2, 7)
+        assert log.findings.messages_lost > 30
+    assert "only counted" in notes[-2]
 
 
 @pytest.mark.parametrize("claim", [64 << 20, 4000])
@@ -134,6 +137,102 @@ def test_given_a_chunk_that_unpacks_to_zeros_when_read_then_no_more_than_it_clai
     assert (len(messages) >= 30, findings.chunks_lost) == (True, 1)
     assert notes[-1].endswith("is damaged: one of its records is not sound; it is left out")
     assert peak_bytes < claim + (8 << 20)
+
+
+def unindexed(writer, drop):
+    """An MCAP writer's chunk that goes without its index: `all` of it, or that of `one` channel."""
+    index = writer._Writer__chunk_indices[1]
+    numbers = list(index.message_index_offsets)
+    for number in numbers if drop == "all" else numbers[:1]:
+        del index.message_index_offsets[number]
+    if drop == "all":
+        index.message_index_length = 0
+    elif drop == "one, with its length":
+        index.message_index_length -= 16 * 4 + 15
+
+
+def loose(writer, number):
+    """Messages 10 to 19 stand beside the chunks."""
+    if number == 10:
+        writer._Writer__finalize_chunk()
+        writer.kept, writer._Writer__chunk_builder = writer._Writer__chunk_builder, None
+    elif number == 20:
+        writer._Writer__chunk_builder = writer.kept
+
+
+@pytest.mark.parametrize("topics", [None, {"/text"}, {"/numbers"}])
+@pytest.mark.parametrize("how", ["all", "one", "one, with its length", "loose"])
+def test_given_an_index_without_some_messages_when_read_then_every_message_is_there(tmp_path, how, topics):
+    path, entries = tmp_path / "log.mcap", logs.cdr()
+    before_each = loose if how == "loose" else lambda writer, number: None
+    at_end = (lambda writer: None) if how == "loose" else lambda writer: unindexed(writer, how)
+    logs.mcap(path, entries, chunk_bytes=2000, before_each=before_each, at_end=at_end)
+    notes = []
+    with LogReader(path, notes.append) as log:
+        wanted = [entry[2] for entry in entries if topics is None or entry[0] in topics]
+        assert [message.data for message in log.messages(topics)] == wanted
+        assert (log.count, log.findings.messages_lost) == (len(entries), 0)
+    assert notes == [f"log {path}: has no usable index, so it was searched from begin to end"]
+
+
+def test_given_statistics_of_more_messages_than_there_are_when_opened_then_the_difference_is_said_and_counted(tmp_path):
+    path = tmp_path / "log.mcap"
+
+    def at_end(writer):
+        writer._Writer__statistics.message_count += 7
+        writer._Writer__statistics.channel_message_counts[1] += 7
+
+    messages, notes, findings = read(logs.mcap(path, at_end=at_end))
+    assert (len(messages), findings.messages_lost) == (40, 7)
+    assert f"log {path}: topic /text: of 27 messages that its statistics say it has, 7 are not there" in notes
+
+
+def test_given_metadata_of_more_messages_than_there_are_when_opened_then_it_says_so(tmp_path):
+    folder = logs.rosbag2(tmp_path / "log")
+    metadata = folder / "metadata.yaml"
+    metadata.write_text(metadata.read_text("utf-8").replace("message_count: 20", "message_count: 25"), "utf-8")
+    _, notes, _ = read(folder)
+    (text,) = notes
+    assert text.endswith("its metadata says that it has messages on /text 25 instead of 20, /numbers 25 instead of 20")
+
+
+@pytest.mark.parametrize("odd_ns", [0, 1, 2**63 - 1, 2**63 + 5, 2**64 - 1, logs.START_NS - 2 * 86_400 * 10**9])
+@pytest.mark.parametrize("kind", ["mcap", "mcap without chunks", "db3", "bag"])
+def test_given_one_receipt_time_far_off_when_read_then_it_is_named_and_set_aside(tmp_path, kind, odd_ns):
+    if (kind == "db3" and odd_ns >= 2**63) or (kind == "bag" and odd_ns >= 2**32 * 10**9):
+        pytest.skip("the format has no such time")
+    entries = logs.cdr()
+    entries[12] = (*entries[12][:3], odd_ns)
+    path = tmp_path / "log"
+    if kind == "bag":
+        logs.ros1_bag(path, odd_ns={12: odd_ns})
+    elif kind == "db3":
+        path = logs.storage_file(logs.rosbag2(path, StoragePlugin.SQLITE3, entries=entries))
+    else:
+        logs.mcap(path, entries, chunking=kind == "mcap")
+    messages, notes, findings = read(path)
+    assert [m.data for m in messages] == [entry[2] for entry in entries if entry[3] != odd_ns]
+    assert (findings.set_aside, findings.messages_lost) == (1, 0)
+    (text,) = [text for text in notes if "index" not in text]
+    assert text.endswith(f": 1 message on /text, received at {odd_ns} ns, more than a day from all others: set aside")
+    with LogReader(path) as log:
+        assert (log.start_ns, log.end_ns) == (entries[0][3], entries[-1][3])
+        assert log.count == 39
+        assert len(list(log.messages({"/text"}))) == 19
+
+
+def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_is_there_and_no_one_waits_for_the_pause(tmp_path):
+    entries = [(*entry[:3], entry[3] - logs.START_NS) for entry in logs.cdr()] + logs.cdr()
+    messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", entries))
+    assert (len(messages), findings.set_aside) == (80, 0)
+    (text,) = notes
+    assert text.endswith("it has a pause of 19675.9 days, which nothing waits for")
+
+
+def test_given_no_receipt_time_that_ros_can_count_when_opened_then_it_is_an_error(tmp_path):
+    entries = [(*entry[:3], entry[3] + 2**63) for entry in logs.cdr()]
+    with pytest.raises(LogError, match="no message has a receipt time below"):
+        read(logs.mcap(tmp_path / "log.mcap", entries))
 
 
 def test_given_chunks_of_which_many_overlap_when_read_then_disorder_is_said_once_and_counted(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchperf_ros.config.message_types import decode, encode, message_class
-from torchperf_ros.frame.errors import BadInput, UnknownMessageType
+from torchperf_ros.frame.errors import AdapterError, BadInput, UnknownMessageType
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.model import session
 from torchperf_ros.model.adapter import Adapter, Received
@@ -111,6 +111,69 @@ class Remembering(Doubling):
         self._history.append(torch.tensor(value, dtype=torch.float32), 0)
         if value == 77.0:
             type(self).overwrite()
+
+
+class Sum(torch.nn.Module):
+    """The sum of all that it was ever given, in a buffer and in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+        self.seen = []
+
+    def forward(self, x):
+        self.total += x
+        self.seen.append(x)
+        return (self.total + sum(self.seen)) / 2
+
+
+class Summing(Doubling):
+    """Both tiers are one model, whose answers depend on what came before."""
+
+    model = None
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        self.model = Sum()
+
+    def build(self, tier):
+        return self.model
+
+
+class Untupled(Doubling):
+    """Forgets the comma."""
+
+    def preprocess(self, messages):
+        return torch.ones(1, 1)
+
+
+class Lazily(Doubling):
+    """Its model is a generator, which runs when somebody asks for its numbers."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: (each for each in (output,)))
+        return model
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(next(outputs), messages)
+
+
+class Hiding(Doubling):
+    """Nothing can be found in what its model gives."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: lambda: output)
+        return model
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(outputs(), messages)
+
+
+class Leaving(Doubling):
+    def build(self, tier):
+        raise SystemExit("weights not found")
 
 
 class Unseeing(Doubling):
@@ -251,6 +314,45 @@ def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_fram
     assert first == "tier full: its first whole frame, of examples, failed: ValueError: worse than negative"
     node.control.settimeout(20.0)
     assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
+
+
+def test_given_a_model_that_keeps_state_when_prepared_then_it_starts_as_it_was_built(make_node):
+    node = make_node("Summing").start()
+    assert [text_of(node.ask(seq, 1.0, tier=tier)[1])[:3] for seq, tier in enumerate((0, 0, 1))] == [
+        "1.0",
+        "2.0",
+        "3.0",
+    ]
+
+
+def test_given_a_tensor_without_its_tuple_when_run_then_it_is_an_error_that_says_so(make_node):
+    node = make_node("Untupled").start()
+    for seq in range(2):
+        response, payload = node.ask(seq, 1.0)
+        assert response.outcome == Outcome.ERROR
+        assert payload.startswith(b"preprocess gave a tensor float32 1x1 alone; it has to give a tuple of tensors")
+
+
+def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_reach_postprocess(make_node):
+    node = make_node("Lazily").start()
+    assert [text for text in node.told() if text["kind"] == "warn"] == []
+    node.control.settimeout(20.0)
+    assert text_of(node.ask(0, 2.0)[1]).startswith("4.0")
+    response, payload = node.ask(1, -3.0)
+    assert response.outcome == Outcome.INVALID
+    assert b"NaN" in payload
+
+
+def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_is_said_to_be_unchecked(make_node):
+    node = make_node("Hiding").start()
+    told = [text["text"] for text in node.told() if text["kind"] == "warn"]
+    assert [text.split(":")[0] for text in told] == ["tier full", "tier fast"]
+    assert "outputs are not checked for NaN and Inf: in a function no tensor" in told[0]
+
+
+def test_given_an_adapter_that_calls_exit_when_loaded_then_it_is_an_error_with_the_place(make_node):
+    with pytest.raises(AdapterError, match=r"build ends the program: SystemExit: weights not found \(test_session.py:"):
+        make_node("Leaving").session.load()
 
 
 def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(make_node):

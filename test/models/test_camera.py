@@ -85,11 +85,12 @@ def vision_msgs(tmp_path, monkeypatch):
 @given(
     height=st.integers(1, 700),
     width=st.integers(1, 1000),
-    encoding=st.sampled_from(["rgb8", "bgr8", "8UC3", "mono8"]),
+    encoding=st.sampled_from(["rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "mono8"]),
     padding=st.integers(0, 40),
 )
 def test_given_any_size_when_preprocessed_then_the_tensor_is_the_networks_input(height, width, encoding, padding):
-    pixels = np.random.default_rng(1).integers(0, 256, (height, width, 1 if encoding == "mono8" else 3), dtype=np.uint8)
+    channels = {"mono8": 1, "rgba8": 4, "bgra8": 4}.get(encoding, 3)
+    pixels = np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
     tensor = seen(image(pixels, encoding, padding))
     (example,) = CameraAdapter({}, CPU).example_inputs("fast")
     assert (tensor.shape, tensor.dtype, tensor.stride()) == (example.shape, example.dtype, example.stride())

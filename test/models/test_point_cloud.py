@@ -157,6 +157,13 @@ def test_given_no_points_when_read_then_the_array_is_empty_whatever_else_is_miss
     assert (found.points.shape, found.points.dtype) == ((0, 4), np.float32)
 
 
+def test_given_fields_whose_count_the_driver_left_at_0_when_read_then_it_counts_as_1():
+    message = cloud(xyz(4))
+    for field in message.fields:
+        field.count = 0
+    assert read_cloud(message, MANY).points.tolist() == read_cloud(cloud(xyz(4)), MANY).points.tolist()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

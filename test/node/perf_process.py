@@ -199,6 +199,10 @@ class PerfProcess:
         seen = self.reports
         self.wait_for(lambda: self.reports > seen + 1, "two more reports on /diagnostics")
 
+    def prints(self, text):
+        """Wait until it has printed this: another process passes on what it prints, a moment later."""
+        self.wait_for(lambda: text in self.errors, f"{text!r} to be printed")
+
     def wait_for(self, condition, what, within_s=WITHIN_S):
         """As the graph's; fails at once when the process ends, and shows what it printed."""
 

@@ -99,7 +99,11 @@ def test_given_another_error_meanwhile_when_a_minute_has_passed_then_that_is_rec
 def test_given_an_alert_that_lasts_when_logged_then_the_terminal_has_its_begin_and_its_end(announced):
     for second in range(0, 200, 2):
         announced.at(second, "perception: model error", "perception: misses")
-    assert LINES == [("error", "perception: model error: why (with it: perception: misses)")]
+    assert LINES == [
+        ("error", "perception: model error: why (with it: perception: misses)"),
+        ("info", "evidence is written to /evidence/1000_perception: model error: why"),
+    ]
+    del LINES[1]
     for second in range(200, 215):
         announced.at(second)
     over = ["perception: model error: over", "perception: misses: over"]
@@ -107,7 +111,8 @@ def test_given_an_alert_that_lasts_when_logged_then_the_terminal_has_its_begin_a
         ("info", text) for text in over
     ]
     announced.at(300, "perception: model error")
-    assert [severity for severity, _ in LINES] == ["error", "info", "info", "error"]
+    assert [severity for severity, _ in LINES] == ["error", "info", "info", "error", "info"]
+    assert LINES[-1][1].startswith("evidence is written to /evidence/1300_")
 
 
 class Log(NodeLog):

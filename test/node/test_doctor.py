@@ -142,7 +142,7 @@ def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_spl
 def test_given_no_triggers_when_asked_then_it_says_who_publishes_none_and_the_status_is_1(node, doctor):
     status, output, _ = doctor("--node", node.name)
     assert status == 1
-    assert f"nobody publishes {node.namespace}/image" in output
+    assert f"no message on {node.namespace}/image: no node publishes it" in output
 
 
 def test_given_no_node_when_asked_then_the_status_is_2(doctor):

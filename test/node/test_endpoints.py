@@ -1,5 +1,8 @@
 """Publishing bytes without what rclpy does around it, and why a topic is silent."""
 
+import itertools
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -48,10 +51,16 @@ def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stran
     config = SimpleNamespace(input_reliability="reliable")
     source = StageInput(SimpleNamespace(config=config), 0, "/silent/image", "std_msgs/msg/Float64", True)
     node = graph.node
-    assert why_silent(node, source).startswith("nobody publishes it")
+    alone = "no node publishes it, nor another topic of its type (std_msgs/msg/Float64)"
+    assert why_silent(node, source) == alone
+    output = node.create_publisher(Float64, "/silent/output", OUTPUT_QOS)
+    graph.wait_for(lambda: node.count_publishers("/silent/output"), "the node's own output")
+    assert why_silent(node, source) == alone  # what a node gives out is not what it lacks
 
     other = stranger.create_publisher(Float64, "/silent/camera", OUTPUT_QOS)
-    graph.wait_for(lambda: "/silent/camera" in why_silent(node, source), "the topic that could be remapped")
+    remap = "there is /silent/camera: start this node with `--ros-args -r /silent/image:=/silent/camera`"
+    graph.wait_for(lambda: remap in why_silent(node, source), "the topic that could be remapped")
+    node.destroy_publisher(output)
     wrong = stranger.create_publisher(String, "/silent/image", OUTPUT_QOS)
     graph.wait_for(lambda: "publishes std_msgs/msg/String, not" in why_silent(node, source), "the other type")
     stranger.destroy_publisher(wrong)
@@ -63,29 +72,88 @@ def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stran
         stranger.destroy_publisher(publisher)
 
 
-def test_given_two_stages_on_one_topic_when_it_falls_silent_then_each_says_so_once():
-    said = []
+def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_once_and_again_when_the_graph_changes():
+    said, there, published = [], [], set()
+    camera = SimpleNamespace(node_name="driver", node_namespace="/")
     node = SimpleNamespace(
-        get_publishers_info_by_topic=lambda topic: [], get_topic_names_and_types=list,
-        get_logger=lambda: SimpleNamespace(warning=said.append),
+        get_publishers_info_by_topic=lambda topic: [camera] if topic in there else [],
+        get_topic_names_and_types=lambda: [(topic, ["sensor_msgs/msg/Image"]) for topic in there],
+        get_logger=lambda: SimpleNamespace(warning=said.append), get_fully_qualified_name=lambda: "/perf",
+        count_publishers=lambda topic: topic in published,
     )  # fmt: skip
     sources = [
         StageInput(
             SimpleNamespace(
                 config=SimpleNamespace(name=name), statistics=SimpleNamespace(counters=SimpleNamespace(frames=frames))
             ),
-            0, "/image", "sensor_msgs/msg/Image", True,
+            index, topic, "sensor_msgs/msg/Image", True,
         )
-        for name, frames in (("first", 3), ("second", 8))
+        for name, frames, index, topic in (
+            ("first", 3, 0, "/image"), ("second", 8, 0, "/image"), ("second", 8, 1, "/side"),
+        )
     ]  # fmt: skip
-    reporter = SimpleNamespace(_lifecycle_state=lambda: "active", _heard={}, inputs=sources, _node=node)
-    for second in range(1, 20):
-        Reporter._look_for_silence(reporter, second * 1_000_000_000)
-    assert said == ["no message on /image for 5 s: nobody publishes it"] * 2
+    reporter = SimpleNamespace(_lifecycle_state=lambda: "active", _heard={}, _silent={}, inputs=sources, _node=node)
+    reporter._say_silence = lambda *words: Reporter._say_silence(reporter, *words)
+    seconds = itertools.count(1)
+
+    def look(count):
+        said.clear()
+        for second in itertools.islice(seconds, count):
+            Reporter._look_for_silence(reporter, second * 1_000_000_000)
+        return [text.partition(" for 5 s")[0] for text in said]
+
+    assert look(5) == []
+    assert look(15) == ["no message on /image", "no message on /image", "no message on /side"]
+    assert said[0].endswith("no node publishes it, nor another topic of its type (sensor_msgs/msg/Image)")
     sources[0].stage.statistics.counters.frames += 1
-    for second in range(20, 40):
-        Reporter._look_for_silence(reporter, second * 1_000_000_000)
-    assert len(said) == 3
+    published.add("/side")
+    assert look(20) == ["no message on /image"]
+    assert [status.name for status in Reporter._silences(reporter)] == ["perf: second input", "perf: first input"]
+    there += ["/camera/front"]
+    assert look(20) == ["no message on /image"] * 2
+    assert all("of its type there is /camera/front: start" in text for text in said)
+    there += ["/camera/rear"]
+    assert look(20) == ["no message on /image"] * 2
+    there.pop()
+    assert look(20) == []  # it has been said
+
+
+def looked_at(*, is_simulated, clocks, age_ms, seconds=20):
+    """What a node says of its clock after so long, whose trigger has frames of this median age."""
+    node = SimpleNamespace(
+        get_parameter=lambda _: SimpleNamespace(value=is_simulated), resolve_topic_name=lambda topic: topic,
+        count_publishers=lambda topic: clocks if topic == "/clock" else 1,
+    )  # fmt: skip
+    stage = SimpleNamespace(config=SimpleNamespace(name="camera"))
+    sources = [StageInput(stage, index, f"/{index}", "sensor_msgs/msg/Image", True) for index in (1, 0)]
+    reporter = SimpleNamespace(
+        _node=node, _lifecycle_state=lambda: "active", inputs=sources,
+        _active_since_ns=time.monotonic_ns() - seconds * 1_000_000_000,
+    )  # fmt: skip
+    return Reporter._look_at_clocks(reporter, {"perf: camera": {"age_p50_ms": str(age_ms)}})
+
+
+YEAR_MS = 365.25 * 86_400e3
+
+
+def test_given_a_clock_that_one_side_alone_goes_by_when_looked_at_then_one_warning_says_which_and_by_how_much():
+    assert looked_at(is_simulated=False, clocks=1, age_ms=2.5 * YEAR_MS) == {"stamps_warning":
+        "stamps on /0 are 2.5 years behind this node's clock, and /clock is published: start this node with"
+        " -p use_sim_time:=true"}  # fmt: skip
+    ahead = looked_at(is_simulated=True, clocks=1, age_ms=-90_000e3)["stamps_warning"]
+    assert ahead.startswith("stamps on /0 are 1.0 days ahead of /clock, which this node goes by: set use_sim_time for")
+    still = looked_at(is_simulated=True, clocks=0, age_ms=math.nan)["clock_warning"]
+    assert still.startswith("use_sim_time is true, and no node publishes /clock")
+    assert looked_at(is_simulated=True, clocks=0, age_ms=math.nan, seconds=2) == {}
+
+
+@pytest.mark.parametrize(("is_simulated", "clocks", "age_ms"), [
+    (True, 1, 30.0), (True, 1, math.nan), (False, 1, 30.0), (False, 0, 30.0), (False, 0, 2 * YEAR_MS),
+])  # fmt: skip
+def test_given_clocks_that_fit_or_none_that_is_simulated_when_looked_at_then_nothing_is_said(
+    is_simulated, clocks, age_ms
+):
+    assert looked_at(is_simulated=is_simulated, clocks=clocks, age_ms=age_ms) == {}
 
 
 def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_on_the_terminal_once():

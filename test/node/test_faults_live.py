@@ -142,7 +142,7 @@ def test_given_a_worker_that_hangs_then_the_frame_is_answered_without_it_the_sta
     stage.node.wait_for(lambda: stage.told("camera: worker died"), "the alert")
     stage.node.next_report()
     assert stage.node.errors.count(said) == 1  # the death is logged as it happens, and the alert of it is not
-    assert "hang_ms is 3000" in stage.node.errors
+    stage.node.prints("hang_ms is 3000")
 
 
 @pytest.mark.parametrize(

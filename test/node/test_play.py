@@ -125,11 +125,28 @@ def test_given_a_part_and_restamping_when_played_then_that_part_goes_out_with_th
     ]
 
 
+def test_given_a_node_of_other_topics_when_waited_for_then_the_remap_that_would_help_is_named(
+    graph, stranger, play, log
+):
+    stranger.create_subscription(PointStamped, "/wanted/point", print, 1)
+    process, printed = play(log, "--topics", "/frame,/word", "--wait-for-node", "stranger")
+    hint = "it takes /wanted/point (geometry_msgs/msg/PointStamped), which nothing publishes: play with"
+    graph.wait_for(lambda: f"{hint} `--remap /frame:=/wanted/point`" in printed(), "the remap")
+    assert "is_not_there" not in printed()
+    process.send_signal(signal.SIGINT)
+    ended(graph, process)
+    assert "played 0 messages" in printed()
+    process, printed = play(log, "--wait-for-node", "/is_not_there")
+    graph.wait_for(lambda: "waiting for /is_not_there: no node of this name is in ROS_DOMAIN_ID" in printed(), "it")
+    process.send_signal(signal.SIGINT)
+    ended(graph, process)
+
+
 def test_given_topics_without_a_type_here_when_played_then_they_are_left_out_and_named(graph, play, log):
     process, printed = play(log, "--pause", "--wait-for-subscribers", "0.1")
     (publisher,) = graph.wait_for(lambda: graph.node.get_publishers_info_by_topic("/word"), "the player")
     assert publisher.qos_profile.durability is DurabilityPolicy.TRANSIENT_LOCAL  # as the log says
-    graph.wait_for(lambda: "nobody subscribes to " in printed(), "the end of the wait")
+    graph.wait_for(lambda: "no node subscribes to " in printed(), "the end of the wait")
     process.send_signal(signal.SIGTERM)
     assert ended(graph, process) == 0
     assert "/strange is left out: message type 'nowhere_msgs/msg/Strange' cannot be used with rclpy" in printed()

@@ -81,6 +81,8 @@ def test_given_frames_when_asked_to_record_then_inputs_outputs_and_topics_are_wr
     parameters = json.loads((incident / "parameters.json").read_text())
     assert parameters["camera.adapter"] == "adapters_for_graph:Obedient"
     about = json.loads((incident / "incident.json").read_text())
+    assert {stage["name"]: stage["inputs"][0] for stage in about["stages"]}["camera"] == f"{space}/image"
+    assert f"{space}/point" in {stage["output"] for stage in about["stages"]}
     assert about["why"] == "asked for by service"
     assert about["versions"]["torch"]
     stacks = (incident / "stacks.txt").read_text()

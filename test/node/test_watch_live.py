@@ -1,4 +1,4 @@
-"""A real node whose camera freezes and whose model becomes slow: both are told on /perf/anomaly."""
+"""A real node whose camera freezes, in part or as a whole, and whose model becomes slow: /perf/anomaly has it."""
 
 import json
 import os
@@ -16,6 +16,18 @@ from torchperf_ros.recorder.record_log import schema
 
 pytestmark = pytest.mark.ros
 EVERY_S = 0.1
+HEIGHT, STEP = 48, 192
+
+
+def picture(fault, before):
+    """Bytes of the camera's next picture, by the one before: rows of their own brightness, and noise."""
+    noise = os.urandom(HEIGHT * STEP)
+    live = bytes(4 * (at // STEP) + (byte & 3) for at, byte in enumerate(noise))
+    half = HEIGHT // 2 * STEP
+    return {
+        "": live, "frozen": before, "black": bytes(byte & 3 for byte in noise), "noise": noise,
+        "half": live[:half] + before[half:],
+    }[fault]  # fmt: skip
 
 
 class Watched:
@@ -31,14 +43,14 @@ class Watched:
         self.node = start_node({"stages": ["camera"], "camera": stage, **own})
         self.camera = self.node.publisher("image", Image)
         self.node.wait_until_ready("camera")
-        self.image = Image(width=64, height=48, encoding="rgb8", step=192)
+        self.image = Image(width=STEP // 3, height=HEIGHT, encoding="rgb8", step=STEP)
 
     def told(self, name, level):
         """The first status of this name and level."""
         statuses = (status for array in self.node.anomalies for status in array.status)
         return next((s for s in statuses if s.name == name and ord(s.level) == level), None)
 
-    def drive(self, until, what, *, frozen=False, black=False):
+    def drive(self, until, what, fault=""):
         """Send images until a condition holds; returns what it said."""
         due_s = time.monotonic()
 
@@ -48,9 +60,7 @@ class Watched:
                 due_s = time.monotonic() + EVERY_S
                 stamp = self.image.header.stamp
                 stamp.sec, stamp.nanosec = divmod(time.time_ns(), 1_000_000_000)
-                if not frozen:
-                    noise = os.urandom(48 * 192)
-                    self.image.data = bytes(byte & 3 for byte in noise) if black else noise
+                self.image.data = picture(fault, bytes(self.image.data))
                 self.camera.publish(self.image)
             return until()
 
@@ -62,15 +72,22 @@ def watched(graph, start_node, obedient, tmp_path_factory):
     return Watched(graph, start_node, obedient, tmp_path_factory.mktemp("watched"))
 
 
-def test_given_a_camera_that_freezes_when_it_goes_on_with_new_stamps_then_an_error_says_so(watched):
-    watched.drive(lambda: len(watched.node.rows) > 10, "frames")
-    name = "camera: input frozen"
+@pytest.mark.parametrize(
+    ("fault", "name", "text"),
+    [
+        ("half", "camera: input frozen", "50% of the picture of {}/image is frozen (x 0 to 100, y 50 to 100 %)"),
+        ("noise", "camera: input noise", "images of {}/image are noise"),
+    ],
+)
+def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_says_so(watched, fault, name, text):
+    seen = len(watched.node.rows)
+    watched.drive(lambda: len(watched.node.rows) > seen + 40, "frames")  # of which every part has changed all the time
     assert watched.told(name, 2) is None
-    status = watched.drive(lambda: watched.told(name, 2), "the finding", frozen=True)
-    assert f"{watched.node.namespace}/image is frozen" in status.message
+    status = watched.drive(lambda: watched.told(name, 2), "the finding", fault)
+    assert text.format(watched.node.namespace) in status.message
     values = {pair.key: pair.value for pair in status.values}
     assert values["topic"] == f"{watched.node.namespace}/image"
-    assert values["evidence"]
+    assert values.get("evidence") or fault != "half"  # there is one incident a minute
 
 
 def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(watched):
@@ -115,9 +132,9 @@ def test_given_rules_that_turn_the_stage_off_when_the_camera_is_well_again_then_
         return watched.node.values("camera")["actions"]
 
     for fault in ("frozen", "black"):
-        watched.drive(lambda fault=fault: f"input {fault} -> off" in in_force(), "off", **{fault: True})
+        watched.drive(lambda fault=fault: f"input {fault} -> off" in in_force(), "off", fault)
         ends_s = time.monotonic() + 5.0
-        watched.drive(lambda ends_s=ends_s: time.monotonic() > ends_s, "the fault to last", **{fault: True})
+        watched.drive(lambda ends_s=ends_s: time.monotonic() > ends_s, "the fault to last", fault)
         assert f"input {fault} -> off" in in_force()  # for longer than `action_return_s`: it is still seen
         watched.drive(lambda: not in_force(), lambda: f"the stage to run again: {in_force()}")
         seen = len(watched.node.rows)

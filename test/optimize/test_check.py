@@ -1,10 +1,12 @@
 """Adapters with one mistake each, and what the check says of it."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from typer.testing import CliRunner
 
 from torchperf_ros.cli import main as cli
@@ -93,11 +95,57 @@ Markers = "visualization_msgs/msg/MarkerArray"
 Marking = like_good("Marking", output=Markers, postprocess=lambda self, outputs, messages: empty_message(
     Markers, markers=[empty_message("visualization_msgs/msg/Marker")]
 ))  # fmt: skip
+
+
+def models(name, make, **methods):
+    """The good one, with models of another kind."""
+
+    def build(self, tier):
+        torch.manual_seed(0)
+        return make()
+
+    return like_good(name, build=build, **methods)
+
+
+class Layer(torch.nn.Module):
+    """Means of three colours; `change` makes of them what is wrong."""
+
+    def __init__(self, change, part=None):
+        super().__init__()
+        self.layer, self.part, self.change = torch.nn.Linear(3, 2), part, change
+
+    def forward(self, image):
+        return self.change(self, self.layer(image.mean((2, 3))))
+
+
+def kept(module, means):
+    module.last = means + getattr(module, "last", 0.0)
+    return module.last
+
+
+Dropping = models("Dropping", lambda: Layer(lambda module, x: functional.dropout(x)))
+Training = models("Training", lambda: Layer(lambda module, x: module.train().part(x), torch.nn.Dropout()))
+Attending = models("Attending", lambda: Layer(
+    lambda module, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+))  # fmt: skip
+Drawing = models("Drawing", lambda: Layer(lambda module, x: x + torch.rand(1)))
+Stateful = models("Stateful", lambda: Layer(kept))
+NotThere = models("NotThere", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)))
+OfProgram = models("OfProgram", lambda: torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)))
+Hidden = models("Hidden", lambda: Layer(lambda module, x: lambda: x))
+NanOfFrame = models("NanOfFrame", lambda: Computes(lambda image: image.mean() / (image.max() - 128)))
+TypeOfFrame = models("TypeOfFrame", lambda: Computes(lambda image: image.double() if image.any() else image))
+Untupled = like_good("Untupled", preprocess=lambda self, messages: torch.zeros(1, 3, 480, 640))
+OfArrays = like_good("OfArrays", preprocess=lambda self, messages: (np.zeros((1, 3, 480, 640), np.float32),))
+OtherRank = like_good("OtherRank", preprocess=lambda self, messages: (torch.zeros(3, 480, 640),))
+OtherSize = like_good("OtherSize", preprocess=lambda self, messages: (torch.zeros(1, 3, 240, 320),))
+Leaving = like_good("Leaving", __init__=lambda self, options, device: sys.exit())
+LeavingLater = like_good("LeavingLater", preprocess=lambda self, messages: raise_(SystemExit(3)))
 Refusing = like_good("Refusing", preprocess=lambda self, messages: raise_(BadInput("too dark")))
 
 
 def check(kind, monkeypatch, tiers=()):
-    monkeypatch.setattr("torchperf_ros.optimize.check.load_adapter", lambda path: kind)
+    monkeypatch.setattr("torchperf_ros.model.adapter.load_adapter", lambda path: kind)
     checked = AdapterCheck(f"{__name__}:{kind.__name__}", {}, tiers, "cpu", None)
     found = list(checked.run())
     return not checked.failed, found, checked
@@ -125,9 +173,26 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
         (OtherWeights, "tier full: weights", "build('full') gives other weights at every call (0.bias and 1 more)"),
         (Others, "tiers", "builds none of the tiers full, medium, fast (KeyError: 'full'); name its own, most acc"),
         (Within, "tier full: frame", "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12"),
-        (NotAModule, "tier full: build", "build gave an int, not a Module"),
+        (NotAModule, "tier full: build", "build gave an int, not a torch.nn.Module"),
         (Nan, "tier full: second run", "NaN or Inf"),
         (OtherInputs, "tiers", "tiers take different inputs"),
+        (Dropping, "tier full: same input", "dropout is active: dropout gets training=True; it has to follow self.tr"),
+        (Training, "tier full: same input", "part is in training mode after eval()"),
+        (Attending, "tier full: same input", "scaled_dot_product_attention gets dropout_p=0.5"),
+        (NotThere, "tier full: weights", "1.weight is not initialised"),
+        (OfProgram, "tier full: build", "build gave an ExportedProgram, not a torch.nn.Module; its .module() is one"),
+        (NanOfFrame, "tier full: frame", "NaN or Inf"),
+        (TypeOfFrame, "tier full: frame", "outputs have the types and shapes float64"),
+        (Untupled, "tier full: preprocess", "preprocess gave a tensor float32 1x3x480x640 alone"),
+        (
+            OfArrays,
+            "tier full: preprocess",
+            "preprocess gave a tuple of 1: a ndarray; it has to give",
+        ),
+        (OtherRank, "tier full: preprocess", "number, types and dimensions of the tensors have to be the same"),
+        (OtherSize, "tier full: preprocess", "`dynamic_dims` has to declare the difference; it declares none"),
+        (Leaving, "load", "Leaving(options, device) ends the program: SystemExit: None (test_check.py:"),
+        (LeavingLater, "tier full: preprocess", "preprocess ends the program: SystemExit: 3 (test_check.py:"),
         (OtherStamp, "tier full: frame", "header.stamp is 0 ns, the trigger's is 1000000000"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -136,6 +201,22 @@ def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, s
     good, found, _ = check(kind, monkeypatch, () if kind is Others else ("full", "fast"))
     assert not good
     assert any(finding.step == step and finding.ok is False and text in finding.text for finding in found), found
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "text"),
+    [
+        (Stateful, "same input", "the answer depends on earlier calls (last)"),
+        (Drawing, "same input", "the same input gives another answer the second time: the model draws at random"),
+        (Hidden, "outputs", "are not checked for NaN and Inf: in a function no tensor, array or number can be found"),
+    ],
+)
+def test_given_what_is_unusual_and_no_mistake_when_checked_then_it_is_named(monkeypatch, kind, step, text):
+    good, found, _ = check(kind, monkeypatch, ("full",))
+    assert good, found
+    assert any(
+        finding.step == f"tier full: {step}" and finding.ok is None and text in finding.text for finding in found
+    )
 
 
 def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_log_is_asked_for(monkeypatch):

@@ -12,6 +12,7 @@ from torchperf_ros.cli import main as cli
 from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.packages.package_cache import PackageCache
 from torchperf_ros.packages.package_manifest import Identity, Manifest, manifest_path
+from torchperf_ros.recorder.incident_folder import IncidentFolder
 
 RUNNER = CliRunner()
 TIMING = {"p50_ms": 2.0, "p99_ms": 3.0, "eager_p50_ms": 4.0, "eager_p99_ms": 6.0}
@@ -230,7 +231,7 @@ def listed(cache, *words):
 def test_given_packages_when_listed_then_each_is_shown_and_the_damaged_one_with_what_is_wrong(cache):
     result = listed(cache)
     assert result.exit_code == 0
-    assert "3 packages, 3.0 of 4096 MiB, in " in result.stdout
+    assert "3 packages, 3.0 MiB, in " in result.stdout
     damaged, two, one = (entry.path.stem for entry in cache.entries())
     problem = f"manifest {cache.folder / damaged}.json cannot be read (KeyError: 'identity')"
     assert f"{damaged[:12]}: {problem}" in result.stdout
@@ -251,9 +252,28 @@ def test_given_packages_when_cleared_or_one_removed_by_the_beginning_of_its_key_
         result = listed(cache, "--remove", key)
         assert (result.exit_code, len(cache.entries())) == (2, 2)
         assert f"has a key that begins with {key!r}" in result.stderr
+    (cache.folder / "ab0.1.part.pt2").write_bytes(bytes(1 << 20))
     result = listed(cache, "--clear")
-    assert (result.exit_code, list(cache.folder.iterdir())) == (0, [])
-    assert "removed 2 packages, 2.0 MiB" in result.stdout
+    assert (result.exit_code, list(cache.folder.glob("*[!.lock]"))) == (0, [])
+    assert "removed 2 packages, 3.0 MiB" in result.stdout
+
+
+def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_what_else_it_holds_stays(tmp_path):
+    folder = IncidentFolder(tmp_path, 10, 100)
+    names = [
+        folder.keep(what, lambda part: (part / "data").write_bytes(bytes(1 << 20))).name for what in ("one", "two")
+    ]
+    latch = tmp_path / "emergency" / "latch.json"
+    latch.parent.mkdir()
+    latch.touch()
+    result = run("evidence", "--evidence-dir", tmp_path)
+    assert result.stdout.split() == [
+        *("1.0", "MiB", names[0], "1.0", "MiB", names[1]), *("2", "incidents,", "2.0", "MiB,", "in", str(tmp_path)),
+    ]  # fmt: skip
+    result = run("evidence", "--clear", "--evidence-dir", tmp_path)
+    assert "removed 2 incidents, 2.0 MiB, from" in result.stdout
+    assert list(tmp_path.rglob("*")) == [latch.parent, latch]
+    assert run("evidence", "--evidence-dir", tmp_path / "none").stdout.startswith("0 incidents, 0.0 MiB, in ")
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from torchperf_ros.packages.package_cache import (
     find_package,
     open_cache,
     package_folders,
+    unquoted_path,
     use_compiler_cache,
 )
 from torchperf_ros.packages.package_manifest import Identity, Manifest, PackageError, manifest_path
@@ -85,13 +87,25 @@ def test_given_damaged_entries_when_listed_then_each_is_there_with_what_is_wrong
     assert "cannot be read" in entries[2].problem
 
 
-def test_given_half_written_files_when_shrunk_then_only_those_of_a_day_ago_go(tmp_path):
+def test_given_half_written_files_when_shrunk_then_those_that_nobody_writes_go_at_once(tmp_path):
     cache = PackageCache(tmp_path, 1 << 20)
-    for name, age_s in (("a.1.part.pt2", 90_000), ("b.2.part.json", 90_000), ("c.3.part.pt2", 3_600)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    cache.shrink()
-    assert files(cache) == ["c.3.part.pt2"]
+    names = ("aa0.1.part.pt2", "bb0.2.part.pt2", "bb1.2.part.json", "cc0.3.part.choice", "dd0.4.part.choice")
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(100))
+    os.utime(tmp_path / "dd0.4.part.choice", (time.time() - 61,) * 2)
+    with (tmp_path / "package-bb.lock").open("w") as other:  # another process builds
+        fcntl.flock(other, fcntl.LOCK_EX)
+        cache.shrink()
+        assert sorted(path.name for path in tmp_path.glob("*.part.*")) == [names[1], names[2], names[3]]
+    assert cache.remove_abandoned() == 200
+    assert [path.name for path in tmp_path.glob("*.part.*")] == [names[3]]
+
+
+def test_given_what_an_interrupted_build_left_when_the_next_one_begins_then_it_is_gone(tmp_path):
+    cache, part = PackageCache(tmp_path, 1 << 20), tmp_path / "ff0.1.part.pt2"
+    part.touch()
+    with cache.building(IDENTITY):
+        assert not part.exists()
 
 
 @contextlib.contextmanager
@@ -262,6 +276,25 @@ def test_given_a_folder_of_the_users_when_used_then_it_is_kept_whatever_its_size
     with use_compiler_cache(str(tmp_path / "cache"), 10):
         assert os.environ[VARIABLE] == str(own)
     assert (own / "kernel.so").exists()
+
+
+def test_given_folders_with_a_space_when_used_then_compilers_see_links_without_one(tmp_path, environment):
+    temporary = tmp_path / "(my) temporary"
+    temporary.mkdir()
+    environment.setenv("TMPDIR", str(temporary))
+    for _ in range(2):
+        environment.setenv(VARIABLE, "")
+        with use_compiler_cache(str(tmp_path / "my cache"), 1 << 20):
+            chosen = {name: Path(os.environ[name]) for name in (VARIABLE, "TMPDIR")}
+        assert {name: path.resolve() for name, path in chosen.items()} == {
+            VARIABLE: tmp_path / "my cache" / "compiler", "TMPDIR": temporary,
+        }  # fmt: skip
+        assert all(re.fullmatch(r"[\w/]+", str(path)) for path in chosen.values())
+        assert all(stat.S_IMODE(path.parent.stat().st_mode) == 0o700 for path in chosen.values())
+        assert len(set(chosen.values())) == 2
+    for path in chosen.values():
+        path.unlink()
+    assert unquoted_path("/plain/path-1.0") == "/plain/path-1.0"
 
 
 @pytest.mark.parametrize(("limit_bytes", "kept"), [(1000, True), (999, False)])

@@ -87,9 +87,9 @@ def test_given_several_differences_when_compared_then_each_is_said_with_both_val
     [
         (b"", "JSONDecodeError"),
         (b"{}", "KeyError: 'identity'"),
-        (b'{"identity": {"format": 3}}', "missing"),
+        (b'{"identity": {"format": 4}}', "missing"),
         (b"[" * 100_000, "RecursionError"),
-        (b'{"identity": {"format": 7, "more": 1}}', "has format 7; this version reads 3"),
+        (b'{"identity": {"format": 7, "more": 1}}', "has format 7; this version reads 4"),
     ],
 )
 def test_given_a_damaged_manifest_when_read_then_it_is_named_with_what_is_wrong(package, content, said):

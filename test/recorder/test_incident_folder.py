@@ -109,15 +109,18 @@ def test_given_a_writer_that_fails_when_kept_then_its_error_is_the_callers_and_n
     assert list(tmp_path.iterdir()) == []
 
 
-def test_given_what_a_killed_process_left_when_kept_then_it_goes_after_a_day(tmp_path):
-    old, young = tmp_path / ".part-1-2-x", tmp_path / ".part-1-3-x"
-    for part in (old, young):
+NO_PROCESS = 1 << 22  # above the largest process id of Linux
+
+
+def test_given_what_killed_processes_left_when_kept_then_it_goes_soon_and_what_one_may_write_after_a_day(tmp_path):
+    ages_s = {(1, 90_000): False, (1, 3_600): True, (NO_PROCESS, 3_600): False, (NO_PROCESS, 0): True}
+    for pid, age_s in ages_s:
+        part = tmp_path / f".part-{pid}-{age_s}-x"
         part.mkdir()
         (part / "half").touch()
-    os.utime(old, (time.time() - 90_000,) * 2)
+        os.utime(part, (time.time() - age_s,) * 2)
     make(tmp_path).keep("some", writes(1))
-    assert not old.exists()
-    assert young.exists()
+    assert {key: (tmp_path / f".part-{key[0]}-{key[1]}-x").exists() for key in ages_s} == ages_s
 
 
 def test_given_what_belongs_to_somebody_else_when_kept_then_it_is_left_alone(tmp_path):
@@ -181,6 +184,8 @@ STAGES = ("perception", "planning")
         (Level.STALE, "perception: deadline missed", None),
         (Level.WARN, "node: memory grows", ("perception", "memory")),
         (Level.WARN, "node: load", None),
+        (Level.ERROR, "perception: bad input", None),
+        (Level.ERROR, "perception: input stopped", None),
         (Level.ERROR, "unknown", None),
     ],
 )

@@ -1,9 +1,10 @@
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from torchperf_ros.logs.log_reader import LogError, LogTopic
-from torchperf_ros.replay.log_feed import match_topics, parse_maps
+from torchperf_ros.replay.log_feed import KnownTopics, match_topics, parse_maps
 from torchperf_ros.stage.stage_input import StageInput
 
 IMAGE, COMPRESSED, ODOM = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "nav_msgs/msg/Odometry"
@@ -15,9 +16,44 @@ def topics(**types):
     return {f"/{name}": LogTopic(f"/{name}", type_name, 5) for name, type_name in types.items()}
 
 
-def match(log, *wanted, remap=None):
+def match(log, *wanted, remap=None, known=None):
     said = []
-    return match_topics(wanted or [CAMERA], log, remap or {}, "drive.mcap", said.append), said
+    return match_topics(wanted or [CAMERA], log, remap or {}, "drive.mcap", said.append, known), said
+
+
+def test_given_outputs_of_stages_in_a_log_when_matched_then_they_are_no_candidates():
+    known = KnownTopics(outputs=frozenset({"/labels"}))
+    assert match(topics(front=IMAGE, labels=IMAGE), known=known)[0] == {"image": "/front"}
+    in_a_namespace = {name: LogTopic(name, IMAGE, 5) for name in ("/car/front", "/car/labels")}
+    assert match(in_a_namespace, known=known)[0] == {"image": "/car/front"}
+    with pytest.raises(LogError, match=r"but what a stage publishes; if that is meant: --map /labels:=image"):
+        match(topics(labels=IMAGE), known=known)
+    assert match(topics(labels=IMAGE), known=known, remap={"image": "/labels"})[0] == {"image": "/labels"}
+    with pytest.raises(LogError, match=r"has several such topics: /left \(.*\), /right \(.*\); choose one"):
+        match(topics(left=IMAGE, labels=IMAGE, right=IMAGE), known=known)
+
+
+def test_given_an_incident_when_matched_then_its_node_s_remapping_counts_and_an_option_counts_more(tmp_path):
+    stages = [{"name": "perception", "inputs": ["/left", None], "output": "/found"},
+              {"name": "planning", "inputs": [None, "/wheels"], "output": "/path"}]  # fmt: skip
+    (tmp_path / "incident.json").write_text(json.dumps({"name": "a", "stages": stages}), "utf-8")
+    known = KnownTopics.of_incident(tmp_path)
+    assert known.outputs == {"/found", "/path"}
+    log = topics(left=IMAGE, right=IMAGE, found=IMAGE, wheels=ODOM, odometry=ODOM)
+    assert match(log, CAMERA, SPEED, known=known) == ({"image": "/left", "odom": "/wheels"}, [])
+    assert match(log, CAMERA, SPEED, known=known, remap={"image": "/right"})[0] == {
+        "image": "/right",
+        "odom": "/wheels",
+    }
+    gone = topics(right=IMAGE, found=IMAGE)
+    assert match(gone, known=known)[0] == {"image": "/right"}
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"stages": 3}', '{"stages": [{"name": "a"}]}'])
+def test_given_an_incident_that_does_not_say_when_read_then_nothing_is_known(tmp_path, content):
+    if content is not None:
+        (tmp_path / "incident.json").write_text(content, "utf-8")
+    assert KnownTopics.of_incident(tmp_path) == KnownTopics()
 
 
 def test_given_a_topic_of_the_name_or_the_only_one_of_the_type_when_matched_then_it_is_taken_and_a_guess_is_said():

@@ -83,12 +83,18 @@ def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(r
     assert "- compile time: neither run says" in done.stdout
 
 
-def test_given_few_frames_when_compared_then_only_strict_fails_and_says_how_many_would_do(runs, tmp_path):
+def test_given_few_frames_when_compared_then_the_status_is_one_of_its_own_and_how_many_would_do_is_said(runs, tmp_path):
     write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
     done = compare(runs / "base.json", tmp_path / "short.json")
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\].* not enough data: about [\d,]+ frames would be", done.stdout)
-    assert compare(runs / "base.json", tmp_path / "short.json", "--strict").exit_code == 1
+    assert compare(runs / "base.json", tmp_path / "short.json", "--strict").exit_code == 3
+    write_run(made.run(made.latencies(3, 4)), tmp_path / "shortest.json")
+    sides = (tmp_path / "shortest.json", tmp_path / "short.json")
+    skipped = [word for key in ("miss", "fallback", "dropped", "lower_tier", "outputs") for word in ("--skip", key)]
+    done = compare(*sides, *skipped)
+    assert (done.exit_code, "not enough data for any of" in done.stdout) == (3, True), done.output
+    assert compare(*sides, *skipped, "--limit", "p50=0.001ms").exit_code == 1
 
 
 def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_runs(tmp_path):

@@ -237,7 +237,7 @@ def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first
     sides = ([view(np.array(values))] * runs for values in (first, second))
     found = against(*sides, resamples=200)
     assert {one.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
-    assert found.status() in {0, 1, 2}
+    assert found.status() in {0, 1, 3}
 
 
 def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_correction():

@@ -48,9 +48,12 @@ SEEN_IN_IMAGES = {"input black": 0, "input white": 255, "input featureless": 127
 
 @functools.cache
 def picture(number):
-    """Bytes of an image of noise, and of one that is `saturated`, by a number below zero of one value."""
-    pixels = np.random.default_rng(max(0, number)).integers(0, 255, 32 * 48).astype(np.uint8)
-    if number == -1000:
+    """Bytes of an image by its number; `noise`, one that is `saturated`, and by others below zero of one value."""
+    noise = np.random.default_rng(abs(number)).integers(0, 250, 32 * 48)
+    pixels = (np.linspace(20, 200, noise.size) + noise // 32).astype(np.uint8)
+    if number <= -2000:
+        pixels[:] = noise
+    elif number == -1000:
         pixels[: pixels.size * 9 // 10] = 255
     elif number < 0:
         pixels[:] = -1 - number
@@ -189,6 +192,8 @@ class Loop:
             number = -1 - SEEN_IN_IMAGES[cause]
         if on and cause == "input saturated":
             number = -1000
+        if on and cause == "input noise":
+            number = -2000 - self.seq % 50
         data = picture(number) if cause != "input empty" else cloud(0 if on else 100 + self.seq % 50)
         stood = on and cause == "input stands still"
         wheels_ns = self.stood_ns if stood else received_ns

@@ -147,6 +147,43 @@ def test_given_messages_that_are_late_by_different_times_when_what_stands_is_nea
             assert found or way_m > stop_m + 0.07 * speed, seed  # two messages have to show it
 
 
+@pytest.mark.parametrize("grows", [0.1, 0.25])
+def test_given_scans_that_come_later_and_later_when_there_is_a_danger_then_what_stands_does_not_seem_to_drive(grows):
+    def late_s(now_s):
+        return min(grows * now_s, 0.3)
+
+    hits_m_s = []
+    for seed in range(DRIVES):
+        known_s = lane_drives.danger(seed).known_s + EVERY_S  # a scan is looked at with the next one
+        if hit_late_m_s(seed, brakes_s=known_s + late_s(known_s) + lane_drives.REACTION_S) == 0.0:
+            hits_m_s.append(hit_late_m_s(seed, late_s=late_s))
+    # It brakes as late as it can, and the time between two messages grows: few are hit, and slowly.
+    assert len(hits_m_s) > DRIVES / 2
+    assert np.count_nonzero(hits_m_s) <= 2 + 0.1 * DRIVES
+    assert max(hits_m_s) < 4.0
+
+
+def hit_late_m_s(seed, **how):
+    return lane_drives.run(lane_drives.danger(seed), seed, watches="late_s" in how, **how).hit_m_s
+
+
+def brakes_hard(seed):
+    """A drive behind a car that brakes as hard as tyres can, or hits something, and until when braking avoids it."""
+    draw = random.Random(f"hard {seed}")
+    speed, begins_s = draw.uniform(6.0, 30.0), draw.uniform(1.0, 3.0)
+    ahead_m, by = speed * draw.uniform(1.0, 2.5), draw.uniform(9.0, 12.0)
+    lead = lane_drives.Other(FRONT_M + ahead_m + 2.25, 0.0, speed * draw.uniform(0.8, 1.0))
+    lead.plan = lambda now_s: -by if now_s >= begins_s else 0.0
+    return lane_drives.Drive(lane_drives.Road(), speed, [lead], 20.0), begins_s + 0.55 + lane_drives.REACTION_S
+
+
+def test_given_a_lead_that_brakes_harder_than_most_cars_can_when_there_is_time_then_the_lane_stops_the_vehicle():
+    dangers = [seed for seed in range(DRIVES) if is_hit(brakes_hard, seed)]
+    dangers = [seed for seed in dangers if not is_hit(brakes_hard, seed, brakes_s=None)]
+    assert len(dangers) > DRIVES / 4
+    assert [seed for seed in dangers if is_hit(brakes_hard, seed, watches=True)] == []
+
+
 @pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [
     (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12), (10.0, 20.0, 20.0, 0.0, 10.0),
     (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12), (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0), (5.0, 0.0, 0.0, 0.0, 5.0),

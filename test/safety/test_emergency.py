@@ -12,6 +12,7 @@ from torchperf_ros.config.config import node_config
 from torchperf_ros.config.message_types import decode
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, VirtualClock
+from torchperf_ros.frame.frame import restamped
 from torchperf_ros.safety.emergency import OBSTACLE, SILENT, TRIGGER, Corridor, Emergency
 from torchperf_ros.safety.odometry import Motion
 
@@ -183,6 +184,37 @@ def test_given_a_range_sensor_whose_messages_are_one_point_then_as_many_have_to_
     assert lane.see(near, sensor=SONAR).kind == OBSTACLE
 
 
+def towards_a_wall(wall_m, braking, released_m_s=0.0):
+    """Brake from 12 m/s, with a wall so far ahead that is seen after 0.4 s.
+
+    Returns the speed at which the lane latches, 0 if it does not, and how long after the brake is released.
+    """
+    lane, speed, since_s = Lane(), 12.0, 0.0
+    before_s = (12.0 - released_m_s) / max(braking, 0.1)
+    while speed > 0.0 and lane.rules.latch is None:
+        lane.clock.advance_ms(50.0)
+        lane.move(speed)
+        wall = np.where(np.abs(np.linspace(-1, 1, 181)) < 0.05, wall_m, np.inf)
+        lane.see(FREE if since_s < 0.4 else scan_bytes(wall, first=-1.0, last=1.0))
+        since_s, wall_m = since_s + 0.05, wall_m - speed * 0.05
+        speed = max(speed - 0.05 * braking * (since_s < before_s), 0.0)
+    return speed if lane.rules.latch else 0.0, since_s - before_s
+
+
+def test_given_a_vehicle_that_brakes_already_when_it_stops_before_the_wall_by_that_then_it_is_left_alone():
+    assert towards_a_wall(16.0, 5.0)[0] == 0.0  # it needs 14.7 m
+    assert towards_a_wall(16.0, 3.0)[0] > 9.0  # 24 m
+    assert towards_a_wall(14.0, 5.0)[0] > 6.0
+    assert towards_a_wall(16.0, 0.0)[0] == 12.0
+
+
+@pytest.mark.parametrize("released_m_s", [3.0, 6.0, 9.0])
+def test_given_a_vehicle_that_brakes_already_when_it_no_longer_does_then_it_latches_soon(released_m_s):
+    speed, after_s = towards_a_wall(16.0, 5.0, released_m_s)
+    assert speed == pytest.approx(released_m_s, abs=0.3)
+    assert after_s <= (1.0 if released_m_s == 3.0 else 0.31)  # at 3 m/s the wall is still far enough at first
+
+
 def test_given_two_sensors_when_each_shows_something_once_then_that_is_not_twice(lane):
     lane.see(range_bytes(1.0), sensor=SONAR)
     assert lane.see(BLOCKED) is None
@@ -232,6 +264,48 @@ def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_c
     assert (lane.rules.sensors[SCAN].messages, lane.rules.sensors[SCAN].refused) == (5, 4)
     assert lane.wait(3.0) is None
     assert lane.wait(1.0).reason.startswith("scan has sent nothing usable for 300 ms; 0 bytes are no sensor_msgs/Las")
+
+
+def stamped(message, at_ms):
+    return restamped(message, round(ROS_S * NS_PER_S + at_ms * NS_PER_MS))
+
+
+def test_given_scans_that_come_later_and_later_when_one_is_older_than_its_timeout_then_it_counts_as_none(lane):
+    for step in range(7):
+        lane.clock.advance_ms(100.0)
+        lane.move()
+        assert lane.see(stamped(FREE, 50.0 * step)) is None  # 50 ms later each
+    lane.clock.advance_ms(100.0)
+    lane.move()
+    assert lane.see(stamped(FREE, 350.0)) is None
+    problem = lane.rules.sensors[SCAN].problem
+    assert (
+        problem == "it came 349 ms later than others, by its stamp; its timeout is 300 ms"
+    )  # a thousandth is forgotten
+    assert lane.wait(200.0).reason.endswith(problem)
+
+
+@pytest.mark.parametrize("stamps_ms", [
+    [0.0] * 30, [5.0] * 30, range(0, 30), [*range(1_000_000, 1_001_500, 100), *range(0, 1500, 100)],
+    [*range(0, 1500, 100), *range(3_600_000, 3_601_500, 100)], [-ROS_S * 1000.0] * 30,
+], ids=["none", "stands", "slow", "set back", "set ahead", "zero"])  # fmt: skip
+def test_given_a_clock_of_a_sensor_that_stands_or_is_set_then_its_scans_count_by_their_receipt(lane, stamps_ms):
+    refused = 0
+    for stamp_ms in stamps_ms:
+        lane.clock.advance_ms(100.0)
+        lane.move()
+        assert lane.see(stamped(FREE, stamp_ms)) is None or stamps_ms == range(0, 30)
+        refused = lane.rules.sensors[SCAN].refused
+    assert (refused > 20) == (stamps_ms == range(0, 30))  # so slow a clock cannot be told from growing delays
+
+
+def test_given_simulated_time_when_it_passes_at_half_speed_then_scans_count_by_their_receipt(lane):
+    lane.rules.simulated = True
+    for step in range(30):
+        lane.clock.advance_ms(100.0)
+        lane.move()
+        assert lane.see(stamped(FREE, 50.0 * step)) is None
+    assert lane.rules.sensors[SCAN].refused == 0
 
 
 def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_then_it_changes_nothing(lane):

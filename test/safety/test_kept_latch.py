@@ -89,6 +89,18 @@ def test_given_something_else_in_the_files_place_when_it_is_read_then_it_is_a_la
     assert "cannot be read (" in read_latch(file, 0).reason
 
 
+def test_given_a_link_to_what_is_not_there_when_it_is_read_then_whether_it_was_latched_is_not_known(file, tmp_path):
+    file.parent.mkdir()
+    file.symlink_to(tmp_path / "gone")
+    assert f"cannot be read ({file} is a link to what is not there)" in read_latch(file, 0).reason
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.symlink_to(tmp_path / "unmounted" / "state")
+    latch = read_latch(file, 0)
+    assert latch.kind == SILENT
+    assert f"cannot be read ({file.parent} is a link to what is not there)" in latch.reason
+
+
 def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_then_it_says_so_and_is_tried_again(file):
     file.parent.write_text("in the way")
     keeper = LatchKeeper(file, None, lambda: None)

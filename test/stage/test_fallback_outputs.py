@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.config.config import stage_config
+from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.frame import Frame, Origin
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import TimedPath
@@ -54,6 +55,40 @@ def config():
 def prepared(outputs, config, at_ms=200, output_type=PATH):
     outputs.prepare(config, output_type, at_ms * MS, at_ms * MS)
     return outputs.choose(config, at_ms * MS)
+
+
+MARKERS = "visualization_msgs/msg/MarkerArray"
+
+
+def markers(*stamps_ns):
+    made = [empty_message("visualization_msgs/msg/Marker", header=header(stamp_ns, "map")) for stamp_ns in stamps_ns]
+    return bytes(encode(empty_message(MARKERS, markers=made), MARKERS))
+
+
+def number():
+    return bytes(encode(empty_message("std_msgs/msg/Float64", data=5.0), "std_msgs/msg/Float64"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "stamp_ns", "words"),
+    [
+        (PATH, path(start_ms=2000), 2000 * MS, ""),
+        (PATH, path(start_ms=2000), 0, ""),  # the frame has none that the output could keep
+        (PATH, path(), 2000 * MS, "an output has the stamp 0: `postprocess` has to give it its frame's header.stamp"),
+        (PATH, path(start_ms=3500), 2000 * MS, "an output is stamped +1.500 s off: `postprocess`"),
+        (MARKERS, markers(2000 * MS, 0), 2000 * MS, ""),
+        (MARKERS, markers(0), 2000 * MS, "an output has the stamp 0"),
+        (MARKERS, markers(), 2000 * MS, ""),
+        ("std_msgs/msg/Float64", number(), 2000 * MS, ""),
+        ("", path(), 2000 * MS, ""),
+    ],
+)
+def test_given_a_good_output_when_its_stamp_is_looked_at_then_it_has_to_be_its_frame_s(kind, payload, stamp_ns, words):
+    outputs = FallbackOutputs()
+    assert outputs.stamp_problem(kind) == ""
+    outputs.remember(payload, frame(1, stamp_ns=stamp_ns))
+    assert outputs.stamp_problem(kind).startswith(words)
+    assert bool(words) == bool(outputs.stamp_problem(kind))
 
 
 def test_given_nothing_to_hold_when_chosen_then_there_is_nothing(config):

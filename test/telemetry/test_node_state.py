@@ -112,6 +112,16 @@ def test_given_an_anomaly_with_a_traceback_when_folded_then_its_event_is_one_lin
     ]
 
 
+def test_given_an_anomaly_with_evidence_when_folded_then_an_event_says_where_it_lies_once() -> None:
+    node = NodeState("/perf")
+    for _ in range(2):
+        alerts = [status(name, level=2, message="why", evidence="/state/x") for name in ("a: misses", "a: late")]
+        node.on_anomaly(SimpleNamespace(status=alerts))
+    said = [(e.kind, e.source, e.text) for e in node.events]
+    assert said.count(("note", "node", "evidence: /state/x")) == 1
+    assert said.index(("note", "node", "evidence: /state/x")) == 2
+
+
 def test_given_a_very_long_drive_when_folded_then_records_are_counted_and_only_recent_ones_kept() -> None:
     node = heard()
     for _ in range(RECENT_FRAMES + 10):

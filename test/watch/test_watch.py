@@ -35,7 +35,8 @@ START_NS = 1_000 * NS_PER_S
 
 
 def image(stamp_ns, value):
-    pixels = np.random.default_rng(value).integers(0, 255, 48 * 64 * 3).astype(np.uint8)
+    noise = np.random.default_rng(value).integers(0, 8, 48 * 64 * 3)
+    pixels = (np.linspace(20, 200, noise.size) + noise).astype(np.uint8)
     own = {"header": header(stamp_ns, ""), "height": 48, "width": 64, "encoding": "rgb8", "step": 192, "data": pixels}
     message = empty_message(IMAGE, **own)
     return bytes(encode(message, IMAGE))

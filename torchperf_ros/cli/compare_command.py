@@ -84,7 +84,8 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
     Example: torchperf compare main.parquet --save main; torchperf compare branch.parquet --baseline main
 
     Exit status: 0 if nothing is worse, 1 if something is or breaks a limit (with
-    --strict also if there is not enough data), 2 if the runs cannot be compared.
+    --strict also if a run lacks a stage), 2 if the runs cannot be compared, 3 if
+    there is not enough data for any metric (with --strict: for one).
     """
     from torchperf_ros.runs.compare.baselines import BaselineStore
 

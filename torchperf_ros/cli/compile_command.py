@@ -1,4 +1,4 @@
-"""The commands `torchperf compile` and `torchperf cache`. torch is loaded by the process that compiles, not here."""
+"""The commands `compile`, `cache` and `evidence`. torch is loaded by the process that compiles, not here."""
 
 import json
 import sys
@@ -227,10 +227,9 @@ def _parity(parity: dict[str, float | None]) -> str:
 
 
 def cache(
-    clear: Annotated[bool, Option("--clear", help="Remove every package.")] = False,
+    clear: Annotated[bool, Option("--clear", help="Remove every package, and what compilers keep.")] = False,
     remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
     cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
-    cache_mib: Annotated[int, Option(min=64, help="Its bound, as the node's parameter.")] = 4096,
 ) -> None:
     """List the compiled packages on this machine, or remove them.
 
@@ -243,7 +242,7 @@ def cache(
 
     from torchperf_ros.packages.package_cache import clear_compiler_cache, open_cache
 
-    shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, cache_mib)
+    shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, 0)
     try:
         entries = packages.entries()
     except OSError as error:
@@ -254,7 +253,7 @@ def cache(
             shell.fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
         for entry in chosen:
             packages.remove(entry.path)
-        freed = sum(entry.size_bytes for entry in chosen)
+        freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
         shown.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}", highlight=False)
         if clear and (freed := clear_compiler_cache(cache_dir)):
             shown.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
@@ -276,4 +275,35 @@ def cache(
     if table.row_count:
         shown.print(table)
     mib = sum(entry.size_bytes for entry in entries) / _MIB
-    shown.print(f"{len(entries)} packages, {mib:.1f} of {cache_mib} MiB, in {packages.folder}", highlight=False)
+    shown.print(f"{len(entries)} packages, {mib:.1f} MiB, in {packages.folder}", highlight=False)
+
+
+def evidence(
+    clear: Annotated[bool, Option("--clear", help="Remove every incident.")] = False,
+    evidence_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
+) -> None:
+    """List the incidents that nodes have written on this machine, or remove them.
+
+    Records, which are bounded by record_mib, and the latch of the emergency lane stay.
+
+    Example: torchperf evidence --clear
+    """
+    from torchperf_ros.recorder.incident_folder import folder_size_bytes, open_incidents
+
+    shown, incidents = shell.console(), open_incidents(evidence_dir, 1, 1)
+    try:
+        if clear:
+            count, size_bytes = incidents.clear()
+            shown.print(
+                f"removed {count} incidents, {size_bytes / _MIB:.1f} MiB, from {incidents.root}", highlight=False
+            )
+            return
+        found = incidents.incidents()
+        sizes_mib = [folder_size_bytes(path) / _MIB for path in found]
+    except OSError as error:
+        shell.fail(f"evidence in {incidents.root}: {error.strerror}: {error.filename}")
+    for path, mib in zip(found, sizes_mib, strict=True):
+        shown.print(f"{mib:8.1f} MiB  {path.name}", highlight=False, markup=False, soft_wrap=True)
+    shown.print(
+        f"{len(found)} incidents, {sum(sizes_mib):.1f} MiB, in {incidents.root}", highlight=False, soft_wrap=True
+    )

@@ -9,7 +9,7 @@ import typer
 from torchperf_ros import __version__
 from torchperf_ros.cli.anomalies_command import anomalies
 from torchperf_ros.cli.compare_command import CompareCommand, compare
-from torchperf_ros.cli.compile_command import cache, compile_tiers
+from torchperf_ros.cli.compile_command import cache, compile_tiers, evidence
 from torchperf_ros.cli.drive_commands import demo, doctor, drive, node, profile, record, snapshot, swap, top
 from torchperf_ros.cli.log_commands import make_log, play, report
 from torchperf_ros.cli.model_commands import check, inspect, tune
@@ -26,7 +26,7 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache,
               "train": train},
     "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
-             "anomalies": anomalies},
+             "anomalies": anomalies, "evidence": evidence},
 }  # fmt: skip
 
 app = typer.Typer(

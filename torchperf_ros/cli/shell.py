@@ -125,11 +125,13 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
-    number, next_s, begun_s = bars.add_task(name, total=None, at=""), 0.0, 0.0
+    number, next_s, begun_s = bars.add_task(name, start=False, total=None, at=""), 0.0, 0.0
 
     def tell(done: int, total: int) -> None:
         nonlocal next_s, begun_s
-        begun_s = begun_s or monotonic()  # what it waits for before, such as workers, says nothing about its speed
+        if not begun_s:  # what it waits for before, such as workers, says nothing about its speed
+            begun_s = monotonic()
+            bars.start_task(number)
         if monotonic() < next_s:
             return
         next_s = monotonic() + (_LINE_EVERY_S if bars.disable else _BAR_EVERY_S)

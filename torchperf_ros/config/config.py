@@ -174,13 +174,13 @@ class NodeConfig:
     compile_missing: bool = param(True, "Compile in the background what is missing; false: such tiers stay eager.")
     cache_dir: str = param("", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache.")
     package_dirs: tuple[str, ...] = param([""], "Folders, beside that, from which swapped packages come; '': none.")
-    cache_mib: int = param(4096, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    cache_mib: int = param(1024, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
     memory_limit_mib: int = param(0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24)
     memory_share: float = param(
         0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
     )
     evidence_dir: str = param("", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state.")
-    evidence_mib: int = param(1024, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_mib: int = param(256, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
     evidence_count: int = param(50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000)
     recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
     record_dir: str = param(
@@ -189,7 +189,7 @@ class NodeConfig:
     record_mib: int = param(64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20)
     black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
     black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
-    black_box_mib: int = param(128, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    black_box_mib: int = param(60, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
     watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
     start_timeout_s: float = param(120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0)
     vehicle: VehicleOptions = nested(VehicleOptions)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from torchperf_ros.frame.errors import BadInput
 
@@ -23,6 +23,8 @@ ENCODINGS: Final = (*_COLOURS, *_GREYS)
 """All that can be shown; 16 bits and Bayer patterns only as grey."""
 _COMPRESSED_FORMATS: Final = ("JPEG", "PNG")
 _COMPRESSED_MODES: Final = ("L", "P", "RGB", "RGBA")
+_ORIENTATION: Final = 0x0112  # a tag of EXIF, which has the values below
+_UPRIGHT, _FIRST_ON_ITS_SIDE, _LAST = 1, 5, 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,12 @@ def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collectio
     return Pixels(rows.reshape(height, width, channels)[..., :3], order)
 
 
-def compressed_pixels(message: Any, max_pixels: int = MOST_PIXELS, least: tuple[int, int] | None = None) -> Pixels:  # noqa: ANN401
+def compressed_pixels(
+    message: Any,  # noqa: ANN401
+    max_pixels: int = MOST_PIXELS,
+    least: tuple[int, int] | None = None,
+    encodings: Collection[str] = ENCODINGS,
+) -> Pixels:
     """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose bytes tell whether it is a JPEG or a PNG.
 
     `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and height are
@@ -87,8 +94,13 @@ def compressed_pixels(message: Any, max_pixels: int = MOST_PIXELS, least: tuple[
             if image.mode not in _COMPRESSED_MODES:
                 raise BadInput(f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}")
             order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
-            image.draft(mode, least)
-            array = np.asarray(image if image.mode == mode else image.convert(mode))
+            raw = message.format.partition(";")[0].strip()  # `bayer_rggb8; jpeg compressed`, as image_transport writes
+            if mode == "L" and raw.startswith("bayer_") and raw not in encodings:
+                raise BadInput(f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first")
+            turned = _orientation(image)
+            image.draft(mode, least[::-1] if least and turned >= _FIRST_ON_ITS_SIDE else least)
+            upright = image if turned == _UPRIGHT else ImageOps.exif_transpose(image)
+            array = np.asarray(upright if upright.mode == mode else upright.convert(mode))
     except BadInput:
         raise
     except UnidentifiedImageError as error:
@@ -104,7 +116,16 @@ def compressed_pixels(message: Any, max_pixels: int = MOST_PIXELS, least: tuple[
 def compressed_size(message: Any) -> tuple[int, int]:  # noqa: ANN401
     """Width and height in pixels from the file's header, of a message that `compressed_pixels` has accepted."""
     with _open(message) as image:
-        return image.size
+        width, height = image.size
+        return (height, width) if _orientation(image) >= _FIRST_ON_ITS_SIDE else (width, height)
+
+
+def _orientation(image: Image.Image) -> int:
+    """How the file says that its image has to be turned, as OpenCV and cv_bridge do, 1 to 8; `_UPRIGHT`: not at all."""
+    if "exif" not in image.info:  # asking for it would decode a PNG
+        return _UPRIGHT
+    turned = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    return turned if turned in range(_UPRIGHT, _LAST + 1) else _UPRIGHT
 
 
 def _open(message: Any) -> Image.Image:  # noqa: ANN401

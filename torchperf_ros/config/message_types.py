@@ -7,23 +7,28 @@ installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
 import contextlib
 import functools
 import os
+import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rosbags.interfaces import Nodetype
 from rosbags.interfaces.typing import Typesdict
+from rosbags.serde import SerdeError
 from rosbags.serde.utils import SIZEMAP
-from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
+from rosbags.typesys import Stores, TypesysError, get_types_from_idl, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 
 _PARTS = 3  # package/msg/Name
+_LENGTH_BYTES: Final = 4  # of a list
 _TEXTS: Final = ("string", "wstring")
 _BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
+_DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `#ifndef`
 _MOST_LISTED = 70_000  # objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
 
 
@@ -85,10 +90,11 @@ def _known(name: str) -> str:
         return name
     package, _, short = name.split("/")
     for share in _share_folders():
-        path = share / package / "msg" / f"{short}.msg"
-        if path.is_file():
+        files = (share / package / "msg" / f"{short}{suffix}" for suffix in (".msg", ".idl"))
+        if path := next((file for file in files if file.is_file()), None):
             try:
-                parsed = get_types_from_msg(path.read_text(encoding="utf-8"), name)
+                text = path.read_text(encoding="utf-8")
+                parsed = types_of_idl(text) if path.suffix == ".idl" else types_of_msg(text, name)
             except (TypesysError, OSError, UnicodeDecodeError) as error:
                 raise UnknownMessageType(f"message type {name!r} cannot be read from {path}: {error}") from error
             types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
@@ -99,6 +105,58 @@ def _known(name: str) -> str:
             return name
     msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
     raise UnknownMessageType(msg)
+
+
+def types_of_msg(text: str, name: str) -> Typesdict:
+    """The types that a definition in a `.msg` file holds; a `TypesysError` where it cannot be understood."""
+    return _with_wide_texts(get_types_from_msg(text, name))
+
+
+def types_of_idl(text: str) -> Typesdict:
+    """The same of an `.idl` file, as ROS writes them: with lines for a preprocessor, which name other files."""
+    return _with_wide_texts(get_types_from_idl(_DIRECTIVE.sub("", text.replace("\r\n", "\n"))))
+
+
+def _with_wide_texts(types: Typesdict) -> Typesdict:
+    """The types with each `wstring` as what it is in CDR bytes: a list of its UTF-16 units."""
+
+    def readable(field: Any) -> Any:  # noqa: ANN401 - a field's type as rosbags describes it
+        kind, of = field
+        if kind is Nodetype.BASE and of[0] == "wstring":
+            return Nodetype.SEQUENCE, ((Nodetype.BASE, ("uint16", 0)), 0)
+        if kind in {Nodetype.ARRAY, Nodetype.SEQUENCE} and readable(of[0]) != of[0]:
+            raise TypesysError("a list of wstring is not supported")
+        return field
+
+    return {name: (constants, [(f, readable(of)) for f, of in fields]) for name, (constants, fields) in types.items()}
+
+
+def accept_any_text(store: Typestore, name: str) -> None:
+    """Have the code that reads a type, and what it contains, take texts as rclpy does.
+
+    rosbags wants UTF-8 with a NUL at the end, and refuses the whole message. ROS takes what there is up to the first
+    NUL, also nothing at all, and puts a replacement character for each byte that is no UTF-8.
+    """
+    text = b""
+
+    def check(data: bytes | memoryview, at: int, size: int, *, cdr: bool) -> None:
+        nonlocal text
+        if at < 0 or at + 4 + size > len(data):
+            raise SerdeError(f"Invalid string length {size} at offset {at}.")
+        text = bytes(data[at + 4 : at + 4 + size]).partition(b"\0")[0]
+
+    class Text:
+        """Stands where the generated code has `bytes`: the text that was checked just before."""
+
+        def __init__(self, _: object) -> None: ...
+
+        def decode(self) -> str:
+            return text.decode(errors="replace")
+
+    for reader in (store.get_msgdef(name).deserialize_cdr_le, store.get_msgdef(name).deserialize_cdr_be):
+        reader.__globals__.update(check_string=check, bytes=Text)
+    for needed in referenced(store.fielddefs[name][1]):
+        accept_any_text(store, needed)
 
 
 def referenced(fields: Iterable[Any]) -> Iterator[str]:
@@ -184,6 +242,17 @@ def has_header(name: str) -> bool:
     return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
 
 
+def bytes_before_header(name: str) -> int | None:
+    """How many bytes of CDR lie before the first header: a list's length, as in a `MarkerArray`; None: it has none."""
+    if has_header(name):
+        return 0
+    fields = _store().fielddefs[_known(name)][1]
+    first: Any = fields[0][1] if fields else (None, None)
+    kind, what = first
+    is_list = kind is Nodetype.SEQUENCE and what[0][0] is Nodetype.NAME
+    return _LENGTH_BYTES if is_list and has_header(what[0][1]) else None
+
+
 def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
 
@@ -230,6 +299,7 @@ _TEXT = _Layout(((1, -1, None),), 1, 4, 0.0)
 
 @functools.cache
 def _layout(name: str) -> _Layout:
+    accept_any_text(_store(), name)
     parts: list[tuple[int, int, _Layout | None]] = []
     objects, least_bytes = 1, 0
     fields: Any = _store().fielddefs[name][1]

@@ -13,9 +13,9 @@ DRIFT, STALE = "drift", "stale"
 ALERTS = (
     "worker died", "model error", "invalid output", "temperature", "gpu", "gpu memory", "memory", "memory grows",
     "load", "restarts", "input rate", "input stopped", "input frozen", "input black", "input white",
-    "input featureless", "input saturated", "input empty", "input stands still", STALE, "bad input", "recompilation",
-    "tier", "output", "output frozen", "output empty", "age", "jitter", "drops", DRIFT, "latency", "misses",
-    "worker failed", "result too slow", "deadline missed", "partial result", "plan refused", "plan unchecked",
+    "input featureless", "input saturated", "input noise", "input empty", "input stands still", STALE, "bad input",
+    "recompilation", "tier", "output", "output frozen", "output empty", "age", "jitter", "drops", DRIFT, "latency",
+    "misses", "worker failed", "result too slow", "deadline missed", "partial result", "plan refused", "plan unchecked",
     "emergency stop",
 )  # fmt: skip
 """Kinds of alerts, see docs/watching.md: what explains others before what it explains. Those of the machine and of the

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _OF_NODE: Final = ("use_sim_time", "worker_threads", "realtime_priority", "lock_memory")
 _OF_STAGE: Final = ("budget_from", "input_reliability", "priority")
+_CLOCK_WARNINGS: Final = ("clock_warning", "stamps_warning")
 _ASK_S: Final = 1.0
 _MOST_TRIES: Final = 3
 _LEAST_RUNS: Final = 5  # of a tier, for a figure
@@ -144,7 +145,7 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     need = Need(
         pid, ear.state.node.get("scheduling", ""), own.get("realtime_priority", 10), own.get("lock_memory", False),
         max(sizes, default=0), sum(one.lost for one in splits.values()), max(clocks, key=abs, default=math.nan), busy,
-        unheard,
+        unheard, next((ear.state.node[key] for key in _CLOCK_WARNINGS if key in ear.state.node), ""),
     )  # fmt: skip
     checks = look_around(need)
     lacks = frozenset(check.name for check in checks if check.ok is False)
@@ -232,7 +233,8 @@ def _silent(ear: Ear, name: str) -> str:
     if not trigger:
         return f"{name}: {stage.message}"
     if not ear.drivers.get(trigger):
-        return f"{name}: nobody publishes {trigger}; start the driver, or remap the topic"
+        why = stage.values.get("waits_for") or f"{trigger}: no node publishes it; start the driver, or remap the topic"
+        return f"{name}: no message on {why}"
     if wrong := next((event.text for event in ear.state.events if f"{trigger}: " in event.text), ""):
         return f"{name}: {wrong}"
     came = f"{len(ear.topics.get(trigger, []))} messages of {' and '.join(ear.drivers[trigger])} came on {trigger}"

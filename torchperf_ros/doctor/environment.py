@@ -47,6 +47,7 @@ class Need:
         lost: messages that did not reach it.
         clock_ms: how far stamps show a clock to be off; NaN if they do not.
         busy: share of the processors that was used while it was looked at; NaN where not known.
+        clock_problem: why the node says that stamps and its clock cannot fit, as one of them goes by `/clock`.
         unheard: a topic that the node gets and a second subscriber did not: too large for its publisher's segment.
     """
 
@@ -59,6 +60,7 @@ class Need:
     clock_ms: float = math.nan
     busy: float = math.nan
     unheard: str = ""
+    clock_problem: str = ""
 
 
 def kernel_clock() -> int:
@@ -138,6 +140,9 @@ def _room(root: Path) -> Check:
 
 def _clock(need: Need, clock: Callable[[], int]) -> Check:
     mend = "chronyc tracking   # on both machines; sudo systemctl enable --now chrony"
+    if need.clock_problem:
+        mend = "ros2 param get NODE use_sim_time   # the same for every node; /clock: simulation, or play --clock"
+        return Check("clock", False, need.clock_problem, mend)
     state = clock()
     kernel = "not synchronised" if state == _TIME_ERROR else "synchronised" if state >= 0 else "not known"
     if math.isfinite(need.clock_ms):

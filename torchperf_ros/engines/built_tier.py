@@ -1,5 +1,6 @@
 """A tier's model on its device: what every build, trial and check begins with."""
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,18 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.engines.parity import (
-    Call,
-    DynamicDims,
-    Inputs,
-    Scoring,
-    described,
-    random_inputs,
-    says_something,
-    signature_of,
-)
+from torchperf_ros.engines.outputs import described, signature_of
+from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
 from torchperf_ros.frame.errors import AdapterError, one_line
-from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.model.adapter import Adapter, without_exit
 from torchperf_ros.train.task import HELD_OUT
 
 _FEWEST_FRAMES = 2  # one to calibrate with, one to compare on
@@ -159,11 +152,18 @@ def write_frames(frames: Sequence[Inputs], path: Path) -> None:
 
 def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
     """What the adapter builds, in eval mode; an `AdapterError` where it is no module."""
-    with torch.inference_mode(mode=False):  # a model whose weights are inference tensors cannot be exported
+    where = f"tier {tier}: {type(adapter).__name__}.build"
+    # a model whose weights are inference tensors cannot be exported
+    with torch.inference_mode(mode=False), without_exit(where):
         model = adapter.build(tier)
     if not isinstance(model, torch.nn.Module):
-        raise AdapterError(f"tier {tier}: {type(adapter).__name__}.build gave {described(model)}, not a Module")
-    return model.eval()
+        hint = "; its .module() is one" if type(model).__name__ == "ExportedProgram" else ""
+        raise AdapterError(f"{where} gave {described(model)}, not a torch.nn.Module{hint}")
+    for module in model.modules():
+        # The module of an exported program raises, as it is what it was exported as, and so do those around it.
+        with contextlib.suppress(NotImplementedError):
+            module.train(mode=False)
+    return model
 
 
 def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:

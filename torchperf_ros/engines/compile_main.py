@@ -18,7 +18,7 @@ import sys
 import traceback
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_cache import VARIABLE, use_compiler_cache
+from torchperf_ros.packages.package_cache import compile_in, use_compiler_cache
 from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19
@@ -43,9 +43,10 @@ def main() -> int:
     kept = None
     try:
         if "folder" in job:
-            os.environ[VARIABLE] = os.environ["TMPDIR"] = job["folder"]
+            os.environ["TMPDIR"] = job["folder"]
+            compile_in(job["folder"])
         else:
-            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096) << 20)
+            kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         gc.disable()  # what is imported stays: looking through it again and again takes part of a second
         work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
         gc.freeze()
@@ -53,7 +54,7 @@ def main() -> int:
         return 0 if work.do_job(job, say) else 1
     except TorchperfError as error:
         say("failed", tier=", ".join(job["tiers"]), text=str(error), unusable=True)
-    except Exception as error:  # the process's boundary
+    except (Exception, SystemExit) as error:  # the process's boundary; a user's adapter may call exit()
         text = f"{type(error).__name__}: {error}"
         say("failed", tier=", ".join(job["tiers"]), text=text, detail=traceback.format_exc())
     finally:

@@ -1,6 +1,5 @@
 """The engines: ways to run a model. Each takes the adapter's model and gives a callable with the same inputs."""
 
-import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,10 @@ from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_di
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
+from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package import Aoti
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
-from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same, signature_of, tensors_in
+from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
@@ -152,9 +152,8 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
         config.triton.cudagraph_skip_dynamic_graphs = True
     compiled: Call
     if options.parts:
-        compiled, parts = with_parts(tier, [path.strip() for path in options.parts.split(",")])
-        for part in parts:  # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
-            part.forward = torch.compile(part.forward, mode=mode, dynamic=dynamic)
+        paths = [path.strip() for path in options.parts.split(",")]
+        compiled = InParts(tier, paths, mode=mode, dynamic=dynamic)
     else:
         compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
     for usual in tier.inputs_by_size():
@@ -170,44 +169,56 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], took_s, parts=options.parts)
 
 
-def with_parts(tier: BuiltTier, paths: Sequence[str]) -> tuple[torch.nn.Module, list[torch.nn.Module]]:
-    """A copy of the tier's model in which these modules are objects of their own, and those; it shares all else.
+class InParts:
+    """A model of which some modules are compiled by themselves; between calls the model is as it was.
 
-    Raises:
-        EngineUnavailable: there is no such module, or the model does not run it by its name.
+    The modules stay where they are, with their hooks: a copy would have a state of its own.
     """
-    modules = dict(tier.model.named_modules(remove_duplicate=False))
-    for number, path in enumerate(paths):
-        if not path or path not in modules:
-            near = ", ".join(one for one in modules if one and "." not in one)
-            raise EngineUnavailable(f"parts: the model has no module {path!r}; at its top are {near}")
-        others = (other for place, other in enumerate(paths) if place != number)
-        if any(f"{path}.".startswith(f"{other}.") for other in others):
-            raise EngineUnavailable(f"parts: {path} is named twice, or lies within another part")
-    model = _set_apart(tier.model, {id(modules[path]) for path in paths}, {})
-    parts = [model.get_submodule(path) for path in paths]
-    called: set[int] = set()
-    hooks = [part.register_forward_pre_hook(lambda module, _: called.add(id(module))) for part in parts]
-    try:
-        model(*tier.example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for path, part in zip(paths, parts, strict=True):
-        if id(part) not in called:
-            raise EngineUnavailable(f"parts: the model does not run {path} by its name on the example inputs")
-    return model, parts
 
+    def __init__(self, tier: BuiltTier, paths: Sequence[str], **how: Any) -> None:  # noqa: ANN401
+        """Take the paths of modules in the tier's model; `how` is `torch.compile`'s.
 
-def _set_apart(module: torch.nn.Module, parts: set[int], made: dict[int, torch.nn.Module]) -> torch.nn.Module:
-    """The module, or where parts lie in it a copy of it with copies of those: to compile one is to change it."""
-    if id(module) not in made:
-        children = {name: child and _set_apart(child, parts, made) for name, child in module._modules.items()}
-        changed = copy.copy(module) if id(module) in parts or children != module._modules else module
-        if changed is not module:
-            changed._modules = children
-        made[id(module)] = changed
-    return made[id(module)]
+        Raises:
+            EngineUnavailable: there is no such module, or the model does not run it.
+        """
+        self._model, modules = tier.model, dict(tier.model.named_modules(remove_duplicate=False))
+        for number, path in enumerate(paths):
+            if not path or path not in modules:
+                near = ", ".join(one for one in modules if one and "." not in one)
+                raise EngineUnavailable(f"parts: the model has no module {path!r}; at its top are {near}")
+            others = (other for place, other in enumerate(paths) if place != number)
+            if any(f"{path}.".startswith(f"{other}.") for other in others):
+                raise EngineUnavailable(f"parts: {path} is named twice, or lies within another part")
+        self._parts = {path: modules[path] for path in paths}
+        self._check_run(tier.example)
+        # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
+        self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in self._parts.values()]
+        self._own = [attributes.get("forward") for attributes, _ in self._forwards]  # mostly None: it is the class's
+
+    def _check_run(self, example: Inputs) -> None:
+        run: set[torch.nn.Module] = set()
+        hooks = [part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in self._parts.values()]
+        try:
+            self._model(*example)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for path, part in self._parts.items():
+            if part not in run:
+                raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        """What the model returns."""
+        try:
+            for attributes, forward in self._forwards:
+                attributes["forward"] = forward
+            return self._model(*inputs)
+        finally:
+            for (attributes, _), own in zip(self._forwards, self._own, strict=True):
+                if own is None:
+                    attributes.pop("forward", None)
+                else:
+                    attributes["forward"] = own
 
 
 def _counters() -> dict[str, int]:

@@ -1,33 +1,39 @@
-"""What a model is, in hashes: weights, code, signature, and the machine that a package is built for."""
+"""What a model is, in hashes: weights, source files, signature, and the machine that a package is built for."""
 
+import ast
 import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.metadata
+import importlib.util
 import inspect
+import site
 import sys
-import types
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions, installed
 from torchperf_ros.config.config import STAGE_PARAMETERS
 from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
-from torchperf_ros.engines.parity import DynamicDims, signature_of
+from torchperf_ros.engines.outputs import numbers_of, signature_of
+from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_LASTING: Final = (*_PLAIN, tuple, list, set, frozenset, dict, type, enum.Enum, functools.partial)
-_KNOWN: Final = sys.stdlib_module_names | {"builtins", "numpy", "torch", "triton"}  # whose code is not followed
-_INNER: Final = ("__func__", "__wrapped__", "fget", "fset", "func", "fn")  # what methods, properties, wrappers hold
+_KNOWN: Final = sys.stdlib_module_names | {"builtins", "numpy", "torch", "triton"}  # versions and parity say enough
+_OURS, _OUR_MODELS = "torchperf_ros", "torchperf_ros.models"
+_INSTALLED: Final = tuple(f"{folder}/" for folder in (*site.getsitepackages(), site.getusersitepackages()))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -62,7 +68,7 @@ def _quantised(tier: BuiltTier, precision: str) -> str:
     digest = hashlib.sha256()
     for tensor in (each for inputs in tier.scored_inputs() for each in inputs) if precision == INT8_STATIC else ():
         digest.update(signature_of(tensor).encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(_content(tensor))
     return f"{installed(['torchao'])} {digest.hexdigest()[:16]}"
 
 
@@ -82,18 +88,35 @@ def machine_facts(device: torch.device) -> tuple[str, str]:
 
 
 def weights_hash(model: torch.nn.Module) -> str:
-    """Hash of every parameter and buffer: name, type, shape and values."""
+    """Hash of every parameter and buffer, and of what else its state holds: name, type, shape and values."""
     digest = hashlib.sha256()
-    for name, tensor in _tensors(model):
-        digest.update(f"{name} {signature_of(tensor)};".encode())
-        digest.update(_bytes_of(tensor))
+    tensors = _tensors(model)
+    for name, tensor in tensors:
+        digest.update(f"{name} ".encode())
+        digest.update(_content(tensor))
+    others: dict[str, Any] = {}
+    with contextlib.suppress(
+        Exception
+    ):  # a module may refuse its state; what it keeps beside tensors is packed weights
+        others = {key: value for key, value in model.state_dict().items() if key not in dict(tensors)}
+    for key, value in sorted(others.items()):
+        digest.update(f"{key}={_described(value, set())};".encode())
     return digest.hexdigest()
+
+
+def uninitialised(model: torch.nn.Module) -> str:
+    """Which weights a model does not have yet, as those of a lazy module; "" where it has all."""
+    names = [name for name, each in [*model.named_parameters(), *model.named_buffers()] if is_lazy(each)]
+    if not names:
+        return ""
+    why = "is not initialised: its values would be drawn at the first frame"
+    return f"{names[0]} {why}; run the model once in build, or load its weights"
 
 
 def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) -> str:
     """Why no package of a tier could be kept: two builds of it have other weights; "" where they have the same."""
-    others = {name: _bytes_of(tensor) for name, tensor in _tensors(again)}
-    names = [n for n, t in _tensors(model) if n not in others or not np.array_equal(_bytes_of(t), others[n])]
+    others = {name: _content(tensor) for name, tensor in _tensors(again)}
+    names = [name for name, tensor in _tensors(model) if others.get(name) != _content(tensor)]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return "" if not names else (
         f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"
@@ -124,145 +147,144 @@ def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items())
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def _content(tensor: torch.Tensor) -> bytes:
+    """A hash of a tensor's type, shape and values; of a kind whose values cannot be read, its class counts."""
+    if is_lazy(tensor):
+        return b"not initialised"
+    digest = hashlib.sha256(f"{signature_of(tensor)};".encode())
+    with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, AttributeError):
+        for part in numbers_of(tensor.detach()):
+            digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
+    return digest.digest() + name_of(type(tensor)).encode()
 
 
 def code_hash(model: torch.nn.Module) -> str:
-    """Hash of the structure, of the modules' attributes, and of the code that runs.
+    """Hash of the structure, of the modules' attributes, and of the source files that the model's classes come from.
 
-    The code is the source of all methods of the modules' classes and bases, and of every function, class and constant
-    that these name, however deep: an edit elsewhere in a file, as in `postprocess`, changes nothing. What code reaches
-    by no name (a function looked up by a string, an operator in C++) is not seen; there the comparison with eager at
-    every load refuses a package that has become wrong.
+    Files that these import count as well, however deep; of an installed package its version and the imported file do.
+    What cannot be named, as a class that is written in C, counts by its type: the comparison with eager at every load
+    refuses a package that has become wrong in a way that no file shows.
     """
-    reached, lines = _Code(), []
+    lines, roots = list[str](), set[str]()
     for name, module in model.named_modules(remove_duplicate=False):
         kind = type(module)
-        lines.append(f"{name} {_name(kind)} {reached.attributes(module)};")
-        if isinstance(module, torch.fx.GraphModule):  # its class is made at run time: the code is in the graph
-            lines.append(module.code)
-        reached.follow(kind)
-    return hashlib.sha256("\n".join([*lines, *sorted(reached.found)]).encode()).hexdigest()
+        roots |= {base.__module__ for base in kind.__mro__ if isinstance(base.__module__, str)}
+        lines.append(f"{name} {name_of(kind)} {_attributes(module, roots)};")
+        lines.append(_code_of(module))  # of a graph or a script, whose class is made at run time
+    return _digest([*lines, *_sources(roots)])
 
 
 def files_hash(kind: type) -> str:
-    """Hash of the files of an adapter's class and its bases, without those of torch, Python and `Adapter` itself."""
-    files = set()
-    for base in kind.__mro__:
-        with contextlib.suppress(TypeError, OSError):  # a class made at run time has no file
-            files.add("" if _is_known(base) or base is Adapter else inspect.getsourcefile(base) or "")
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(filter(None, files)))).hexdigest()
+    """Hash of the source files of an adapter's class and its bases, and of those that they import."""
+    return _digest(_sources({base.__module__ for base in kind.__mro__ if base is not Adapter}))
 
 
-class _Code:
-    """Follows code from name to name; `found` has a line for each function, and each constant that one names."""
-
-    def __init__(self) -> None:
-        self.found: set[str] = set()
-        self._seen: dict[int, object] = {}  # the objects too: the number of one that is gone is given to another
-
-    def attributes(self, module: torch.nn.Module) -> list[str]:
-        """What distinguishes this module from others of its class, apart from weights and submodules."""
-        own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
-        values = {key: value for key, value in vars(module).items() if key not in own}
-        hooks = {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module)[key]}
-        return sorted(f"{key}={self._described(value)}" for key, value in {**values, **hooks}.items())
-
-    def follow(self, value: object) -> None:
-        """Take in the code behind a value: a function, what wraps one, a class, or the class of an object."""
-        if isinstance(value, types.FunctionType):
-            if self._is_new(value):
-                self._function(value)
-        elif isinstance(value, type):
-            for kind in value.__mro__:
-                if self._is_new(kind):
-                    self._class(kind)
-        else:
-            if _is_known(type(value)):
-                for name in _INNER:
-                    if callable(inner := getattr(value, name, None)):
-                        self.follow(inner)
-            self.follow(type(value))
-
-    def _is_new(self, value: Any) -> bool:  # noqa: ANN401 - a function or a class
-        if _is_known(value) or id(value) in self._seen:
-            return False
-        self._seen[id(value)] = value
-        return True
-
-    def _function(self, function: types.FunctionType) -> None:
-        codes = [function.__code__]
-        for code in codes:  # it grows: functions within it are among its constants
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        try:
-            text = inspect.getsource(function.__code__)  # of a function itself, it would be that of what it wraps
-        except OSError:  # it was made at run time
-            constants = [each for code in codes for each in code.co_consts if not isinstance(each, types.CodeType)]
-            text = f"{[(code.co_code, code.co_names) for code in codes]} {self._described(constants)}"
-        given = [function.__defaults__, function.__kwdefaults__]
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # an empty one
-                given.append(cell.cell_contents)
-        self.found.add(f"{_name(function)} {self._described(given, shared=True)}\n{text}")
-        names = {name for code in codes for name in code.co_names}
-        self._named(names, function.__globals__, function.__module__, {id(function.__globals__)})
-
-    def _named(self, names: set[str], space: dict[str, Any], where: str, seen: set[int]) -> None:
-        for name in names & space.keys():
-            value = space[name]
-            if not isinstance(value, types.ModuleType):
-                self.found.add(f"{where}.{name}={self._described(value, shared=True)}")
-            elif not _is_known(value) and id(vars(value)) not in seen:
-                self._named(names, vars(value), value.__name__, seen | {id(vars(value))})
-
-    def _class(self, kind: type) -> None:
-        for name, member in vars(kind).items():
-            is_code = inspect.isroutine(member)
-            # what a module's `__init__` comes to is in its attributes and weights
-            if (name == "__init__" and issubclass(kind, torch.nn.Module)) or (name.startswith("__") and not is_code):
-                continue
-            self.found.add(f"{_name(kind)}.{name}={self._described(member, shared=True)}")
-
-    def _described(self, value: object, *, shared: bool = False, within: tuple[int, ...] = ()) -> str:
-        """The value as text that is the same in every process, with its code followed; of an unknown kind its class.
-
-        Of `shared` tables, which no model has to itself, tensors and objects are left out: one may be a cache, which
-        is filled as models run. `within` are the tables that the value is in.
-        """
-        if isinstance(value, _PLAIN):
-            return repr(value)
-        if isinstance(value, (torch.Tensor, np.ndarray)):  # a constant that is no buffer
-            content = _bytes_of(value) if isinstance(value, torch.Tensor) else value.tobytes()
-            return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()}"
-        if id(value) in within:
-            return "itself"
-        if isinstance(value, functools.partial):
-            value = (value.func, value.args, value.keywords)
-        within = (*within, id(value))
-        if isinstance(value, (tuple, list, set, frozenset)):
-            items = [self._described(i, shared=shared, within=within) for i in value if not shared or _is_lasting(i)]
-            return f"[{', '.join(items if isinstance(value, (tuple, list)) else sorted(items))}]"
-        self.follow(value)
-        name = _name(value if isinstance(value, type) or inspect.isroutine(value) else type(value))
-        name += f".{value.name}" if isinstance(value, enum.Enum) else ""
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, dict):
-            pairs = [pair for pair in value.items() if not shared or _is_lasting(pair[1])]
-            items = [": ".join(self._described(i, shared=shared, within=within) for i in pair) for pair in pairs]
-            return f"{name}{{{', '.join(sorted(items) if shared else items)}}}"
-        return name
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
 
-def _is_known(value: Any) -> bool:  # noqa: ANN401 - a module, or something with `__module__`
-    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return str(name or "builtins").partition(".")[0] in _KNOWN
+def _code_of(value: object) -> str:
+    with contextlib.suppress(Exception):  # of a script without `forward`, asking for its code raises
+        code = getattr(value, "code", "")
+        return code if isinstance(code, str) else ""
+    return ""
 
 
-def _is_lasting(value: object) -> bool:
-    return isinstance(value, _LASTING) or inspect.isroutine(value)
+def _attributes(module: torch.nn.Module, roots: set[str]) -> list[str]:
+    """What distinguishes this module from others of its class, apart from weights and submodules."""
+    own = _OF_FX if isinstance(module, torch.fx.GraphModule) else _OF_EVERY_MODULE
+    values = {key: value for key, value in vars(module).items() if key not in own}
+    hooks = {key: list(vars(module)[key].values()) for key in _HOOKS if vars(module).get(key)}
+    return sorted(f"{key}={_described(value, roots)}" for key, value in {**values, **hooks}.items())
 
 
-def _name(value: Any) -> str:  # noqa: ANN401 - a function or a class
-    return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+def _described(value: object, roots: set[str], within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911 - one a kind
+    """The value as text that is the same in every process; of an unknown kind its class.
+
+    `roots` gets the names of the modules that functions and classes come from; `within` are the tables that the value
+    is in, as one may hold itself.
+    """
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, torch.Tensor):  # a constant that is no buffer
+        return _content(value).hex()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if id(value) in within:
+        return "itself"
+    within = (*within, id(value))
+    if isinstance(value, functools.partial):
+        return _described((value.func, value.args, value.keywords), roots, within)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        items = [_described(item, roots, within) for item in value]
+        return f"[{', '.join(items if isinstance(value, (tuple, list)) else sorted(items))}]"
+    named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    if isinstance(where := getattr(named, "__module__", None), str):
+        roots.add(where)
+    if isinstance(value, enum.Enum):
+        return f"{name_of(named)}.{value.name}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        pairs = [": ".join(_described(item, roots, within) for item in pair) for pair in value.items()]
+        return f"{name_of(named)}{{{', '.join(pairs)}}}"
+    return name_of(named) + _code_of(value)
+
+
+def name_of(value: Any) -> str:  # noqa: ANN401 - a function or a class
+    """The name of a function or class with its module's, as far as it has them: code in C may have neither."""
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _sources(roots: Iterable[str]) -> list[str]:
+    """A line for every source file that modules of these names come from and import, with its hash."""
+    found, waiting = dict[str, str](), list(roots)
+    while waiting:
+        name = waiting.pop()
+        top = name.partition(".")[0]
+        if name in found or top in _KNOWN or name == "__main__" or not (file := _file_of(name)):
+            continue
+        content = file.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        if str(file).startswith(_INSTALLED):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[top] = importlib.metadata.version(top)
+        elif file.suffix == ".py":
+            package = name if file.stem == "__init__" else name.rpartition(".")[0]
+            # of this package itself only the models are followed: the rest is no model's code
+            waiting += [
+                one
+                for one in _imports(content, package)
+                if one.partition(".")[0] != _OURS or one.startswith(_OUR_MODELS)
+            ]
+    return [f"{name} {digest}" for name, digest in sorted(found.items())]
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module, which need not be imported; None where there is none."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None:
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(name)
+            file = spec.origin if spec is not None else None
+    return Path(file) if file and Path(file).is_file() else None
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+    """Names of the modules that a source file imports anywhere, and of what it takes out of them."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                where = ".".join(filter(None, (base, node.module)))
+                yield where
+                yield from (f"{where}.{alias.name}" for alias in node.names if _is_package(where))
+
+
+def _is_package(name: str) -> bool:
+    file = _file_of(name)
+    return file is not None and file.stem == "__init__"

@@ -3,13 +3,11 @@
 import ctypes.util
 import functools
 import io
-import sys
 import tempfile
 import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -204,7 +202,8 @@ class OpenVino(PackageEngine):
 
     def convert(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
         """Export, convert, compile for this processor, and save what it has compiled."""
-        openvino = _openvino()
+        import openvino
+
         program, built = exported(tier)
         with warnings.catch_warnings():  # of torch, about how it is used
             warnings.simplefilter("ignore")
@@ -221,28 +220,21 @@ class OpenVino(PackageEngine):
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> FlatCall:
         """Load what was compiled."""
-        openvino = _openvino()
+        import openvino
+
         compiled = _openvino_core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
         request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
+        held: list[Any] = []  # an output may be an input as it is, and then it lies in the input's memory
 
         def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
             """Inputs are read where they are; outputs are views on memory that the next call writes to."""
-            arrays = [tensor.contiguous().numpy() for tensor in inputs]
-            for number, array in enumerate(arrays):
+            held[:] = [tensor.contiguous().numpy() for tensor in inputs]
+            for number, array in enumerate(held):
                 request.set_input_tensor(number, openvino.Tensor(array, shared_memory=True))
             request.infer()
             return [torch.from_numpy(request.get_output_tensor(number).data) for number in numbers]
 
         return call
-
-
-def _openvino() -> ModuleType:
-    """The library, without the part that reports its use to a server: a vehicle says nothing to anybody."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it fails, as it may
-    import openvino
-
-    module: ModuleType = openvino
-    return module
 
 
 @functools.cache
@@ -252,7 +244,9 @@ def _openvino_core() -> Any:  # noqa: ANN401 - `openvino.Core`, of a library tha
     Its part for processors gives the thread that loads it a signal stack and unmaps that when it is released, from
     another thread also while it is in use: the next signal then ends the process without a word.
     """
-    return _openvino().Core()
+    import openvino
+
+    return openvino.Core()
 
 
 def _openvino_settings(options: BuildOptions) -> dict[str, Any]:

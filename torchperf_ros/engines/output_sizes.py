@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.config.shape_options import Shapes
 from torchperf_ros.engines.built_tier import Call, Inputs
-from torchperf_ros.engines.parity import random_like, tensors_in
+from torchperf_ros.engines.outputs import tensors_in
+from torchperf_ros.engines.parity import random_like
 from torchperf_ros.engines.shape_buckets import Axis, with_sizes
 from torchperf_ros.frame.errors import TorchperfError
 

@@ -25,10 +25,11 @@ from torchperf_ros.engines.engine import (
     open_package,
 )
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of
+from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable
-from torchperf_ros.engines.parity import check_engine, signature_of
+from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
-from torchperf_ros.model.adapter import Adapter, load_adapter
+from torchperf_ros.model.adapter import Adapter, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EAGER, EngineChoice
@@ -50,8 +51,8 @@ _BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their pri
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
     device = Device(choose_device(job["device"]), job["threads"]).device
-    adapter = load_adapter(job["adapter"])(job["options"], device)
-    cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 4096))
+    adapter = open_adapter(job["adapter"], job["options"], device)
+    cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024))
     good, tiers = True, tiers_of(adapter) if job.get("guessed") else job["tiers"]
     if job.get("guessed"):
         say("tiers", tiers=tiers)
@@ -74,7 +75,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
                 say("planned", tier=name, text=builder.plan())
                 continue
             stored = builder.store()
-        except Exception as error:  # one tier's boundary: the compiler's errors are of every kind
+        except (Exception, SystemExit) as error:  # one tier's boundary: the compiler's errors are of every kind
             good, text = False, one_line(error)
             detail = str(error) if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
             say("failed", tier=name, text=text, detail="" if detail == text else detail)
@@ -95,7 +96,7 @@ def _tier_of(
         return None
     model = build_model(adapter, name)
     # a package of weights that nobody builds again would fit no worker
-    if why := changing_weights(name, model, adapter.build(name)):
+    if why := changing_weights(name, model, build_model(adapter, name)):
         raise AdapterError(why)
     scoring = scoring_of(adapter, name, device)
     return BuiltTier(

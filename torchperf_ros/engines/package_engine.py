@@ -1,6 +1,7 @@
 """Engines that run a package: a model that was built ahead of time into one file, and is loaded in milliseconds."""
 
 import hashlib
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -21,7 +22,9 @@ from torchperf_ros.config.build_options import (
     installed,
 )
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.outputs import described
 from torchperf_ros.engines.parity import DynamicDims, random_inputs
 from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
 from torchperf_ros.frame.errors import TorchperfError
@@ -119,8 +122,12 @@ class PackageEngine(ABC):
             if why := why_not_int8(options.precision, there):
                 raise EngineUnavailable(f"precision {options.precision}: {why}")
         prepared = transform(tier.model, self.for_model(options), tier.device, tier.example)
+        outputs = "" if options.parts else plain_outputs(tier)
+        model = TensorsOnly(prepared) if outputs else prepared
         with matrix_precision(options.precision, tier.device):
-            built = self.convert(replace(tier, model=prepared), options, path)
+            built = self.convert(replace(tier, model=model), options, path)
+        if outputs:
+            built = replace(built, outputs=outputs)
         if not there:
             return built
         share = int8_share(there, built.left, self.in_int8(path))
@@ -141,7 +148,7 @@ class PackageEngine(ABC):
         if not outputs:
             return call
         nest = json.loads(outputs)
-        return nested(call, pytree.treespec_loads(nest["tree"]), [(int(i), v) for i, v in nest["constants"].items()])
+        return nested(call, pytree.treespec_loads(nest["tree"]), nest["added"])
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
         """What of the options is done to the model before the library has it; the rest is the library's to do."""
@@ -174,7 +181,15 @@ def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -
     }
     inputs = random_inputs(example, 0, larger) if dynamic_dims else example
     with torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=tuple(shapes) if dynamic_dims else None)
+        return torch.export.export(model, inputs, dynamic_shapes=_by_argument(model, shapes) if dynamic_dims else None)
+
+
+def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes of inputs as the exporter wants them: those that `forward` takes as `*inputs` are one argument."""
+    for place, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return (*shapes[:place], tuple(shapes[place:]))
+    return tuple(shapes)
 
 
 def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
@@ -192,38 +207,83 @@ def written_to(program: torch.export.ExportedProgram) -> list[str]:
     return [name for name, targets in found.items() if targets]
 
 
+class TensorsOnly(torch.nn.Module):
+    """A model without what compilers do not take of outputs, plain values and one tensor twice: a tuple of tensors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Take the model, which stays as it is."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors, in order."""
+        leaves = pytree.tree_leaves(self.model(*inputs))
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise EngineUnavailable(f"output {place} is a number that follows from the inputs; return a tensor")
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+def plain_outputs(tier: BuiltTier) -> str:
+    """How a model's outputs are nested, with the plain values among them, as JSON; "" where each is a tensor by itself.
+
+    Raises:
+        EngineUnavailable: one is neither a tensor nor a plain value, or there is no tensor.
+    """
+    kept = KeptState(tier.model)
+    with torch.no_grad():
+        leaves, tree = pytree.tree_flatten(tier.model(*(tensor.clone() for tensor in tier.example)))
+    kept.restore()
+    constants = {place: leaf for place, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    for place, value in constants.items():
+        if not isinstance(value, (bool, int, float, str, type(None))):
+            what = f"{described(value)}, neither a tensor nor a plain value"
+            raise EngineUnavailable(f"output {place} is {what}: only eager and compile run that")
+    if len(constants) == len(leaves):
+        raise EngineUnavailable(f"the model gives no tensor: {described(pytree.tree_unflatten(leaves, tree))}")
+    first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
+    added: list[tuple[Any, ...]] = [
+        (place, None, leaf) if place in constants else (place, first[id(leaf)])
+        for place, leaf in enumerate(leaves)
+        if place in constants or first[id(leaf)] != place
+    ]
+    return json.dumps({"tree": pytree.treespec_dumps(tree), "added": added}) if added else ""
+
+
 def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
     """The model as one graph, and what there is to say about it, for engines that convert such a graph.
 
     Raises:
-        EngineUnavailable: it writes to its buffers, or returns what is neither a tensor nor a plain value.
+        EngineUnavailable: it writes to its buffers, or returns what is no tensor.
     """
     program = export(tier.model, tier.example, tier.dims)
     signature, spec = program.graph_signature, program.call_spec.out_spec
     if "buffers" in written_to(program):
         raise EngineUnavailable("the model writes to its buffers, which only the engines eager, compile and aoti can")
-    constants = {}
     for index, output in enumerate(signature.output_specs):
-        if isinstance(output.arg, torch.export.graph_signature.ConstantArgument):
-            constants[index] = output.arg.value
-        elif not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
+        if not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
             raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
     assert spec is not None
-    outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "constants": constants})
+    outputs = json.dumps({"tree": pytree.treespec_dumps(spec), "added": []})
     return program, Built(
         hashlib.sha256(str(program.graph).encode()).hexdigest(), outputs, left=layers_of(program.graph)
     )
 
 
-def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int, Any]] = ()) -> Call:
-    """The call with its flat outputs nested as the model has them, with its plain values at their places."""
-    if tree.is_leaf() and not constants:
+def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...]] = ()) -> Call:
+    """The call with its flat outputs nested as the model has them.
+
+    `added` are those that the call does not give, in order: the place, and that of the same tensor before; for a plain
+    value the place, None, and the value.
+    """
+    if tree.is_leaf() and not added:
         return lambda *inputs: call(*inputs)[0]
 
     def run(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
         leaves: list[Any] = list(call(*inputs))
-        for index, value in constants:
-            leaves.insert(index, value)
+        for place, first, *value in added:
+            leaves.insert(place, leaves[first] if first is not None else value[0])
         return pytree.tree_unflatten(leaves, tree)
 
     return run
@@ -232,6 +292,6 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, constants: Sequence[tuple[int,
 def check_count(found: int, built: Built) -> None:
     """An `EngineUnavailable` where a library has dropped outputs of the model, or added some."""
     nest = json.loads(built.outputs)
-    wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["constants"])
+    wanted = pytree.treespec_loads(nest["tree"]).num_leaves - len(nest["added"])
     if found != wanted:
         raise EngineUnavailable(f"the converted model has {found} outputs; the model has {wanted}")

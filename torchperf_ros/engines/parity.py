@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
+from torchperf_ros.engines.kept_state import KeptState
+from torchperf_ros.engines.outputs import flat_numbers, layout_of, tensors_in
 from torchperf_ros.frame.errors import TorchperfError
 
 Call = Callable[..., Any]
@@ -139,10 +141,14 @@ def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a m
     Raises:
         ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
     """
-    if (found_layout := _layout(found)) != (layout := _layout(expected)):
+    return _measured(layout_of(expected), flat_numbers(expected), found)
+
+
+def _measured(layout: str, expected: Sequence[torch.Tensor], found: Any) -> Parity:  # noqa: ANN401
+    if (found_layout := layout_of(found)) != layout:
         raise ParityError(f"outputs are {found_layout}; eager gives {layout}")
     square_error = square_expected = square_found = dot = worst = 0.0
-    for reference, other in zip(_flat(expected), _flat(found), strict=True):
+    for reference, other in zip(expected, flat_numbers(found), strict=True):
         if not reference.numel():
             continue
         wild = ~torch.isfinite(reference)
@@ -203,17 +209,25 @@ def check_engine(
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
     """
-    found, worst = [], Parity(0.0, 1.0, 0.0)
-    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
+    worst = Parity(0.0, 1.0, 0.0)
+    drawn_inputs = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
     held_out = scoring.held_out if scoring else ()
     seen = held_out if precision == INT8_STATIC and known is None else held_out[:_FRAMES_COMPARED]
-    for inputs in drawn:
-        pair = reference(*(t.clone() for t in inputs)), candidate(*inputs)  # a model may write to its inputs
-        if not any(True for _ in tensors_in(pair[0])):
-            msg = f"outputs cannot be compared: eager gives {_layout(pair[0])}, no tensors in tuples, lists and dicts"
-            raise ParityError(msg)
-        worst = worst.worse(measure(*pair))
-        found.append(tuple([t.clone() for t in _flat(outputs)] for outputs in pair))
+    kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
+    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs]  # a model may write to its inputs
+    flat = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
+    layouts = [layout_of(outputs) for outputs in expected]
+    if kept is not None and (names := depends_on_state(reference, kept, drawn_inputs[-1], expected[-1])):
+        msg = f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
+        raise ParityError(msg)
+    if not any(True for _ in tensors_in(expected[0])):
+        msg = f"outputs cannot be compared: eager gives {layouts[0]}, in which there are no tensors"
+        raise ParityError(msg)
+    found = []
+    for inputs, first_flat, layout in zip(drawn_inputs, flat, layouts, strict=True):
+        outputs = candidate(*inputs)
+        worst = worst.worse(_measured(layout, first_flat, outputs))
+        found.append((first_flat, [t.clone() for t in flat_numbers(outputs)]))
     limit, nearest = _limit(precision, known), worst
     if precision == INT8_STATIC and known is None and held_out:
         nearest = Parity(0.0, 1.0, 0.0)
@@ -224,18 +238,32 @@ def check_engine(
         if scoring.judges and (precision != "fp32" or not near):
             worst = replace(worst, loss=scoring.loss(reference, candidate))
         if worst.loss is None and (not near or precision in INT8_PRECISIONS):
-            worst = replace(worst, score=scoring.of(reference, candidate, pair[0]))
+            worst = replace(worst, score=scoring.of(reference, candidate, expected[-1]))
     if worst.score is not None and not worst.score >= 1.0 - MOST_LOSS:
         raise ParityError(f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
     by_answers = worst.score is not None or worst.loss is not None
     if not near and not by_answers:
         raise ParityError(text)
     if precision in INT8_PRECISIONS and known is None and not by_answers:
-        _check_choices(reference, candidate, seen or drawn)
+        _check_choices(reference, candidate, seen or drawn_inputs)
     (first, first_found), (second, second_found) = found[:2]
     if same(first_found, second_found) and not same(first, second):
         raise ParityError("outputs do not depend on the inputs; eager's do")
     return worst if known is None else replace(worst, score=known.score, loss=known.loss)
+
+
+def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
+    """What a model keeps of earlier calls that changes its answer, by name; it is then back in its `kept` state.
+
+    `outputs` are its answer to the inputs after other ones. What changes no answer, as a table made once, stays.
+    """
+    before = [t.clone() for t in flat_numbers(outputs)]
+    if not (names := kept.restore()):
+        return []
+    if same(before, flat_numbers(model(*(t.clone() for t in inputs)))):
+        return []
+    kept.restore()
+    return names
 
 
 def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
@@ -275,15 +303,6 @@ def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
-    """Every tensor in a nest of tuples, lists and dicts, in order."""
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, (dict, tuple, list)):
-        for value in outputs.values() if isinstance(outputs, dict) else outputs:
-            yield from tensors_in(value)
-
-
 def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None = None) -> Inputs:
     """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
 
@@ -319,44 +338,11 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     return torch.randint(low, high + 1, shape, generator=generator).to(tensor.device, tensor.dtype)
 
 
-def _flat(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
-    tensors = (torch.view_as_real(t) if t.is_complex() else t for t in tensors_in(outputs))
-    return [tensor.detach().to("cpu", torch.float64) for tensor in tensors]
-
-
-def signature_of(tensor: torch.Tensor) -> str:
-    """Type and shape, for example `float32 1x3x256x448`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
-
-
 def memory_format(like: torch.Tensor) -> torch.memory_format:
     """How a tensor lies in memory, of the two that compiled code is given: contiguous, or with channels last."""
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     layout = layouts.get(like.dim(), torch.contiguous_format)
     return layout if like.is_contiguous(memory_format=layout) and not like.is_contiguous() else torch.contiguous_format
-
-
-def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
-    """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
-    if isinstance(value, dict):
-        return f"a dict with keys {', '.join(map(repr, value))}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}: {', '.join(map(described, value))}"
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {signature_of(value)}"
-    name = type(value).__name__.replace("__msg__", "/msg/")
-    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
-
-
-def _layout(outputs: Any) -> str:  # noqa: ANN401
-    if isinstance(outputs, torch.Tensor):
-        return signature_of(outputs)
-    if isinstance(outputs, dict):
-        return f"{{{', '.join(f'{key!r}: {_layout(value)}' for key, value in outputs.items())}}}"
-    if isinstance(outputs, (tuple, list)):
-        inner = ", ".join(map(_layout, outputs))
-        return f"[{inner}]" if isinstance(outputs, list) else f"({inner})"
-    return repr(outputs) if isinstance(outputs, (bool, int, float, str, type(None))) else type(outputs).__name__
 
 
 def _as_text(values: torch.Tensor) -> list[str]:

@@ -18,11 +18,14 @@ _BIG = struct.Struct(">iI")
 _LEAST_SECONDS, _MOST_SECONDS = -(2**31), 2**31 - 1  # of `builtin_interfaces/Time`
 
 
-def header_stamp_ns(data: bytes | memoryview) -> int:
-    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one."""
-    if len(data) < _HEADER_END:
+def header_stamp_ns(data: bytes | memoryview, before: int = 0) -> int:
+    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one.
+
+    `before`: bytes that come before the header.
+    """
+    if len(data) < _HEADER_END + before:
         return 0
-    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, _HEADER_BEGIN)
+    seconds, nanoseconds = (_LITTLE if data[1] & 1 else _BIG).unpack_from(data, _HEADER_BEGIN + before)
     return int(seconds * NS_PER_S + nanoseconds)
 
 

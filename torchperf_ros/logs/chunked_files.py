@@ -24,7 +24,17 @@ from rosbags.interfaces import ConnectionExtRosbag1
 from rosbags.rosbag1.reader import Header, Reader, RecordType, read_uint32
 
 from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.logs.log_storage import Channel, Damaged, LogError, LogNotes, Part, RawMessage, is_latched, ros2_name
+from torchperf_ros.logs.log_storage import (
+    Channel,
+    Damaged,
+    LogError,
+    LogNotes,
+    Part,
+    RawMessage,
+    Span,
+    is_latched,
+    ros2_name,
+)
 
 MCAP_MAGIC: Final = b"\x89MCAP0\r\n"
 ROS1_MAGIC: Final = b"#ROSBAG V2.0\n"
@@ -35,6 +45,8 @@ _BUFFER_BYTES: Final = 1 << 16  # a larger message is read past the buffer, with
 _LOOSE_BYTES: Final = 1 << 20
 _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes follow
 _CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
+_INDEX_HEAD_BYTES: Final = 15  # of MCAP's index of a channel's messages: kind, length, channel, length of the entries
+_INDEX_ENTRY_BYTES: Final = 16  # time and offset
 _MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
 
 _NO_SCHEMA: Final = mcap_records.Schema(data=b"", encoding="", id=0, name="")
@@ -97,6 +109,7 @@ class Chunk:
     start_ns: int = 0  # of its messages
     end_ns: int = 0
     numbers: frozenset[int] = frozenset()  # of the channels that have messages in it
+    count: int = 0  # of its messages
     loose: bool = False  # True for messages outside of a chunk
 
 
@@ -129,6 +142,7 @@ class ChunkedFile(abc.ABC):
         self._channels: dict[int, Channel] = {}
         self._counts: Counter[int] = Counter()
         self._chunks: list[Chunk] = []
+        self._stated: dict[int, int] = {}  # messages by channel, as the file's statistics say
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
             try:
@@ -192,15 +206,30 @@ class ChunkedFile(abc.ABC):
             why = f"its last {left:,} bytes, from offset {sound:,} on, are left out: {hint}"
             self._notes.lost(self.path, sound, why, size_bytes=left)
         self._chunks = [self._learned(chunk) for chunk in self._chunks]
+        for number, stated in self._stated.items():
+            if (missing := stated - self._counts[number]) > 0:
+                topic = self._channels[number].topic if number in self._channels else f"number {number}"
+                what = (
+                    f"topic {topic}: of {stated:,} messages that its statistics say it has, {missing:,} are not there"
+                )
+                self._notes.lost(self.path, ("count", number), what, messages=missing)
 
     def _learned(self, chunk: Chunk) -> Chunk:
-        times, numbers = [], set()
-        for number, t_ns, _ in self._noted(chunk, self._walk(chunk, None)):
-            self._counts[number] += 1
-            times.append(t_ns)
-            numbers.add(number)
+        found = list(self._noted(chunk, self._walk(chunk, None)))
+        self._counts.update(number for number, _, _ in found)
+        times, numbers = [t_ns for _, t_ns, _ in found], frozenset(number for number, _, _ in found)
         start_ns, end_ns = min(times, default=0), max(times, default=0)
-        return replace(chunk, start_ns=start_ns, end_ns=end_ns, numbers=frozenset(numbers))
+        return replace(chunk, start_ns=start_ns, end_ns=end_ns, numbers=numbers, count=len(found))
+
+    def spans(self, longest_ns: int) -> Iterator[Span]:
+        """When the file has how many messages; of what lasts for longer than this, of each message."""
+        for chunk in self._chunks:
+            if chunk.end_ns - chunk.start_ns <= longest_ns:
+                channels = frozenset(self._channels[number] for number in chunk.numbers)
+                yield Span(chunk.start_ns, chunk.end_ns, chunk.count, channels)
+                continue
+            for number, t_ns, _ in self._noted(chunk, self._walk(chunk, None)):
+                yield Span(t_ns, t_ns, 1, frozenset({self._channels[number]}))
 
     def parts(self, channels: Collection[Channel], start_ns: float, end_ns: float) -> Iterator[Part]:
         """What has to be read for these channels and this time range, `start_ns <= t_ns < end_ns`."""
@@ -255,6 +284,19 @@ class ChunkedFile(abc.ABC):
             self._notes.lost(self.path, chunk.offset, why, size_bytes=chunk.end - chunk.offset, chunks=1)
 
 
+def _indexed(index: mcap_records.ChunkIndex) -> int:
+    """How many messages of a chunk have an entry in its message index, by the length of that.
+
+    Raises:
+        Damaged: the index of a channel is not named.
+    """
+    entries_bytes = index.message_index_length - _INDEX_HEAD_BYTES * len(index.message_index_offsets)
+    count, left_over = divmod(entries_bytes, _INDEX_ENTRY_BYTES)
+    if left_over:
+        raise Damaged("the index does not name every channel of a chunk")
+    return count
+
+
 class McapFile(ChunkedFile):
     """One `.mcap` file, with chunks or without."""
 
@@ -272,9 +314,12 @@ class McapFile(ChunkedFile):
         self._counts.update(summary.statistics.channel_message_counts)
         self._chunks = [
             Chunk(i.chunk_start_offset, i.chunk_start_offset + i.chunk_length, i.message_start_time, i.message_end_time,
-                  frozenset(i.message_index_offsets))
+                  frozenset(i.message_index_offsets), _indexed(i))
             for i in sorted(summary.chunk_indexes, key=lambda index: index.chunk_start_offset)
         ]  # fmt: skip
+        self._stated = dict(summary.statistics.channel_message_counts)
+        if sum(chunk.count for chunk in self._chunks) != summary.statistics.message_count:
+            raise Damaged("the index does not have every message")
         indexed = frozenset[int]().union(*(chunk.numbers for chunk in self._chunks))
         ends = [chunk.end for chunk in self._chunks]
         if indexed != {*+self._counts} or not indexed <= self._channels.keys() or max(ends, default=0) > self._size:
@@ -354,7 +399,8 @@ class Ros1Bag(ChunkedFile):
             self._file.seek(info.pos)
             chunk = bag.read_chunk()
             end, numbers = chunk.datapos + chunk.datasize, frozenset(info.connection_counts)
-            self._chunks.append(Chunk(info.pos, end, info.start_time, info.end_time - 1, numbers))
+            count = sum(info.connection_counts.values())
+            self._chunks.append(Chunk(info.pos, end, info.start_time, info.end_time - 1, numbers, count))
             self._counts.update(info.connection_counts)
 
     def _reader(self, stream: Any) -> Reader:  # noqa: ANN401 - a binary stream

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from torchperf_ros.logs.log_storage import Channel, LogError, LogNotes, Part, RawMessage, is_latched
+from torchperf_ros.logs.log_storage import Channel, LogError, LogNotes, Part, RawMessage, Span, is_latched
 
 DB3_MAGIC: Final = b"SQLite format 3\0"
 _STEPS_AT_ONCE: Final = 1_000_000
@@ -65,6 +65,19 @@ class Db3File:
         wanted = {number: channel for number, channel in self._channels.items() if channel in channels}
         if wanted:
             yield max(start_ns, self.start_ns), partial(self._read, wanted, start_ns, end_ns)
+
+    def spans(self, longest_ns: int) -> Iterator[Span]:
+        """When the file has how many messages; where it lasts for longer than this, by stretches of that length."""
+        if self.end_ns - self.start_ns <= longest_ns:
+            yield Span(self.start_ns, self.end_ns, sum(self.counts.values()), frozenset(self.counts))
+            return
+        rows = (
+            "SELECT topic_id, count(*), min(timestamp), max(timestamp) FROM messages"
+            f" WHERE typeof(timestamp) = 'integer' GROUP BY topic_id, timestamp / {longest_ns}"
+        )
+        for number, count, start_ns, end_ns in self._db.execute(rows).fetchall():
+            if number in self._channels:
+                yield Span(start_ns, end_ns, count, frozenset({self._channels[number]}))
 
     def close(self) -> None:
         """Close the database; what SQLite has put beside a journal to read it goes."""

@@ -70,6 +70,16 @@ def _named(metadata: Path) -> tuple[list[Path], str]:
     return files, f"of the files that its {_METADATA} names none is there ({', '.join(file.name for file in files)})"
 
 
+def metadata_counts(path: Path) -> dict[str, int]:
+    """How many messages each topic of a folder has, as its `metadata.yaml` says; empty where it does not."""
+    try:
+        content: Any = read_yaml(path / _METADATA, "metadata")
+        topics = content["rosbag2_bagfile_information"]["topics_with_message_count"]
+        return {str(one["topic_metadata"]["name"]): int(one["message_count"]) for one in topics}
+    except (ConfigError, KeyError, TypeError, ValueError, IndexError, OSError):
+        return {}
+
+
 def is_log(path: Path) -> bool:
     """Whether a file is called like one of a log, or begins like one."""
     return path.name.endswith(SUFFIXES) or any(_begin(path).startswith(magic) for _, magic in _KINDS.values())

@@ -6,24 +6,28 @@ import heapq
 import itertools
 import math
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from torchperf_ros.frame.errors import TorchperfError, UnknownMessageType
 from torchperf_ros.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
 from torchperf_ros.logs.db3_file import Db3File
-from torchperf_ros.logs.log_folder import kind_of, log_files, unpacked_file
-from torchperf_ros.logs.log_storage import Channel, LogError, LogFindings, LogNotes, Part, RawMessage
+from torchperf_ros.logs.log_folder import kind_of, log_files, metadata_counts, unpacked_file
+from torchperf_ros.logs.log_storage import Channel, LogError, LogFindings, LogNotes, Part, RawMessage, Span, listed
 from torchperf_ros.logs.log_types import LogType
 
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 
 _ENCODINGS: Final = ("cdr", "ros1")
 _OPEN_AT_ONCE: Final = 64
+_FAR_NS: Final = 86_400 * 1_000_000_000
+_FEW: Final = 10  # messages; or a hundredth of the log
+_LATEST_NS: Final = (1 << 63) - 1
+"""ROS counts time in signed 64 bit."""
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile, ".db3": Db3File, ".bag": Ros1Bag}
 
 
@@ -65,14 +69,19 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         self.path = path
         self._notes = LogNotes(say)
         self._types: dict[tuple[str, str, str], LogType] = {}
+        self._undecodable = 0  # messages that were read and are none of their type
         with contextlib.ExitStack() as files, self._guarded():
             self._storages = self._open(files)
             self._channels = self._readable()
             self._files = files.pop_all()
-        self.topics = self._summed()
         spans = [storage for storage in self._storages if storage.end_ns]
         self.start_ns = min((storage.start_ns for storage in spans), default=0)
         self.end_ns = max((storage.end_ns for storage in spans), default=0)
+        self._counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
+        with self._guarded():
+            self._set_aside()
+        self.topics = self._summed()
+        self._compare_metadata()
         self.count = _sum([topic.count for topic in self.topics.values()])
 
     @property
@@ -93,11 +102,13 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         with self._guarded():
             wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
             converters = {channel: found for channel in wanted if (found := self._converter(channel)) is not None}
-            span_ns = -math.inf if start_ns is None else start_ns, math.inf if end_ns is None else end_ns
+            span_ns = self._span_ns(start_ns, end_ns)
+            read = Counter[Channel]()
             parts = [part for storage in self._storages for part in storage.parts(converters, *span_ns)]
             self.findings.out_of_order = 0
             latest_ns = -math.inf
             for t_ns, channel, raw in _in_order(parts):
+                read[channel] += 1
                 if t_ns < latest_ns:
                     self.findings.out_of_order += 1
                     if self.findings.out_of_order == 1:
@@ -110,9 +121,79 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                 except Exception as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
                     why = f"it is left out ({type(error).__name__}: {error})"
                     what = f"topic {channel.topic}: the message of {t_ns} ns is no {channel.type_name}; {why}"
-                    self._notes.lost(self.path, (channel.topic, t_ns), what, messages=1)
+                    self._undecodable += self._notes.lost(self.path, (channel.topic, t_ns), what, messages=1)
                     continue
                 yield LogMessage(channel.topic, channel.type_name, data, t_ns)
+            if start_ns is None and end_ns is None:
+                self._compare_counts(converters, read)
+
+    def _span_ns(self, start_ns: int | None, end_ns: int | None) -> tuple[float, float]:
+        """From when to when messages are read: all, or what is asked for, and never what is set aside."""
+        first, last = (self.start_ns, self.end_ns + 1) if self.findings.set_aside else (-math.inf, math.inf)
+        return max(first, -math.inf if start_ns is None else start_ns), min(
+            last, math.inf if end_ns is None else end_ns
+        )
+
+    def _compare_counts(self, channels: Collection[Channel], read: Mapping[Channel, int]) -> None:
+        """Note where a whole reading gave fewer messages than the file says that it has."""
+        stated = {channel: self._counts[channel] for channel in channels if self._counts[channel] >= 0}
+        missing = {channel: count - read[channel] for channel, count in stated.items() if count > read[channel]}
+        # of these, some rows of a database have been noted one by one
+        lost = sum(missing.values()) - (self.findings.messages_lost - self._undecodable)
+        if lost > 0:
+            shown = [f"{count:,} of {stated[channel]:,} on {channel.topic}" for channel, count in missing.items()]
+            self._notes.note(f"log {self.path}: of the messages that it says it has, lost are: {listed(shown)}")
+            self.findings.messages_lost += lost
+
+    def _compare_metadata(self) -> None:
+        """Note where a folder's metadata says that it has other numbers of messages than its files."""
+        known = {name: topic.count for name, topic in self.topics.items()}
+        differing = [
+            f"{name} {count:,} instead of {known.get(name, 0):,}"
+            for name, count in metadata_counts(self.path).items() if count != known.get(name, 0) >= 0
+        ]  # fmt: skip
+        if differing and not self.findings.set_aside:
+            self._notes.note(f"log {self.path}: its metadata says that it has messages on {listed(differing)}")
+
+    def _set_aside(self) -> None:
+        """Leave out messages whose receipt is far from that of all others: a clock that was not set yet, or damage.
+
+        One such time would make the log last for years. They are few; many are a stretch of the log like any other.
+        """
+        if self.end_ns - self.start_ns <= _FAR_NS and self.end_ns <= _LATEST_NS:
+            return
+        found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
+        spans = sorted(found, key=attrgetter("start_ns"))
+        groups: list[list[Span]] = []
+        reached_ns = 0
+        for span in spans:
+            if not groups or span.start_ns - reached_ns > _FAR_NS:
+                groups.append([])
+            groups[-1].append(span)
+            reached_ns = max(reached_ns if len(groups[-1]) > 1 else span.end_ns, span.end_ns)
+        sizes = [sum(span.messages for span in group) for group in groups]
+        few = max(_FEW, sum(sizes) // 100)
+        possible = [size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)]
+        if not any(possible):
+            raise LogError(f"log {self.path}: no message has a receipt time below 2^63 ns; it cannot be put in order")
+        largest = max(range(len(groups)), key=lambda number: (possible[number], number))
+        kept = [number for number, size in enumerate(possible) if size > few or number == largest]
+        aside = [number for number in range(len(groups)) if not kept[0] <= number <= kept[-1]]
+        for number in aside:
+            first = groups[number][0]
+            topics = listed(sorted({channel.topic for span in groups[number] for channel in span.channels}))
+            messages = "1 message" if sizes[number] == 1 else f"{sizes[number]:,} messages"
+            what = f"{messages} on {topics}, received at {first.start_ns} ns, more than a day from all others"
+            self._notes.note(f"log {self.path}: {what}: set aside")
+            self.findings.set_aside += sizes[number]
+            for span in groups[number]:
+                for channel in span.channels:  # which of several it is of is not known
+                    self._counts[channel] = self._counts[channel] - span.messages if len(span.channels) == 1 else -1
+        self.start_ns = groups[kept[0]][0].start_ns
+        self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
+        for before, after in zip(kept, kept[1:], strict=False):
+            pause_s = (groups[after][0].start_ns - max(span.end_ns for span in groups[before])) / 1e9
+            self._notes.note(f"log {self.path}: it has a pause of {pause_s / 86400:.1f} days, which nothing waits for")
 
     def decode(self, message: LogMessage) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
         """A message of this log, decoded by the log's own definition of its type, else by the one known here.
@@ -181,10 +262,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def _summed(self) -> dict[str, LogTopic]:
         found: dict[str, dict[str, int]] = {}
         latched = {channel.topic for channel in self._channels if channel.latched}
-        counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
         for channel in self._channels:
             types, name = found.setdefault(channel.topic, {}), channel.type_name
-            types[name] = _sum([types.get(name, 0), counts[channel]])
+            types[name] = _sum([types.get(name, 0), self._counts[channel]])
         topics = {}
         for topic, types in sorted(found.items()):
             if len(types) > 1:

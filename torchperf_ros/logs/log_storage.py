@@ -59,6 +59,15 @@ class RawMessage(NamedTuple):
     data: bytes
 
 
+class Span(NamedTuple):
+    """From when to when, in ns, a file has so many messages, and on which channels."""
+
+    start_ns: int
+    end_ns: int
+    messages: int
+    channels: frozenset[Channel]
+
+
 Part = tuple[float, Callable[[], Iterator[RawMessage]]]
 """What is read at once: from which time in ns on it has messages, and what reads them in order."""
 
@@ -71,6 +80,7 @@ class LogFindings:
     out_of_order: int = 0  # messages of the last reading that were received before the one that came before them
     chunks_lost: int = 0  # chunks that could not be read, or not to their end
     messages_lost: int = 0  # messages that are known to be lost; there may be more
+    set_aside: int = 0  # messages whose receipt is more than a day from that of all others
     bytes_skipped: int = 0  # bytes of the files that could not be understood
     types_differing: int = 0  # types whose definition or hash in the log is another one than here
 
@@ -93,17 +103,19 @@ class LogNotes:
 
     def lost(
         self, path: Path, place: object, why: str, *, size_bytes: int = 0, messages: int = 0, chunks: int = 0
-    ) -> None:
+    ) -> bool:
         """Something in a file cannot be read, for a reason `why`, at a `place` that is unlike all others in the file.
 
-        It is noted for the first few. Counted is how much is left out or lost, as far as that is known.
+        It is noted for the first few. Counted is how much is left out or lost, as far as that is known. Returns
+        whether it is new.
         """
         places = self._lost.setdefault(path, set())
         if place in places:
-            return
+            return False
         places.add(place)
         self.findings.chunks_lost += chunks
         self.findings.messages_lost += messages
         self.findings.bytes_skipped += size_bytes
         few = len(places) <= _SHOWN_PER_FILE
         self.note(f"log {path}: {why if few else 'more of it is damaged; from here on it is only counted'}")
+        return True

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rosbags.interfaces.typing import FieldDesc, Typesdict
-from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
+from rosbags.typesys import Stores, get_typestore
 from rosbags.typesys.store import Typestore
 
 from torchperf_ros.config import message_types
@@ -109,10 +109,10 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
         raise ValueError(f"{name!r} is no name of a type")
     types: Typesdict = {}
     if definition_format == "ros2idl":
-        for part in filter(None, definition.split(_IDL_SEPARATOR)):
-            types.update(get_types_from_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
+        for part in filter(None, definition.replace("\r\n", "\n").split(_IDL_SEPARATOR)):
+            types.update(message_types.types_of_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
     else:
-        types.update(get_types_from_msg(definition, name))
+        types.update(message_types.types_of_msg(definition, name))
     if encoding == "ros1":
         types.pop("std_msgs/msg/Header", None)  # ROS 2's is taken, which has no `seq`
     known = get_typestore(Stores.ROS2_JAZZY).fielddefs
@@ -124,7 +124,7 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
                 waiting.append(needed)
     store = get_typestore(Stores.EMPTY)
     store.register(types)
-    store.get_msgdef(name)
+    message_types.accept_any_text(store, name)
     return store
 
 

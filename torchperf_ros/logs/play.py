@@ -119,7 +119,8 @@ def _play(
     if failed is not None:
         say(f"played up to the damage: {failed}")
     found = log.findings
-    return 1 if failed is not None or found.chunks_lost or found.messages_lost or found.bytes_skipped else 0
+    lacks = found.chunks_lost or found.messages_lost or found.bytes_skipped or found.set_aside
+    return 1 if failed is not None or lacks else 0
 
 
 def summary(tally: Tally, took_s: float) -> str:
@@ -131,9 +132,7 @@ def summary(tally: Tally, took_s: float) -> str:
 
 
 def _wait_for_listeners(node: PlayNode, options: PlayOptions, say: Say) -> None:
-    if options.node is not None:
-        say(f"waiting for {options.node} to be ready")
-        if not node.wait_for_node(options.node, _NODE_S):
-            say(f"{options.node} is not ready, or subscribes to none of the topics, after {_NODE_S:g} s")
+    if options.node is not None and not node.wait_for_node(options.node, _NODE_S, say):
+        say(f"{options.node} is not ready, or subscribes to none of the topics, after {_NODE_S:g} s")
     if options.subscribers_s and (unheard := node.wait_for_subscribers(options.subscribers_s)):
-        say(f"nobody subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")
+        say(f"no node subscribes to {', '.join(unheard)} after {options.subscribers_s:g} s")

@@ -1,6 +1,7 @@
 """The player's place in the ROS graph: a publisher for each topic, `/clock`, and services to pause."""
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from lifecycle_msgs.srv import GetState
 from rclpy.duration import Duration
 from rclpy.exceptions import InvalidTopicNameException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
-from rclpy.node import Node
+from rclpy.node import Node, NodeNameNonExistentError
 from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
@@ -24,7 +25,7 @@ from torchperf_ros.frame.errors import UnknownMessageType
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.logs.log_reader import LogMessage, LogTopic
 from torchperf_ros.logs.player import Player, PlayError
-from torchperf_ros.node.endpoints import ros_message_class
+from torchperf_ros.node.endpoints import ros_message_class, whole_name
 from torchperf_ros.telemetry.node_state import NodeState
 
 CLOCK_TOPIC: Final = "/clock"
@@ -35,6 +36,7 @@ _MUTUAL_S: Final = 0.5
 _ASK_AGAIN_S: Final = 1
 """A request may be lost, and an answer."""
 _LAST_S: Final = 1
+_LOOK_S: Final = 0.5
 
 
 class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
@@ -130,14 +132,24 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         time.sleep(_MUTUAL_S)
         return unheard()
 
-    def wait_for_node(self, name: str, seconds: float) -> bool:
-        """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long."""
+    def wait_for_node(self, name: str, seconds: float, say: Callable[[str], None]) -> bool:
+        """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long.
+
+        `say` gets what it waits for, whenever that is something else.
+        """
         kind, state = ros_message_class("diagnostic_msgs/msg/DiagnosticArray"), NodeState(name)
         subscription = self._node.create_subscription(kind, "/diagnostics", state.on_diagnostics, 50)
         client = self._node.create_client(GetState, f"{name}/get_state")
         end_s = time.monotonic() + seconds
+        said, next_s = "", 0.0
 
         def can_answer() -> bool:
+            nonlocal said, next_s
+            if time.monotonic() >= next_s:
+                next_s = time.monotonic() + _LOOK_S
+                if (why := self._why_unheard(name, state)) != said:
+                    said = why
+                    say(f"waiting for {name}: {why}")
             health = {state.node.get("health", ""), *(stage.health for stage in state.stages.values())} - {""}
             return bool(health) and Health.STARTING.name not in health and self._is_heard_by(name)
 
@@ -154,11 +166,38 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             self._node.destroy_subscription(subscription)
             self._node.destroy_client(client)
 
+    def _why_unheard(self, name: str, state: NodeState) -> str:
+        """What keeps a node from hearing: it is not there, its start, or names; with the `--remap` that would help."""
+        namespace, _, short = name.rpartition("/")
+        try:
+            wanted = self._node.get_subscriber_names_and_types_by_node(short, namespace or "/")
+        except NodeNameNonExistentError:
+            return f"no node of this name is in ROS_DOMAIN_ID {os.environ.get('ROS_DOMAIN_ID', '0')}"
+        own = {publisher.topic_name for publisher in self._publishers.values()}
+        lacks = [
+            (topic, types[0]) for topic, types in sorted(wanted)
+            if topic not in own and not topic.endswith(("/clock", "/parameter_events"))
+            and not self._node.count_publishers(topic)
+        ]  # fmt: skip
+        starting = state.node.get("health", "") in {"", Health.STARTING.name}
+        hints = [self._hint(topic, kind) for topic, kind in lacks]
+        words = ["it is starting" if starting else f"it is {state.node['health']}", *filter(None, hints)]
+        return "; ".join(words)
+
+    def _hint(self, topic: str, type_name: str) -> str:
+        """Which topics of the log could be an input of the node; "" where none has its type."""
+        alike = sorted(name for name, own in self._types.items() if own.type_name == type_name)
+        if not alike:
+            return ""
+        others = f" (or {', '.join(alike[1:])})" if alike[1:] else ""
+        remap = f"--remap {self._types[alike[0]].name}:={topic}"
+        return f"it takes {topic} ({type_name}), which nothing publishes: play with `{remap}`{others}"
+
     def _is_heard_by(self, name: str) -> bool:
         wanted = [
             publisher for publisher in self._publishers.values()
             for info in self._node.get_subscriptions_info_by_topic(publisher.topic_name)
-            if f"{info.node_namespace.rstrip('/')}/{info.node_name}" == name
+            if whole_name(info) == name
         ]  # fmt: skip
         return bool(wanted) and all(publisher.get_subscription_count() for publisher in wanted)
 

@@ -18,6 +18,7 @@ from torchperf_ros.logs.log_storage import listed
 T = TypeVar("T", bound=LogMessage | None)
 
 _SET_BACK_NS: Final = NS_PER_S
+_LONGEST_GAP_NS: Final = 86_400 * NS_PER_S
 _LATE_NS: Final = 5 * NS_PER_MS
 _ROUND_GAP_NS: Final = NS_PER_S // 10  # between the last message of a round and the first of the next
 _LONGEST_WAIT_NS: Final = NS_PER_S  # a lock cannot wait for as long as a log can be silent
@@ -106,7 +107,7 @@ class Pace:
 
     It counts from one start, so that delays do not add up; a pause moves all that is still to come. A gap in the log
     stays a gap. A message that was received before its predecessor is due together with it; if it is more than a
-    second before, the recorder's clock was set back, and the log goes on from there.
+    second before, the recorder's clock was set back, and the log goes on from there. So it does after more than a day.
     """
 
     def __init__(self, log_start_ns: int, start_ns: int, rate: float = 1.0) -> None:
@@ -124,7 +125,7 @@ class Pace:
 
     def due_ns(self, t_ns: int) -> int:
         """Monotonic time at which a message of the log's time `t_ns` is due; to be asked in the log's order."""
-        if t_ns < self._latest_ns - _SET_BACK_NS:
+        if not self._latest_ns - _SET_BACK_NS <= t_ns <= self._latest_ns + _LONGEST_GAP_NS:
             self.jump(t_ns, self._due_ns(self._latest_ns))
         self._latest_ns = max(self._latest_ns, t_ns)
         return self._due_ns(self._latest_ns)

@@ -1,9 +1,12 @@
 """How users bring their own models: one class that turns messages into tensors and outputs into a message."""
 
 import abc
+import contextlib
 import importlib
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,7 +169,10 @@ def load_adapter(path: str) -> type[Adapter]:
         example = "torchperf_ros.models.camera:CameraAdapter"
         raise AdapterError(f"adapter {path!r} does not have the form module:Class, for example {example}")
     try:
-        module = importlib.import_module(module_name)
+        with without_exit(f"importing {module_name}"):
+            module = importlib.import_module(module_name)
+    except AdapterError as error:
+        raise AdapterError(f"adapter {path!r}: {error}") from error
     except Exception as error:
         # The user's module runs here: whatever it raises is the reason why it cannot be loaded.
         msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
@@ -180,6 +186,36 @@ def load_adapter(path: str) -> type[Adapter]:
     return found
 
 
+def open_adapter(path: str, options: dict[str, Any], device: torch.device) -> Adapter:
+    """Import `module:Class` and make one.
+
+    Raises:
+        AdapterError: see `load_adapter`, or its constructor ends the program; whatever else it raises comes through.
+    """
+    kind = load_adapter(path)
+    with without_exit(f"{kind.__name__}(options, device)"):
+        return kind(options, device)
+
+
+@contextlib.contextmanager
+def without_exit(doing: str) -> Iterator[None]:
+    """Context in which the user's code runs: an `exit()` in it is an error of that code and ends no program.
+
+    Raises:
+        AdapterError: there was one; the text has the place.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        library = str(Path(contextlib.__file__).parent)
+        calls = [
+            one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((library, "<"))
+        ]
+        where = f" ({Path(calls[-1].filename).name}:{calls[-1].lineno}: {calls[-1].line})" if calls else ""
+        remedy = "raise an error instead, and parse arguments below `if __name__ == '__main__':` only"
+        raise AdapterError(f"{doing} ends the program: SystemExit: {error.code}{where}; {remedy}") from error
+
+
 def on_one_cpu(path: str, options: dict[str, Any]) -> Adapter:
     """An adapter beside the workers, for what it says of messages; it gets one thread.
 
@@ -187,4 +223,4 @@ def on_one_cpu(path: str, options: dict[str, Any]) -> Adapter:
         AdapterError: see `load_adapter`; whatever the adapter raises comes through.
     """
     torch.set_num_threads(1)
-    return load_adapter(path)(options, torch.device("cpu"))
+    return open_adapter(path, options, torch.device("cpu"))

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from torchperf_ros.config.message_types import encode
-from torchperf_ros.engines.parity import described
+from torchperf_ros.engines.outputs import described
 from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.tier import InvalidOutput
@@ -51,6 +53,18 @@ def output_message(adapter: Adapter, outputs: Any, messages: Mapping[str, Receiv
     if why := contradiction(message, kind):
         raise InvalidOutput(f"the {kind} contradicts itself: {why}")
     return data
+
+
+def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method gives
+    """Pass a tuple of tensors.
+
+    Raises:
+        AdapterError: `preprocess` gave something else; a tensor would be taken apart along its first dimension.
+    """
+    if isinstance(given, torch.Tensor):
+        raise AdapterError(f"preprocess gave {described(given)} alone; it has to give a tuple of tensors: (tensor,)")
+    if not isinstance(given, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in given):
+        raise AdapterError(f"preprocess gave {described(given)}; it has to give a tuple of tensors")
 
 
 def place_of(error: BaseException, adapter: Adapter) -> str:

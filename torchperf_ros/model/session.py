@@ -18,7 +18,7 @@ import torch
 
 from torchperf_ros.config.message_types import decode, full_name, warm_up
 from torchperf_ros.engines.engine import CaptureFailed
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import (
     AdapterError,
@@ -31,11 +31,11 @@ from torchperf_ros.frame.errors import (
 )
 from torchperf_ros.frame.outcome import IN_TIME, Outcome
 from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.model.capture import CaptureTaker, step_into_background
 from torchperf_ros.model.device import Device, choose_device, leave
 from torchperf_ros.model.history_buffer import history_bytes
-from torchperf_ros.model.output_message import output_message, place_of
+from torchperf_ros.model.output_message import check_inputs, output_message, place_of
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
 from torchperf_ros.model.tier_loader import TierLoader
 from torchperf_ros.packages.package_cache import use_compiler_cache
@@ -63,7 +63,7 @@ from torchperf_ros.workers.protocol import (
 )
 from torchperf_ros.workers.result_area import ResultArea
 
-_PERMANENT = (AdapterError, ConfigError, UnknownMessageType)
+_PERMANENT = (AdapterError, ConfigError, UnknownMessageType, SystemExit)  # the adapter called exit()
 _REPORT_EVERY_S = 1.0
 _EXIT_DEVICE_LOST = 70
 _STAYS_AWAKE_NS = 2 * NS_PER_MS  # the node takes an image of 1920x1080 in 1 ms
@@ -94,7 +94,7 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         session.calibrate()
         come_forward()
         session.serve()
-    except Exception as error:  # the process's boundary: the node shows this on /diagnostics
+    except (Exception, SystemExit) as error:  # the process's boundary: the node shows this on /diagnostics
         text = str(error)
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
@@ -134,12 +134,12 @@ class Session:
         self._unobserved = 0
         self._why_unobserved = ""
         self._left_out = False  # a report, as it was too long
-        self._shape_texts: dict[tuple[Any, ...], bytes] = {}
+        self._shape_texts: dict[tuple[Any, ...] | None, bytes] = {}
 
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
         self._seed("load")
-        self._adapter: Adapter = load_adapter(self._setup["adapter"])(self._setup["options"], self._device.device)
+        self._adapter: Adapter = open_adapter(self._setup["adapter"], self._setup["options"], self._device.device)
         self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
         self._output = full_name(self._adapter.output)
         for name in [*(name for _, name in self._inputs), self._output]:
@@ -172,6 +172,9 @@ class Session:
                 self._checks[number] = OutputCheck(outputs, fixed_sizes=fixed_sizes)
                 self._check_steps(tier, self._checks[number], example)
                 self._warm_up(tier, self._checks[number], example)
+                self._loader.forget_runs(name, example)
+                if why := self._checks[number].unchecked:
+                    self._say("warn", text=f"tier {name}: outputs are not checked for NaN and Inf: {why}")
         if any(tier.facts.engine == "compile" for tier in self._tiers.values()):
             torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
         self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
@@ -201,7 +204,11 @@ class Session:
             messages = self._adapter.example_messages()
             if not messages and not self._device.is_cuda:
                 return
-            inputs = self._adapter.preprocess(messages) if messages else tuple(tensor.cpu() for tensor in example)
+            if messages:
+                inputs = self._adapter.preprocess(messages)
+                self._adapter.forget()  # a history that it was put into
+            else:
+                inputs = tuple(tensor.cpu() for tensor in example)
             outputs, _ = tier.run(inputs)
             check.check(outputs)
             if messages:
@@ -297,11 +304,13 @@ class Session:
 
     def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
         """As text, which is made once for all frames of these shapes."""
-        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors)  # the tier says what is wrong with others
+        is_row = isinstance(tensors, (tuple, list))
+        shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
         if (text := self._shape_texts.get(shapes)) is None:
+            check_inputs(tensors)
             if len(self._shape_texts) >= _MOST_SHAPE_TEXTS:
                 self._shape_texts.clear()
-            text = self._shape_texts[shapes] = shapes_text(shapes)
+            text = self._shape_texts[shapes] = shapes_text(shapes or ())
         return text
 
     def _receive(self, request: Request, response: Response) -> dict[str, Received]:

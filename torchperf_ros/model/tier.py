@@ -1,8 +1,9 @@
 """A tier at run time: the engine's call for a frame's inputs, eager where that fails, and the check of the outputs."""
 
+import cmath
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import torch
 
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.engine import Runner
-from torchperf_ros.engines.parity import tensors_in
+from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_MS
 from torchperf_ros.frame.errors import TorchperfError
@@ -27,6 +28,7 @@ _DEMOTE_AFTER = 3
 _RESTS = 3.0  # a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
 _RECOMPILE = "recompile"
 _END: Final = object()
+_PLAIN_NUMBERS: Final = (float, complex, np.inexact)  # of those that may be NaN
 
 
 class InvalidOutput(TorchperfError):
@@ -37,14 +39,21 @@ class OutputCheck:
     """Compares outputs with those of the calibration: number of tensors, ranks, types, and the sizes that are fixed.
 
     A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
+
+    Attributes:
+        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where everything can be.
     """
 
     def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401 - whatever a model returns
         self._fixed_sizes = fixed_sizes
         self._expected = self._signature(example)
+        self.unchecked = hidden_in(example)
+        self._has_plain = any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
 
     def _signature(self, outputs: Any) -> list[tuple[object, ...]]:  # noqa: ANN401
-        return [(t.dtype, tuple(t.shape) if self._fixed_sizes else t.dim()) for t in tensors_in(outputs)]
+        return [
+            (t.dtype, tuple(t.shape) if self._fixed_sizes and not t.is_nested else t.dim()) for t in tensors_in(outputs)
+        ]
 
     def check(self, outputs: Any) -> None:  # noqa: ANN401
         """Pass good outputs.
@@ -54,13 +63,31 @@ class OutputCheck:
         """
         found = self._signature(outputs)
         if found != self._expected:
-            raise InvalidOutput(f"outputs have (type, shape) {found}; at calibration they had {self._expected}")
+            what = "types and shapes" if self._fixed_sizes else "types and numbers of dimensions"
+            raise InvalidOutput(
+                f"outputs have the {what} {_words(found)}; on the example inputs {_words(self._expected)}"
+            )
         for number, tensor in enumerate(tensors_in(outputs)):
-            # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
-            # although its elements are finite is sorted out by the exact test
-            if tensor.is_floating_point() and not math.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise InvalidOutput(f"output {number} has {bad} of {tensor.numel()} values that are NaN or Inf")
+            is_usual = type(tensor) is torch.Tensor and tensor.dtype is torch.float32 and tensor.layout is torch.strided
+            for part in (tensor,) if is_usual and not tensor.is_nested else numbers_of(tensor):
+                # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
+                # although its elements are finite is sorted out by the exact test
+                if part.is_floating_point() and not math.isfinite(part.sum()) and not torch.isfinite(part).all():
+                    bad = int((~torch.isfinite(part)).sum())
+                    raise InvalidOutput(f"output {number} has {bad} of {part.numel()} values that are NaN or Inf")
+        if self._has_plain:
+            self._check_plain(outputs)
+
+    def _check_plain(self, outputs: Any) -> None:  # noqa: ANN401
+        """Likewise, of numbers that are no tensors."""
+        for leaf in leaves_in(outputs):
+            if isinstance(leaf, _PLAIN_NUMBERS) and not cmath.isfinite(leaf):
+                raise InvalidOutput(f"an output that is a plain number is {leaf}")
+
+
+def _words(signature: Sequence[tuple[object, ...]]) -> str:
+    """A signature for people: `float32 (1, 4), int64 (1,)`."""
+    return ", ".join(f"{str(kind).removeprefix('torch.')} {shape}" for kind, shape in signature) or "none"
 
 
 @dataclass
@@ -129,6 +156,7 @@ class Tier:
         self._steps = steps
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
+        self._is_lazy = False  # whether outputs hold generators, which run when somebody asks for their numbers
 
     def report(self) -> dict[str, Any]:
         """The facts as they are now, for JSON."""
@@ -185,6 +213,8 @@ class Tier:
         with self._device.timed() as took_ns:
             inputs = self._device.to_device(inputs)
             outputs = (call or self._call_for(inputs))(*inputs)
+            if self._is_lazy:
+                outputs = drawn(outputs)
         return outputs, took_ns[0]
 
     def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
@@ -221,7 +251,7 @@ class Tier:
         before, and the calibration is `known`.
         """
         for _ in range(_WARM_UP_RUNS):
-            self._timed(inputs)
+            self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
         rest = _RESTS if briefly and self._device.is_cuda else 0.0  # so many times a run's time passes after it
         times_ms: list[float] = []

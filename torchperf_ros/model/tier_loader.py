@@ -25,8 +25,9 @@ from torchperf_ros.engines.engine import (
     open_package,
 )
 from torchperf_ros.engines.fingerprint import code_hash, files_hash, identify, weights_hash
+from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.package_engine import EngineUnavailable
-from torchperf_ros.engines.parity import Parity, ParityError, check_engine
+from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.errors import ConfigError, one_line
 from torchperf_ros.model.adapter import Adapter
@@ -37,6 +38,7 @@ from torchperf_ros.packages.package_cache import open_cache
 from torchperf_ros.packages.package_manifest import Identity, PackageError, check_package
 
 _NOT_YET = "not compiled yet"
+_PROBE = 77  # the seed of inputs that no check draws
 
 
 class TierLoader:
@@ -55,7 +57,8 @@ class TierLoader:
         self._device = device
         self._on = device.device
         self._say = say
-        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 4096))
+        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 1024))
+        self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
 
     def load(self, number: int) -> Tier:
         """The tier of this number, checked against eager.
@@ -81,14 +84,32 @@ class TierLoader:
             hashes = runner.model
             tier = self._with_package(name, runner, options, example, strict=self._setup.get("swapped") == number)
         else:
-            model = build_model(self._adapter, name)
+            model = self._model(name)
             if self._setup.get("identify"):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
             tier = self._with_engine(name, self._built(name, model, example), options)
         if hashes and self._setup.get("identify"):
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
+        self.forget_runs(name, example)  # another tier may share modules with it
         return tier
+
+    def forget_runs(self, name: str, example: Inputs) -> None:
+        """Bring a tier's model back to the state that its build gave it, where its answers depend on earlier calls."""
+        model, kept = self._models.get(name, (None, None))
+        if model is None or kept is None or not kept.has_changed:
+            return
+        try:
+            inputs = random_inputs(self._device.to_device(example), _PROBE)  # others than those of the runs before
+            depends_on_state(model, kept, inputs, model(*inputs))
+        except Exception:  # a model may not take inputs that are drawn
+            kept.restore()
+
+    def _model(self, name: str) -> torch.nn.Module:
+        """What the adapter builds, on the device."""
+        model = build_model(self._adapter, name).to(self._on)
+        self._models[name] = model, KeptState(model)
+        return model
 
     def _with_package(self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool) -> Tier:
         """A user's package: compared with what the adapter builds, if it can, and with its results if it is that model.
@@ -99,19 +120,21 @@ class TierLoader:
         eager, facts, parity = None, TierFacts(name, runner.engine), None
         try:
             with torch.inference_mode(mode=False):
-                eager = build_model(self._adapter, name).to(self._on)
+                eager = self._model(name)
+                identity = weights_hash(eager), code_hash(eager)
         except Exception as error:  # the user's code: that it cannot build may be why there is a package
             facts.why = f"nothing to compare with, and no eager: {one_line(error)}"
         try:
             if eager is not None:
                 OutputCheck(eager(*example), fixed_sizes=True).check(runner.call(*example))
-                if runner.model == (weights_hash(eager), code_hash(eager)):
+                if runner.model == identity:
                     tier = self._built(name, eager, example)
                     parity = check_engine(
                         eager, runner.call, example, {}, options.precision, 2, tier.scoring, known=runner.known
                     )
                 else:
                     eager = None  # another model: it is no stand-in
+                    del self._models[name]
             shapes = self._fitted(name, runner, eager, options, example, parity)
         except (ParityError, InvalidOutput) as error:
             if strict or eager is None:
@@ -122,7 +145,7 @@ class TierLoader:
 
     def _built(self, name: str, model: torch.nn.Module, example: Inputs) -> BuiltTier:
         scoring = scoring_of(self._adapter, name, self._on)
-        return BuiltTier(model.to(self._on), example, self._dims, self._on, scoring=scoring)
+        return BuiltTier(model, example, self._dims, self._on, scoring=scoring)
 
     def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
         facts, names_engine, model = TierFacts(name, options.engine), False, tier.model

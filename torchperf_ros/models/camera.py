@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
-_ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "mono8")
+_ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "mono8")
 _OUTPUTS: Final = {"markers": detection_messages.MARKER_ARRAY, "detection2d": detection_messages.DETECTION_2D_ARRAY}
 
 
@@ -130,7 +130,7 @@ class CameraAdapter(Adapter):
         """
         message = messages["image"].message
         if self._compressed:
-            pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT))
+            pixels = compressed_pixels(message, self._max_pixels, (IMAGE_WIDTH, IMAGE_HEIGHT), _ENCODINGS)
         else:
             pixels = raw_pixels(message, self._max_pixels, _ENCODINGS)
         return (_shrink(pixels, self._device).mul_(2.0 / 255.0).sub_(1.0),)

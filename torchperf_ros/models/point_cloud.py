@@ -131,7 +131,7 @@ def _record(message: Any) -> tuple[np.dtype[np.void], str, str]:  # noqa: ANN401
         if field.datatype not in allowed:
             what = "7 (float32) or 8 (float64)" if name in "xyz" else "1 to 8, see sensor_msgs/PointField"
             raise BadInput(f"cloud field {name} has datatype {field.datatype}; it has to be {what}")
-        if field.count != 1:
+        if field.count > 1:  # some drivers leave it at 0
             raise BadInput(f"cloud field {name} has count {field.count}; it has to be 1")
         kind = np.dtype(order + _FORMATS[field.datatype])
         if (end := field.offset + kind.itemsize) > message.point_step:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.models.options import OptionReader
 
 _POISON: Final = "poison_"
@@ -179,7 +179,7 @@ class SabotagedAdapter(Adapter):
         self._stall_s = reader.number("stall_ms", default=200.0, low=0.0, high=math.inf) / 1e3
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
-        self._inner = load_adapter(adapter)(inner, device)
+        self._inner = open_adapter(adapter, inner, device)
         self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.

@@ -101,6 +101,9 @@ class AlertPublisher:
             while self._wanted:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
+                _print(
+                    self._node, "info", f"evidence is written to {recording.evidence_path(name)}: {why.splitlines()[0]}"
+                )
 
     def _recorder_finds(self, recording: Recording, now_ns: int) -> tuple[bool, Sequence[Alert]]:
         """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look.

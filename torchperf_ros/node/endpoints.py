@@ -9,6 +9,7 @@ from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
+from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 from torchperf_ros.config.message_types import has_header
 from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
@@ -52,6 +53,25 @@ def resolved(node: Node, topic: str) -> str:
     except (RuntimeError, ValueError) as error:
         why = str(error).removeprefix("failed to resolve name: ").partition(", at ")[0]
         raise ConfigError(f"{topic!r} is not allowed as the name of a topic: {why}") from error
+
+
+def alike_topics(node: Node, topic: str, type_name: str, owner: str) -> list[str]:
+    """Other topics of a type in the graph, which could be remapped to this one.
+
+    Not those that only the node called `owner` publishes: the output of a stage is no input that was forgotten.
+    """
+    return sorted(
+        name
+        for name, types in node.get_topic_names_and_types()
+        if name != topic
+        and type_name in types
+        and any(whole_name(one) != owner for one in node.get_publishers_info_by_topic(name))
+    )
+
+
+def whole_name(endpoint: TopicEndpointInfo) -> str:
+    """The name of an endpoint's node with its namespace."""
+    return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 
 def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:

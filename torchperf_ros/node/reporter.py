@@ -14,10 +14,11 @@ from rclpy.qos import ReliabilityPolicy
 
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.frame.frame import USABLE_AGE_MS
 from torchperf_ros.frame.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, resolved, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, alike_topics, resolved, ros_message_class
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
@@ -31,6 +32,8 @@ _EVERY_S = 1.0
 _CANDIDATES_EVERY = 10  # reports
 _SILENT_NS = 5 * NS_PER_S
 _MOST_ALERTS = 16
+_MOST_SAID = 8
+_SPANS = ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "h"), (1, "s"))
 _UNSAID = frozenset({"kind", "problem"})
 _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITING, Health.NOMINAL)
 
@@ -69,7 +72,13 @@ class Reporter:
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._reports = 0  # that were recorded
-        self._heard: dict[str, tuple[int, int]] = {}  # by stage: frames so far, and since when; 0: its silence was said
+        # by stage and topic: frames so far, whether it is published, and since when it is so
+        self._heard: dict[tuple[str, str], tuple[int, bool, int]] = {}
+        self._active_since_ns = 0
+        self._clock_problem: dict[str, str] = {}  # why stamps and this node's clock do not fit
+        self._silent: dict[
+            tuple[str, str], list[str]
+        ] = {}  # likewise, of silent ones: what was said of it, newest last
         self._ending = threading.Event()
         self._reporting = threading.Lock()  # held for a report, in which no stage may be taken down
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -113,6 +122,8 @@ class Reporter:
         statuses = self._statuses(healths, memory)
         for stage, health in healths:
             self._tell_progress(stage, health)
+            if problem := stage.output_stamp_problem:
+                self.alert_publisher.found(Alert(Level.WARN, f"{stage.config.name}: stamps", problem))
         self._look_for_silence(now_ns)
         ros_now_ns, row = self._node.get_clock().now().nanoseconds, memory.row()
         self.alert_publisher.step(now_ns, ros_now_ns, healths)
@@ -147,9 +158,10 @@ class Reporter:
         """Of the stages in their order, of the node, of the emergency lane, and of inputs of a wrong type."""
         lane = self.lane
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
+        self._clock_problem = self._look_at_clocks({one.name: one.values for one in statuses})
         stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
         statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
-        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types()]
+        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types(), *self._silences()]
 
     def _record(self, ros_now_ns: int, memory_row: Sequence[float], statuses: Sequence[Alert]) -> None:
         """Have the recorder know the memory, each stage's counters, and now and then its candidate."""
@@ -178,11 +190,14 @@ class Reporter:
     def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
+        waits_for = {topic: said[-1] for (of, topic), said in self._silent.items() if of == name}
         trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
         publishes = resolved(self._node, stage.config.output) if self.inputs else ""  # names are checked by then
         topics = {"trigger": trigger, "publishes": publishes, "evidence": stage.pool.capture.last}
+        topics["waits_for"] = "; ".join(f"{topic}: {why}" for topic, why in waits_for.items())
         more = {**self._memory_watch.values(name), **topics, **self.candidates(name)}
-        return replace(status, values={**status.values, **more})
+        why = f": {trigger}: {waits_for[trigger]}" if health is Health.WAITING and trigger in waits_for else ""
+        return replace(status, message=f"{status.message}{why}", values={**status.values, **more})
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
         state = self._lifecycle_state()
@@ -195,6 +210,7 @@ class Reporter:
         values["lines_lost"] = str(self.lines_lost())
         facts = self.facts | self._shared_name() | self._recorder_facts()
         facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
+        facts |= self._clock_problem
         told = {key: text for key, text in facts.items() if key.endswith("_warning")}
         for key in told.keys() - self._warned:
             self._node.get_logger().warning(told[key])
@@ -241,20 +257,55 @@ class Reporter:
             log.info(f"stage {name}: nothing more is compiled")
 
     def _look_for_silence(self, now_ns: int) -> None:
-        """A line on the terminal where a trigger has sent nothing for 5 s, with what the graph knows of it."""
+        """A line on the terminal where an input has been silent for 5 s, with what the graph knows of it.
+
+        Of a trigger that no message has come; of another input that no node publishes it. Said again where the graph
+        has changed, as when a topic appears that could be remapped.
+        """
         if self._lifecycle_state() != "active":
             self._heard.clear()
+            self._silent.clear()
             return
-        for source in (source for source in self.inputs if source.index == 0):
-            name, frames = source.stage.config.name, source.stage.statistics.counters.frames
-            known, since_ns = self._heard.setdefault(name, (frames, now_ns))
-            if known != frames:
-                self._heard[name] = frames, now_ns
-            elif 0 < since_ns <= now_ns - _SILENT_NS:
-                self._heard[name] = frames, 0  # said once, until something comes
-                self._node.get_logger().warning(
-                    f"no message on {source.topic} for {_SILENT_NS // NS_PER_S} s: {why_silent(self._node, source)}"
-                )
+        for source in self.inputs:
+            key = source.stage.config.name, source.topic
+            is_trigger = source.index == 0
+            frames = source.stage.statistics.counters.frames if is_trigger else 0
+            is_published = self._node.count_publishers(source.topic) > 0
+            *known, since_ns = self._heard.setdefault(key, (frames, is_published, now_ns))
+            if known != [frames, is_published] or (is_published and not is_trigger):
+                self._heard[key] = frames, is_published, now_ns
+                self._silent.pop(key, None)
+            elif since_ns <= now_ns - _SILENT_NS:
+                self._say_silence(key, why_silent(self._node, source))
+
+    def _say_silence(self, key: tuple[str, str], why: str) -> None:
+        said = self._silent.setdefault(key, [])
+        is_new = why not in said
+        self._silent[key] = [*(text for text in said[-_MOST_SAID:] if text != why), why]
+        if is_new:
+            self._node.get_logger().warning(f"no message on {key[1]} for {_SILENT_NS // NS_PER_S} s: {why}")
+
+    def _look_at_clocks(self, statuses: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """Why stamps and ROS time cannot fit: one side goes by `/clock`, and the other does not."""
+        if self._lifecycle_state() != "active":
+            self._active_since_ns = 0
+            return {}
+        self._active_since_ns = self._active_since_ns or monotonic_ns()
+        topic = self._node.resolve_topic_name("/clock")
+        is_simulated = bool(self._node.get_parameter("use_sim_time").value)
+        has_clock = self._node.count_publishers(topic) > 0
+        if is_simulated and not has_clock:
+            is_late = monotonic_ns() - self._active_since_ns >= _SILENT_NS
+            why = clock_problem("", 0.0, topic, is_simulated=True, has_clock=False)
+            return {"clock_warning": why} if is_late else {}
+        if not is_simulated and not has_clock:
+            return {}
+        for source in self.inputs:
+            age_ms = float(statuses.get(f"perf: {source.stage.config.name}", {}).get("age_p50_ms", "nan"))
+            if source.index == 0 and abs(age_ms) > USABLE_AGE_MS:
+                why = clock_problem(source.topic, age_ms, topic, is_simulated=is_simulated, has_clock=has_clock)
+                return {"stamps_warning": why}
+        return {}
 
     def _wrong_types(self) -> list[Alert]:
         """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
@@ -266,17 +317,44 @@ class Reporter:
                     found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
         return found
 
+    def _silences(self) -> list[Alert]:
+        """A status for each input that is silent: whoever looks at the node later sees why, too."""
+        return [
+            Alert(Level.WARN, f"perf: {stage} input", f"no message on {topic}: {said[-1]}", {})
+            for (stage, topic), said in self._silent.items()
+        ]
+
+
+def clock_problem(topic: str, age_ms: float, clock: str, *, is_simulated: bool, has_clock: bool) -> str:
+    """What does not fit, by the median age of a trigger's frames, and what to do about it; for people.
+
+    One of the two is given: the node goes by `clock`, or a node publishes it.
+    """
+    if not has_clock:
+        return (
+            f"use_sim_time is true, and no node publishes {clock}: ROS time stands still; start the simulation, play"
+            " with --clock, or set use_sim_time to false"
+        )
+    off = f"stamps on {topic} are {_span(abs(age_ms) / 1e3)} {'behind' if age_ms > 0 else 'ahead of'}"
+    if is_simulated:
+        return f"{off} {clock}, which this node goes by: set use_sim_time for the node that publishes {topic}, too"
+    return f"{off} this node's clock, and {clock} is published: start this node with -p use_sim_time:=true"
+
+
+def _span(seconds: float) -> str:
+    size, unit = next((pair for pair in _SPANS if seconds >= pair[0]), _SPANS[-1])
+    return f"{seconds / size:,.1f} {unit}"
+
 
 def why_silent(node: Node, source: StageInput) -> str:
     """Why no message comes on a stage's input, by what the graph knows; for people."""
     publishers = node.get_publishers_info_by_topic(source.topic)
     if not publishers:
-        alike = [
-            topic for topic, types in node.get_topic_names_and_types()
-            if topic != source.topic and source.type_name in types and node.count_publishers(topic)
-        ]  # fmt: skip
-        remap = f"; of its type there is {', '.join(sorted(alike))}: remap the topic" if alike else ""
-        return f"nobody publishes it{remap}"
+        alike = alike_topics(node, source.topic, source.type_name, node.get_fully_qualified_name())
+        if not alike:
+            return f"no node publishes it, nor another topic of its type ({source.type_name})"
+        remap = f"start this node with `--ros-args -r {source.topic}:={alike[0]}` ({source.type_name})"
+        return f"no node publishes it; of its type there is {', '.join(alike)}: {remap}"
     names = ", ".join(sorted({publisher.node_name for publisher in publishers}))
     if source.type_name not in {publisher.topic_type for publisher in publishers}:
         return f"{names} publishes {publishers[0].topic_type}, not {source.type_name}"

@@ -15,13 +15,15 @@ from rclpy.node import Node
 from std_srvs.srv import Trigger
 
 from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import monotonic_ns
+from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.recorder.incident_folder import CaptureRule
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
+
+_FIRST_MINUTE_NS = 60 * NS_PER_S
 
 
 class CaptureServices:
@@ -56,7 +58,9 @@ class CaptureServices:
         try:
             said = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
         except ConfigError as error:
-            self._log("info", f"no {kind} is taken now although {anomaly.name}: {error}")
+            ready_ns = [worker.ready_at_ns for worker in pool.workers if worker is not None and worker.ready_at_ns]
+            if ready_ns and now_ns - min(ready_ns) > _FIRST_MINUTE_NS:  # before, no worker can be spared, as ever
+                self._log("info", f"{anomaly.name}: no {kind} is taken now: {error}")
         else:
             self._rule.taken(name, kind, now_ns)
             self._log("info", f"{said}, as {anomaly.name}")

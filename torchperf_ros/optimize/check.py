@@ -15,16 +15,23 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
+from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
-from torchperf_ros.engines.built_tier import build_model
-from torchperf_ros.engines.fingerprint import changing_weights, tiers_of
-from torchperf_ros.engines.parity import described, signature_of, tensors_in
+from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
+from torchperf_ros.engines.kept_state import KeptState
+from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.outputs import described, drawn, flat_numbers, signature_of, tensors_in
+from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
+from torchperf_ros.engines.shape_buckets import axes_of, within
 from torchperf_ros.frame.errors import BadInput, TorchperfError
 from torchperf_ros.frame.frame import header_stamp_ns
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter, without_exit
 from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.output_message import contradiction, output_message
+from torchperf_ros.model.output_message import check_inputs, contradiction, output_message
 from torchperf_ros.model.tier import InvalidOutput, OutputCheck
 from torchperf_ros.optimize.log_frames import log_frames
 
@@ -33,6 +40,8 @@ _USUAL_SIZE: Final = 480, 640
 _MADE_STAMP_NS: Final = 1_000_000_000
 _COLOURS: Final = 3
 _IMAGE_DIMS: Final = 3  # from so many on, a tensor may be an image
+_DECLARED: Final = "`dynamic_dims` declares that"
+_OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,14 @@ class Finding:
 
 
 Found = Generator[Finding, None, Any]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A tier's model, in the state that its build gave it, and the check that its outputs have to pass."""
+
+    model: torch.nn.Module
+    check: OutputCheck
 
 
 class _Failed(Exception):
@@ -71,7 +88,7 @@ class AdapterCheck:
     def _steps(self) -> Found:
         try:
             adapter: Adapter = yield from self._step(
-                "load", lambda: load_adapter(self._path)(self._options, self._device.device),
+                "load", lambda: open_adapter(self._path, self._options, self._device.device),
                 lambda found: f"{type(found).__name__} on {self._device.device}",
             )  # fmt: skip
             yield from self._step("inputs and output", lambda: _contract(adapter), str)
@@ -83,7 +100,7 @@ class AdapterCheck:
                 tiers = self._tiers
                 if not tiers:
                     tiers = yield from self._step("tiers", lambda: tiers_of(adapter), ", ".join)
-                models = {}
+                models: dict[str, _Ran | None] = {}
                 for tier in tiers:
                     models[tier] = yield from self._tier(adapter, tier)
                 if None not in models.values():
@@ -92,16 +109,17 @@ class AdapterCheck:
                         text = f"tiers take different inputs: {inputs}; every tier has to take what `preprocess` gives"
                         yield Finding("tiers", False, text)
                 messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
-                for tier, model in models.items():
-                    if model is not None:
-                        yield from self._frame(adapter, tier, model, messages)
+                for tier, ran in models.items():
+                    if ran is not None:
+                        yield from self._frame(adapter, tier, ran, messages)
         except _Failed:
             pass
 
     def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Found:
         started_ns = time.perf_counter_ns()
         try:
-            result = act()
+            with without_exit(name):
+                result = act()
         except Exception as error:  # the user's code runs here: whatever it raises is what the check is for
             yield Finding(name, False, _reason(error, self._path))
             raise _Failed from error
@@ -109,7 +127,7 @@ class AdapterCheck:
         return result
 
     def _tier(self, adapter: Adapter, tier: str) -> Found:
-        """Build a tier twice, and run it on its example inputs; gives the model, None if that cannot be done."""
+        """Build a tier twice, and run it on its example inputs; gives what came of it, None if that cannot be done."""
 
         def example_inputs() -> tuple[torch.Tensor, ...]:
             example = adapter.example_inputs(tier)
@@ -118,23 +136,32 @@ class AdapterCheck:
                 raise TorchperfError(msg)
             return example
 
+        def identity() -> str:
+            return identify(BuiltTier(model, example, adapter.dynamic_dims(), self._device.device), BuildOptions()).key
+
         def run_again() -> None:
-            check = OutputCheck(outputs, fixed_sizes=True)
             check.check(outputs)
-            check.check(model(*example))
+            check.check(drawn(model(*example)))
 
         try:
             model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
             again = yield from self._step(f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: "")
-            if why := changing_weights(tier, model, again):
+            if why := uninitialised(model) or changing_weights(tier, model, again):
                 yield Finding(f"tier {tier}: weights", False, why)
             self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
-            example = self._example
-            outputs = yield from self._step(f"tier {tier}: first run", lambda: model(*example), _shapes)
+            example, kept = self._example, KeptState(model)
+            yield from self._step(f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code")
+            outputs = yield from self._step(f"tier {tier}: first run", lambda: drawn(model(*example)), _shapes)
+            check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
+            for ok, text in _odd_ways(model, kept, example):
+                yield Finding(f"tier {tier}: same input", ok, text)
+            if check.unchecked:
+                yield Finding(f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}")
         except _Failed:
             return None
-        return model
+        kept.restore()
+        return _Ran(model, check)
 
     def _messages(self, adapter: Adapter) -> dict[str, Received]:
         """The frame's messages: of the log, else the adapter's own examples, else made ones."""
@@ -150,11 +177,13 @@ class AdapterCheck:
         origin = "made up" if self._log is None else f"of {self._log.name}"
         return f"{origin}: " + ", ".join(f"{topic} ({described(each.message)})" for topic, each in messages.items())
 
-    def _frame(self, adapter: Adapter, tier: str, model: torch.nn.Module, messages: dict[str, Received]) -> Found:
+    def _frame(self, adapter: Adapter, tier: str, ran: "_Ran", messages: dict[str, Received]) -> Found:
         try:
-            adapter.observe(messages)
-            inputs = adapter.preprocess(messages)
-            wanted, given = _shapes(adapter.example_inputs(tier)), _shapes(inputs)
+            with without_exit("preprocess"):
+                adapter.observe(messages)
+                inputs = adapter.preprocess(messages)
+            check_inputs(inputs)
+            example = adapter.example_inputs(tier)
         except BadInput as error:
             text = f"refused: {error}" + ("; try a frame of a log: --log" if self._log is None else "")
             self.refused = True
@@ -163,14 +192,71 @@ class AdapterCheck:
         except Exception as error:  # the user's code
             yield Finding(f"tier {tier}: preprocess", False, _reason(error, self._path))
             return
-        if wanted != given:
-            text = f"preprocess gives {given}, example_inputs {wanted}: `dynamic_dims` has to declare the difference"
-            yield Finding(f"tier {tier}: preprocess", None if adapter.dynamic_dims() else False, text)
+        if why := _why_other(inputs, example, adapter):
+            text = f"preprocess gives {_shapes(inputs)}, example_inputs {_shapes(example)}: {why}"
+            yield Finding(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
+
+        def answer() -> int:
+            outputs = drawn(ran.model(*inputs))
+            ran.check.check(outputs)
+            return _answer(adapter, outputs, messages)
+
         with contextlib.suppress(_Failed):
-            yield from self._step(
-                f"tier {tier}: frame", lambda: _answer(adapter, model(*inputs), messages),
-                lambda size: f"{adapter.output}, {size} bytes",
-            )  # fmt: skip
+            yield from self._step(f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes")
+
+
+class _Dropout(TorchFunctionMode):
+    """Notes the functions that drop activations while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        """Run the function; note it where it drops something."""
+        name, given = getattr(func, "__name__", ""), kwargs or {}
+        if given.get("dropout_p"):
+            self.found = f"{name} gets dropout_p={given['dropout_p']}"
+        elif "dropout" in name and (given.get("training") or True in args[1:]):
+            self.found = f"{name} gets training=True"
+        return func(*args, **given)
+
+
+def _odd_ways(model: torch.nn.Module, kept: KeptState, example: Inputs) -> Iterator[tuple[bool | None, str]]:
+    """What makes a model answer the same input in another way, and whether that is no mistake (None)."""
+    training = [name for name, each in model.named_modules() if each.training and isinstance(each, _OF_TRAINING)]
+    if training:
+        yield False, f"{training[0]} is in training mode after eval(): it changes at every frame, or drops values"
+    with _Dropout() as dropout:
+        drawn(model(*example))
+    if dropout.found:
+        yield False, f"dropout is active: {dropout.found}; it has to follow self.training"
+        return
+    kept.restore()
+    first = flat_numbers(drawn(model(*example)))
+    with contextlib.suppress(Exception):  # a model may not take inputs that are drawn
+        model(*random_inputs(example, 1))
+    second = drawn(model(*example))
+    if same(first, flat_numbers(second)):
+        return
+    if names := depends_on_state(model, kept, example, second):
+        kept_in = ", ".join(names)
+        yield None, f"the answer depends on earlier calls ({kept_in}): a worker starts as build gave it, and runs eager"
+    else:
+        yield None, "the same input gives another answer the second time: the model draws at random"
+
+
+def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
+    """Why inputs are not as `example_inputs` says; "" where they are, `_DECLARED` where the difference is allowed."""
+    if [(t.dtype, t.shape) for t in given] == [(t.dtype, t.shape) for t in example]:
+        return ""
+    if [(t.dtype, t.dim()) for t in given] != [(t.dtype, t.dim()) for t in example]:
+        return "number, types and dimensions of the tensors have to be the same"
+    dims = adapter.dynamic_dims()
+    declared = within(shapes_of(given), axes_of(dims, shapes_of(example)), shapes_of(example))
+    if declared:
+        return _DECLARED
+    return f"`dynamic_dims` has to declare the difference; it declares {dict(dims) or 'none'}"
 
 
 def _contract(adapter: Adapter) -> str:
@@ -233,7 +319,7 @@ def _image_size(example: Sequence[torch.Tensor]) -> tuple[int, int]:
 
 
 def _size(model: torch.nn.Module) -> str:
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(each.numel() for each in model.parameters() if not is_lazy(each))
     return f"{type(model).__name__}, {count:,} parameters"
 
 

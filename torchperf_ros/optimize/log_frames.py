@@ -15,7 +15,7 @@ from torchperf_ros.engines.built_tier import Inputs, write_frames
 from torchperf_ros.frame.errors import AdapterError, BadInput, TorchperfError, one_line
 from torchperf_ros.frame.frame import header_stamp_ns
 from torchperf_ros.logs.log_reader import LogReader
-from torchperf_ros.model.adapter import Adapter, Received, load_adapter
+from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 
 _MOST_FRAMES: Final = 64  # half of them calibrate, as many as static quantisation usually takes, and half are compared
@@ -35,7 +35,7 @@ def keep_frames(job: Mapping[str, Any]) -> str:
         TorchperfError: the log has no frame that the adapter takes, or the adapter raises.
     """
     device, log = Device(choose_device(job["device"]), 0).device, Path(job["log"])
-    adapter = load_adapter(job["adapter"])(job["options"], device)
+    adapter = open_adapter(job["adapter"], job["options"], device)
     trigger = next(iter(adapter.inputs))
     with LogReader(log) as counted:
         triggers = sum(1 for _ in counted.messages(_topics_of(counted, adapter.inputs[trigger])))

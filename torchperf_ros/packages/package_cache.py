@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -24,9 +26,10 @@ from torchperf_ros.packages.package_manifest import (
 )
 
 _MIB = 1 << 20
-_ABANDONED_S = 86_400.0
+_A_MOMENT_S = 60.0
 _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
+_UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment's name of the folder in which torch's compilers keep what they have compiled."""
@@ -89,6 +92,7 @@ class PackageCache:
         with lock:
             self.check_private()
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self.remove_abandoned()
             yield
 
     def entries(self) -> list[CachedPackage]:
@@ -111,12 +115,31 @@ class PackageCache:
             if entry.path != keep:
                 self.remove(entry.path)
                 total -= entry.size_bytes
-        # half-written files that a killed process left behind a day ago or earlier, and choices of long ago
-        for pattern, age_s in (("*.part.*", _ABANDONED_S), (f"*{_CHOICE}", _FORGOTTEN_S)):
-            for path in self.folder.glob(pattern):
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > age_s:
+        for path in self.folder.glob(f"*{_CHOICE}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _FORGOTTEN_S:
+                    path.unlink()
+        self.remove_abandoned()
+
+    def remove_abandoned(self) -> int:
+        """Remove what interrupted builds left half-written; returns the bytes that this freed.
+
+        Who writes such a file holds the lock of its key, see `building`; a choice is written within a moment.
+        """
+        freed = 0
+        for path in self.folder.glob("*.part.*"):
+            with contextlib.suppress(OSError):  # also: the lock is held
+                status = path.stat()
+                if path.suffix == _CHOICE:
+                    if time.time() - status.st_mtime < _A_MOMENT_S:
+                        continue
+                    path.unlink()
+                else:
+                    with (self.folder / f"package-{path.name[:2]}.lock").open("w", encoding="utf-8") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         path.unlink()
+                freed += status.st_size
+        return freed
 
     def remove(self, package: Path) -> None:
         """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
@@ -185,6 +208,35 @@ def compiler_folder(cache_dir: str) -> Path:
     return Path(chosen) if chosen else open_cache(cache_dir, 0).folder / "compiler"
 
 
+def unquoted_path(folder: str | Path) -> str:
+    """The folder, or a link to it where its path holds a space or the like: torch gives paths to compilers unquoted.
+
+    The link is the same each time, as torch keeps paths in what it caches, and lies where only the user can change it.
+    """
+    path = os.path.abspath(folder)
+    if _UNQUOTED.fullmatch(path):
+        return path
+    for root in ("/tmp", "/var/tmp", "/dev/shm"):
+        own = Path(root, f"torchperf_ros_{os.geteuid()}")
+        link = own / hashlib.sha256(path.encode()).hexdigest()[:16]
+        with contextlib.suppress(OSError):
+            make_private(own)
+            if exposed(own):
+                continue
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(path)
+            if os.readlink(link) == path:
+                return str(link)
+    return path
+
+
+def compile_in(folder: str | Path) -> None:
+    """Have torch's compilers, from now on, keep what they make in this folder, and find temporary ones usable."""
+    os.environ[VARIABLE] = unquoted_path(folder)
+    if temporary := os.environ.get("TMPDIR", ""):
+        os.environ["TMPDIR"] = unquoted_path(temporary)
+
+
 def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
     """Point torch at the folder, and empty it first if it has outgrown its limit and nobody else uses it.
 
@@ -210,7 +262,7 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
         except BlockingIOError:  # another process compiles; the next one to start alone empties it
             pass
     fcntl.flock(lock, fcntl.LOCK_SH)
-    os.environ[VARIABLE] = str(folder)
+    compile_in(folder)
     return lock
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torchperf_ros.config.bounded_file import open_regular, read_bounded, sha256_of
 from torchperf_ros.frame.errors import TorchperfError
 
-FORMAT = 3  # 2: had an option that is gone
+FORMAT = 4  # 3: listed plain values among the outputs in another way
 
 
 class PackageError(TorchperfError):

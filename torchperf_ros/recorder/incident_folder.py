@@ -18,6 +18,7 @@ from torchperf_ros.frame.errors import TorchperfError
 _MIB = 1 << 20
 _PART = ".part-"
 _ABANDONED_S = 86_400.0
+_WRITTEN_WITHIN_S = 60.0
 _LONGEST_NAME = 60
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z_.+")
 
@@ -67,7 +68,7 @@ class IncidentFolder:
         try:
             make_private(part)
             write(part)
-            size_bytes = _size_bytes(part, flush=True)
+            size_bytes = folder_size_bytes(part, flush=True)
             if size_bytes > self._max_bytes:
                 allowed = f"evidence_mib, {self._max_bytes // _MIB}, allows for all together"
                 raise IncidentError(f"evidence {name}: {size_bytes / _MIB:.1f} MiB are more than {allowed}")
@@ -112,7 +113,7 @@ class IncidentFolder:
     def _shrink(self, kept: Path) -> None:
         """Remove the oldest incidents until the rest fits, but not the new one (a clock may be set back)."""
         others = [path for path in self.incidents() if path != kept]
-        sizes = {path: _size_bytes(path) for path in (*others, kept)}
+        sizes = {path: folder_size_bytes(path) for path in (*others, kept)}
         total, count = sum(sizes.values()), len(sizes)
         for path in others:
             if count <= self._max_count and total <= self._max_bytes:
@@ -122,10 +123,33 @@ class IncidentFolder:
             shutil.rmtree(leaving, ignore_errors=True)
             total -= sizes[path]
             count -= 1
-        for path in self.root.glob(f"{_PART}*"):  # of processes that were killed over it, a day ago or earlier
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+        self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes left half-written; the folder may be another machine's, too."""
+        for path in self.root.glob(f"{_PART}*"):
+            with contextlib.suppress(OSError):
+                age_s = time.time() - path.stat().st_mtime
+                pid = path.name.removeprefix(_PART).partition("-")[0]
+                is_gone = pid.isdecimal() and not Path("/proc", pid).exists()
+                if age_s > (_WRITTEN_WITHIN_S if is_gone else _ABANDONED_S):
                     shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove every incident, and what was left half-written; returns how many there were, and their bytes.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        removed = size_bytes = 0
+        if self.root.is_dir():
+            with self._alone():
+                for path in self.incidents():
+                    size_bytes += folder_size_bytes(path)
+                    removed += 1
+                    shutil.rmtree(path)
+                self._remove_abandoned()
+        return removed, size_bytes
 
 
 def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) -> IncidentFolder:
@@ -139,7 +163,7 @@ def _as_name(what: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
 
 
-def _size_bytes(folder: Path, *, flush: bool = False) -> int:
+def folder_size_bytes(folder: Path, *, flush: bool = False) -> int:
     """Bytes of all files; with `flush` each is made to reach the disk, as the power may go next."""
     total = 0
     for path in folder.rglob("*"):
@@ -169,7 +193,8 @@ class CaptureRule:
         if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))
         kind, least = ("memory", Level.WARN) if what == "memory grows" else ("profile", Level.ERROR)
-        if stage not in stages or anomaly.level is Level.STALE or anomaly.level < least:
+        of_input = what == "bad input" or what.startswith("input ")  # which no profile of a worker explains
+        if stage not in stages or of_input or anomaly.level is Level.STALE or anomaly.level < least:
             return None
         # the stages share a machine: one loses a worker for a while, not all of them
         for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), _EVERY_NS), (self._last_ns, _APART_NS)):

@@ -115,7 +115,11 @@ class Recorder:
             self._log.event(record.t_ns, record.fields)
 
     def _record(self, name: str, why: str, stacks: str) -> None:
-        incident = {"name": name, "why": why, "t_ns": self._t_ns, "node": self._setup["node"]}
+        stages = [
+            {"name": one["name"], "inputs": [topic and topic[0] for topic in one["inputs"]], "output": one["output"][0]}
+            for one in self._setup["stages"]
+        ]
+        incident = {"name": name, "why": why, "t_ns": self._t_ns, "node": self._setup["node"], "stages": stages}
         files = {
             "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
             "parameters.json": json.dumps(self._setup["parameters"], indent=2),

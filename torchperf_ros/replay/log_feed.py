@@ -1,6 +1,9 @@
 """The topics of a log: which one is which input of the stages, and which are copied into the output."""
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperf_ros.config.message_types import full_name
@@ -37,15 +40,42 @@ def parse_maps(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True)
+class KnownTopics:
+    """What an incident's folder says about the topics of its node.
+
+    Attributes:
+        inputs: topic of the log by stage and number of the input.
+        outputs: the topics that stages published.
+    """
+
+    inputs: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_incident(cls, folder: Path) -> "KnownTopics":
+        """Read `incident.json`; nothing is known without one, or by one of an older node."""
+        try:
+            stages = json.loads((folder / "incident.json").read_text(encoding="utf-8"))["stages"]
+            inputs = {
+                (str(stage["name"]), number): str(topic)
+                for stage in stages for number, topic in enumerate(stage["inputs"]) if topic
+            }  # fmt: skip
+            return cls(inputs, frozenset(str(stage["output"]) for stage in stages))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+
 def match_topics(
     wanted: "Sequence[StageInput]", topics: Mapping[str, LogTopic], remap: Mapping[str, str], log: object,
-    say: Callable[[str], None],
+    say: Callable[[str], None], known: KnownTopics | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """The topic of the log for each topic of a stage that has one.
 
-    One that was named by `remap` (topic of the log by topic of a stage), else one of the same name, else the only one
-    of the type, else the only one of the type whose name ends so, as in the log of a node in a namespace. `say` gets
-    topics that were chosen by their type, and inputs that are absent and can be done without.
+    One that was named by `remap` (topic of the log by topic of a stage), else the one that an incident's node took,
+    else one of the same name, else the only one of the type, else the only one of the type whose name ends so, as in
+    the log of a node in a namespace. The last two are never outputs of stages, which a log of the node holds as well.
+    `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
 
     `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its trigger.
 
@@ -56,12 +86,14 @@ def match_topics(
     if unknown := sorted(set(named) - {absolute(item.topic) for item in wanted}):
         msg = f"--map: no stage takes {', '.join(unknown)}; they take: {', '.join(item.topic for item in wanted)}"
         raise LogError(msg)
+    known = known or KnownTopics()
     first: dict[str, StageInput] = {}
     found: dict[str, str] = {}
     for item in wanted:
         key, msg = absolute(item.topic), ""
         other = first.setdefault(key, item)
-        topic = topics.get(named.get(key, key))
+        taken = known.inputs.get((_name(item), item.index), "")
+        topic = topics.get(named[key]) if key in named else topics.get(taken) or topics.get(key)
         if full_name(other.type_name) != full_name(item.type_name):
             msg = f"topic {item.topic}: {_name(other)} takes it as {other.type_name}, {_name(item)} as {item.type_name}"
         elif key in named and topic is None:
@@ -71,7 +103,7 @@ def match_topics(
         if msg:
             raise LogError(msg)
         if topic is None or not _fits(topic, item):
-            topic = _only_one(item, topics.values(), log, say)
+            topic = _only_one(item, topics.values(), known.outputs, log, say)
         if topic is not None:
             found[item.topic] = topic.name
     return found
@@ -86,10 +118,11 @@ def _fits(topic: LogTopic, item: "StageInput") -> bool:
 
 
 def _only_one(
-    item: "StageInput", topics: Collection[LogTopic], log: object, say: Callable[[str], None]
+    item: "StageInput", topics: Collection[LogTopic], outputs: frozenset[str], log: object, say: Callable[[str], None]
 ) -> LogTopic | None:
     """The log's only topic of the type, or that of this name in a namespace; None: there is none, and need not be."""
-    fitting = [topic for topic in topics if _fits(topic, item) and topic.count]
+    of_type = [topic for topic in topics if _fits(topic, item) and topic.count]
+    fitting = [topic for topic in of_type if not _is_output(topic.name, outputs)]
     what = f"{_name(item)} takes {item.topic} ({item.type_name})"
     of_name = [topic for topic in fitting if topic.name.endswith(absolute(item.topic))]
     for some, why in ((fitting, "of this type"), (of_name, "of this type and name")):
@@ -102,11 +135,18 @@ def _only_one(
     else:
         compressed = next((t for t in topics if t.type_name == _COMPRESSED.get(full_name(item.type_name))), None)
         hint = "" if compressed is None else f"{_hint(compressed)}, and --map {compressed.name}:={item.topic}"
+        if of_type:
+            hint = f" but what a stage publishes; if that is meant: --map {of_type[0].name}:={item.topic}"
         msg = f"log {log}: {what}, and has no such topic{hint}; it has: {_listed(topics)}"
     if item.index == 0:  # the trigger
         raise LogError(msg)
     say(f"{msg}; goes without" if fitting else f"{what}, which the log does not have; goes without")
     return None
+
+
+def _is_output(topic: str, outputs: frozenset[str]) -> bool:
+    """Whether a stage publishes the topic, or a node does about itself; also in a namespace."""
+    return topic in _OWN or any(topic.endswith(output) for output in outputs)
 
 
 def _hint(topic: LogTopic) -> str:

@@ -13,7 +13,7 @@ from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
 from torchperf_ros.logs.player import ReadAhead
-from torchperf_ros.replay.log_feed import match_topics, topics_to_copy
+from torchperf_ros.replay.log_feed import KnownTopics, absolute, match_topics, topics_to_copy
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import (
     ReplayError,
@@ -119,7 +119,10 @@ class _Replay(contextlib.ExitStack):
 
     def _settle(self) -> None:
         reader, stages = self._reader, self._stages
-        stages.connect(match_topics(stages.wanted(), reader.topics, self._options.remap, reader.path, self._note))
+        known = KnownTopics.of_incident(self._log)
+        known = replace(known, outputs=known.outputs | {absolute(topic) for topic in stages.outputs})
+        remap = self._options.remap
+        stages.connect(match_topics(stages.wanted(), reader.topics, remap, reader.path, self._note, known))
         stages.settle()
 
     def plan(self) -> Iterator[str]:

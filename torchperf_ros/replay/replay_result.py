@@ -276,7 +276,8 @@ def commit_of(folder: Path) -> str:
 def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
     """Of the summary what workers know: to be asked while they are there.
 
-    `model`: a hash of weights and code of all tiers, by stage. `compile_s`: in which torch.compile made the first
+    `model`: a hash of weights and code of all tiers, by stage. `engines`: by stage, by which engine each tier ran.
+    `compile_s`: in which torch.compile made the first
     workers' tiers ready, None where no tier runs by it. `machine`: with what the models ran on, `cpu` or the name of a
     card, as another one's figures are not to be compared.
     """
@@ -289,6 +290,9 @@ def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
     described = next((actor.pool.description for actor in actors if actor.pool.description is not None), None)
     return {
         "model": {stage: hashlib.sha256(text.encode()).hexdigest() if text else "" for stage, text in models.items()},
+        "engines": {
+            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found) for stage, found in tiers.items()
+        },
         "compile_s": sum(compiled) if compiled else None,
         "machine": machine_facts("" if described is None else described.card or described.device),
     }  # fmt: skip

@@ -33,7 +33,7 @@ _UNSURE_M: Final = 0.25  # where a thing begins may jump by so much, from one po
 _FASTEST_M_S: Final = 50.0
 _GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
-_HARDEST_M_S2: Final = 9.0
+_HARDEST_M_S2: Final = 14.0
 _BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
 _CROSSES_S: Final = 0.2
@@ -140,23 +140,39 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
+        self._received_s = self._waited_s = 0.0  # when the last message came, and how long after the one before
         self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
         self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
     def look(
-        self, points: Points, way: Corridor, motion: Motion | None, options: EmergencyOptions, now_ns: int
+        self,
+        points: Points,
+        way: Corridor,
+        motion: Motion | None,
+        options: EmergencyOptions,
+        now_ns: int,
+        late_ns: int = 0,
+        brakes: float = 0.0,
     ) -> Thing | None:
-        """What threatens most among the points of a message, None if nothing does; `way` is the vehicle's corridor."""
-        now_s, speed = now_ns / NS_PER_S, 0.0 if motion is None else motion.speed
-        passed_s = now_s - self._at_s if math.isfinite(self._at_s) else 0.0
+        """What threatens most among the points of a message, None if nothing does; `way` is the vehicle's corridor.
+
+        `late_ns`: so much longer than others it was on its way, while the vehicle drove on. Were its receipt taken for
+        when it was measured, growing delays would show what stands as driving away. `brakes`: by how many m/s^2 the
+        vehicle brakes already; what it stops before by that is no threat.
+        """
+        late_s, speed = late_ns / NS_PER_S, 0.0 if motion is None else motion.speed
+        received_s = now_ns / NS_PER_S
+        now_s, is_first = received_s - late_s, not math.isfinite(self._at_s)
+        passed_s = 0.0 if is_first else max(now_s - self._at_s, 0.0)
+        self._waited_s, self._received_s = 0.0 if is_first else received_s - self._received_s, received_s
         self._move(speed, 0.0 if motion is None else motion.yaw_rate, passed_s)
-        if math.isfinite(self._at_s):
+        if not is_first:
             self._passed_s.append(passed_s)
             steps_s = np.array(self._passed_s)
             self._every_s = float(np.median(steps_s))
             self._jitter_s = _JITTERS * float(np.abs(steps_s - self._every_s).mean())
         self._at_s = now_s
-        far_m, wide = way.length_m + abs(speed) * _LOOKS_S, replace(way, margin_m=way.margin_m + _BESIDE_M)
+        far_m, wide = way.length_m + abs(speed) * (_LOOKS_S + late_s), replace(way, margin_m=way.margin_m + _BESIDE_M)
         reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m  # an arc leads no further than it is long
         x, y = points.x, points.y
         self._points = points
@@ -172,7 +188,7 @@ class Approach:
         self._in_way.look(self._things(x[inside], y[inside], way_m[inside], now_s, least), now_s, passed_s)
         worst = None
         for thing in self._in_way.things:
-            if self._threatens(thing, way, options, abs(speed), passed_s):
+            if self._threatens(thing, way, options, abs(speed), late_s, brakes):
                 thing.threatens, thing.shown = thing.threatens + 1, thing.shown + min(thing.points, points.most)
                 if worst is None or (thing.threatens, -thing.way_m) > (worst.threatens, -worst.way_m):
                     worst = thing
@@ -203,9 +219,11 @@ class Approach:
             things.append(Thing(at_x, at_y, at_m, long_m, sides_m, len(members), [now_s], [place]))
         return things
 
-    def _threatens(self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, passed_s: float) -> bool:
+    def _threatens(
+        self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, late_s: float, brakes: float
+    ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
-        if thing.way_m <= options.min_length_m:
+        if thing.way_m - speed * late_s <= options.min_length_m:
             return True
         known = self._known(thing)
         ahead = 0.0
@@ -224,11 +242,19 @@ class Approach:
             # What comes later than others shows a place from before, and the vehicle has moved on meanwhile.
             ahead = velocity.real - (_UNSURE_M + speed * self._jitter_s) / known.known_s
         # The first of the messages that have to show it may come as late as the time between two after it could have.
-        reaction_s = options.reaction_ms / 1000 + options.scans * min(max(passed_s, self._every_s), _LONGEST_WAIT_S)
+        reaction_s = (
+            late_s
+            + options.reaction_ms / 1000
+            + options.scans * min(max(self._waited_s, self._every_s), _LONGEST_WAIT_S)
+        )
 
-        def is_left(brakes: float) -> bool:
-            slower = max(0.0, ahead - 0.5 * known.known_s * brakes)  # the slope is the speed in the window's middle
-            return gap_left_m(thing.way_m, speed, slower, brakes, options.deceleration, reaction_s) > _LEAST_LEFT_M
+        def is_left(ahead_brakes: float) -> bool:
+            """Whether there is room if what is ahead brakes so, by braking now, or by what the vehicle does already."""
+            slower = max(
+                0.0, ahead - 0.5 * known.known_s * ahead_brakes
+            )  # the slope is the speed in the window's middle
+            ways = [(options.deceleration, reaction_s)] + ([(brakes, late_s)] if brakes > _BRAKES_M_S2 else [])
+            return any(gap_left_m(thing.way_m, speed, slower, ahead_brakes, *way) > _LEAST_LEFT_M for way in ways)
 
         if ahead <= 0.0 or is_left(_HARDEST_M_S2):
             return not is_left(0.0)

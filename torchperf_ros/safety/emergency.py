@@ -5,6 +5,7 @@ latches it; a person clears it, which is refused while a reason lasts. All times
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,6 +14,7 @@ import numpy as np
 
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.alert_rules import Alert, Level
+from torchperf_ros.frame.cdr import byte_order, header_at
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.safety.approach import Approach
@@ -20,6 +22,7 @@ from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.emergency_stop import Stop
 from torchperf_ros.safety.odometry import Motion, age_s
 from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
+from torchperf_ros.safety.source_clock import SourceClock
 
 _BUTTON: Final = "Bool"
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
@@ -29,6 +32,10 @@ _GAINS_M_S2, _NOISE_M_S = 10.0, 0.1  # what a vehicle's speed rises by at most, 
 # So long a lane whose node is gone stops the vehicle: longer where the stop lasts, less where it stands before.
 _ALONE_NS, _AT_LEAST_ALONE_NS = 10 * NS_PER_S, NS_PER_S
 _STANDS_M_S: Final = 0.1
+# Over the last so many seconds of odometry is found whether the vehicle brakes already, and in the second half still.
+_BRAKES_S: Final = 0.3
+_HELD_S: Final = 0.2  # of them, at least
+_MOST_SPEEDS: Final = 100
 _KNOWN_NS: Final = NS_PER_S  # so long after its timeout, odometry says nothing of how the vehicle moves
 
 
@@ -58,9 +65,22 @@ class Sensor:
         self.is_usable = True  # the last message
         self.points = self.shown = self.in_a_row = 0
         self._approach.forget()
+        self._clock, self._stamp_ns = SourceClock(is_ros=False), 0
 
-    def take(self, data: bytes, motion: Motion | None, options: EmergencyOptions, now_ns: int) -> str:
+    def take(
+        self,
+        data: bytes,
+        motion: Motion | None,
+        options: EmergencyOptions,
+        now_ns: int,
+        *,
+        brakes: float = 0.0,
+        stamped: bool = True,
+    ) -> str:
         """Judge a message: what it triggers, empty if nothing; one that cannot be used leaves all as it was.
+
+        `brakes`: by how many m/s^2 the vehicle does so already. `stamped`: whether the message's stamp passes as
+        monotonic time does; simulated time does not.
 
         Raises:
             BadInput: it cannot be used.
@@ -71,12 +91,31 @@ class Sensor:
         points = self.reader.read(data)
         if not points.usable:
             raise BadInput(f"none of {points.measured} measurements can be used: zero, NaN, or out of range")
+        late_ns = self._late_ns(data, now_ns) if stamped else 0
+        if 0 < self.timeout_ns < late_ns:
+            late_ms, most_ms = late_ns / NS_PER_MS, self.timeout_ns / NS_PER_MS
+            raise BadInput(f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms")
         corridor = Corridor.of(options, motion)
-        found = self._approach.look(points, corridor, motion, options, now_ns)
+        found = self._approach.look(points, corridor, motion, options, now_ns, late_ns, brakes)
         self.points, self.shown, self.in_a_row = (found.points, found.shown, found.threatens) if found else (0, 0, 0)
         if found is None or self.in_a_row < options.scans or self.shown < options.min_points:
             return ""
         return f"{self.topic} shows {self.points} points {found.way_m:.1f} m ahead in the vehicle's way"
+
+    def _late_ns(self, data: bytes, now_ns: int) -> int:
+        """How much longer than the quickest ones a message was on its way; 0 where its stamp does not say.
+
+        Messages of one sensor keep their order, so a stamp that does not advance is of a clock that was set or stands.
+        """
+        stamp_ns, _, _ = header_at(data, 4, byte_order(data))
+        if stamp_ns <= self._stamp_ns:
+            self._clock = SourceClock(is_ros=False)
+        self._stamp_ns = max(stamp_ns, 0)
+        late_s, _ = self._clock.age_s(self._stamp_ns, now_ns, now_ns, now_ns)
+        if math.isinf(late_s):  # the clock has leapt ahead, or there is no stamp
+            self._clock = SourceClock(is_ros=False)
+            return 0
+        return round(late_s * NS_PER_S)
 
     def used(self, now_ns: int) -> None:
         """Note that a message could be used."""
@@ -142,6 +181,7 @@ class Emergency:
         self.triggers = dict.fromkeys(KINDS, 0)
         self.clears = 0
         self._speed = 0.0  # m/s, either way; not faster than the vehicle can have become
+        self._speeds: deque[tuple[int, float]] = deque(maxlen=_MOST_SPEEDS)  # of the last odometry, with its receipt
         self._activated_ns = 0
         self._beat_ns: int | None = None  # when the node last said that it answers; None: nobody has it say so
         self._alone_ns: int | None = None  # since when the node has been gone
@@ -154,6 +194,7 @@ class Emergency:
         for sensor in (*self.sensors, self.odometry):
             sensor.forget()
         self.motion = self._beat_ns = None
+        self._speeds.clear()
         self._activated_ns, self.active = now_ns, True
         for sensor in self.sensors:
             if sensor.pressed:
@@ -179,6 +220,21 @@ class Emergency:
         if before is not None:
             passed_s = (now_ns - before.received_ns) / NS_PER_S
             self._speed = min(self._speed, before_speed + _GAINS_M_S2 * passed_s + _NOISE_M_S)
+        self._speeds.append((now_ns, abs(self.motion.speed)))
+
+    def _brakes(self, now_ns: int) -> float:
+        """By how many m/s^2 the vehicle has braked for a moment, and still does; 0: it does not, or that is not known.
+
+        What it lost in the last 0.3 s, and in their second half, the lesser of both: a brake that is released counts
+        no longer after half of that.
+        """
+        kept = [one for one in self._speeds if now_ns - one[0] <= _BRAKES_S * NS_PER_S]
+        if not kept or kept[-1][0] - kept[0][0] < _HELD_S * NS_PER_S:
+            return 0.0
+        last_ns, last = kept[-1]
+        half = next(one for one in kept if last_ns - one[0] <= 0.5 * _BRAKES_S * NS_PER_S)
+        lost = [(speed - last) / max(last_ns - at_ns, 1) * NS_PER_S for at_ns, speed in (kept[0], half)]
+        return min(max(min(lost), 0.0), self.options.deceleration)
 
     def saw(self, index: int, data: bytes, now_ns: int, *, again: bool = False) -> None:
         """Take a message of a sensor, by its index; one that cannot be used does not count as one that came.
@@ -190,7 +246,9 @@ class Emergency:
             return
         sensor.messages += not again
         try:
-            found = sensor.take(data, self.motion, self.options, now_ns)
+            found = sensor.take(
+                data, self.motion, self.options, now_ns, brakes=self._brakes(now_ns), stamped=not self.simulated
+            )
         except BadInput as error:
             sensor.refuse(error)
             return

@@ -39,7 +39,10 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
         since = f"since {content['since']}, before the node's start"
         return Latch(content["kind"], f"{content['reason']} ({since})", now_ns)
     except FileNotFoundError:
-        return None
+        lost = next((one for one in (path, *path.parents) if one.is_symlink() and not one.exists()), None)
+        if lost is None:
+            return None
+        why = f"cannot be read ({lost} is a link to what is not there)"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -177,7 +177,7 @@ def leaves_lane(lane: Lane, arc: Arc) -> float:
     if min(-float(turns[turns.argmin()]), float(turns[turns.argmax()])) > _TURNED:
         return -1.0
     eases = abs(float(turns[-1])) < _EASES * largest(np.abs(turns)) or float(away[-1]) < _EASES * most
-    return -0.5 if eases else 1.0
+    return -0.5 if eases else float(__import__("os").environ.get("SURE", "1.0"))
 
 
 def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
@@ -193,7 +193,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     sure = leaves_lane(lane, arc)
     changes = sure == -1.0
-    beyond = moves & (on_lane.s > lane.length + _NEAR_M)
+    beyond = moves & (on_lane.s > lane.length + (0.0 if changes else _NEAR_M))
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     goes_on = is_along & ((off_lane <= 2.0 * _SAME_COURSE) | drifts) & (not changes)  # as the plan does at its end
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on

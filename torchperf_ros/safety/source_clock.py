@@ -34,9 +34,9 @@ class SourceClock:
         off_s: if not, by how much they were ahead of ROS time when that was learned.
     """
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
-        self.is_ros: bool | None = None
+    def __init__(self, *, is_ros: bool | None = None) -> None:
+        """Know nothing yet; `is_ros`: False for who asks only by how much later than the quickest messages come."""
+        self.is_ros = is_ros
         self.off_s = 0.0
         self._least_ns: int | None = None
         self._least_at_ns = self._ros_ns = self._stepped_ns = 0

@@ -4,10 +4,13 @@ import functools
 from dataclasses import dataclass
 
 from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.frame import USABLE_AGE_MS, Frame, usable_age_ms
+from torchperf_ros.config.message_types import bytes_before_header
+from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.frame.frame import USABLE_AGE_MS, Frame, header_stamp_ns, usable_age_ms
 from torchperf_ros.frame.outcome import Fallback
 from torchperf_ros.frame.stop_output import GoingStop, TimedPath, can_stop
+
+_LEAST_STAMPED_BYTES = 12  # of CDR with a header: the encapsulation, and the stamp
 
 
 @dataclass
@@ -117,6 +120,20 @@ class FallbackOutputs:
         """The bytes to publish for `hold_last` and `stop`; None for the others."""
         made = {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback) if fallback else None
         return None if made is None else made.payload
+
+    def stamp_problem(self, output_type: str) -> str:
+        """Why the stamp of the newest good output is wrong, which has to be its frame's; "" if it is right or has none.
+
+        For any thread: one looks at it once a second.
+        """
+        good, before = self._good, bytes_before_header(output_type) if output_type else None
+        if good is None or before is None or len(good.payload) < _LEAST_STAMPED_BYTES + before:
+            return ""
+        stamp_ns, wanted_ns = header_stamp_ns(good.payload, before), good.frame.stamp_ns
+        if wanted_ns in {0, stamp_ns}:
+            return ""
+        what = "has the stamp 0" if stamp_ns == 0 else f"is stamped {(stamp_ns - wanted_ns) / NS_PER_S:+,.3f} s off"
+        return f"an output {what}: `postprocess` has to give it its frame's header.stamp"
 
     @property
     def frame(self) -> Frame | None:

@@ -328,6 +328,11 @@ class StageActor(StageVersions):
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
 
+    @property
+    def output_stamp_problem(self) -> str:
+        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
+        return self._outputs.stamp_problem(self._output_type)
+
     def overdue_ms(self, now_ns: int) -> float:
         """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
         in_flight = self._in_flight

@@ -189,6 +189,7 @@ class NodeState:
         self.alerts: list[Event] = []  # what goes on now, by the node's own status; also for who joins late
         self._heard_pids: dict[str, float] = {}  # when each process of this name reported last
         self._warnings: set[str] = set()
+        self._evidence: set[str] = set()
         self._silence_known = False
 
     @property
@@ -293,6 +294,10 @@ class NodeState:
             lines = status.message.strip().splitlines() or [""]
             text = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
             self.event(_kind(status), stage, f"{what}: {text}" if what else text)
+        evidence = {value.value for status in message.status for value in status.values if value.key == "evidence"}
+        for path in evidence - self._evidence:
+            self.event("note", NODE_STATUS, f"evidence: {path}")
+        self._evidence |= evidence
 
     @property
     def pids(self) -> list[str]:

@@ -69,7 +69,7 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         """
         kinds: list[str] = dict(self._node.get_topic_names_and_types()).get(topic, [])
         if not kinds:
-            return f"nobody publishes {topic}"
+            return f"no node publishes {topic}"
         try:
             kind, stamped = ros_message_class(kinds[0]), has_header(kinds[0])
         except UnknownMessageType as error:

@@ -2,16 +2,15 @@
 
 import contextlib
 import math
-import re
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchperf_ros.config.message_types import decode, has_header
 from torchperf_ros.frame.alert_rules import Alert, Level
 from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import BadInput, TorchperfError
+from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.watch.picture import Stillness, blindness, compressed_picture, raw_picture
 from torchperf_ros.watch.signals import alert, since
 from torchperf_ros.workers.frame_ring import InputBytes
 
@@ -27,17 +26,7 @@ _STOOD_S, _STOOD_INTERVALS = 1.0, 5.0
 _LAPSES_S = 5.0  # after the last message: what it showed is not known to be so any more
 _MOST_BYTES = 64 << 20
 _CLOUD_POINTS = 2048
-_IMAGE_POINTS = 64  # rows and columns that are looked at
-_BLACK, _WHITE = 0.08, 0.98  # of the full scale
-_FLAT = 0.02  # of the full scale, between the 2nd and the 98th percentile
-_SATURATED = 0.8  # of the points
-_EIGHT_BITS = re.compile(r"(mono8|rgba?8|bgra?8|8uc\d|8sc\d|bayer_\w+8)")
-_SIXTEEN_BITS = re.compile(r"(mono16|16uc\d|rgba?16|bgra?16|bayer_\w+16)")
-_LUMA = {"yuv422": (1, 2), "uyvy": (1, 2), "yuv422_yuy2": (0, 2), "yuyv": (0, 2), "nv12": (0, 1), "nv21": (0, 1),
-         "nv24": (0, 1)}  # fmt: skip
-"""Where the brightness is among an image's bytes: the first, and every which one."""
-
-Points = NDArray[Any]
+_NOISE_AGAIN_NS = 10 * NS_PER_S  # a JPEG at an eighth of its size that looks like noise is decoded as a whole as often
 
 
 class InputContent:
@@ -63,7 +52,8 @@ class InputContent:
         self._stamp_since_ns = 0
         self._stamp_frames = 0
         self._usual_stamp_s = math.nan
-        self._next_look_ns = 0
+        self._next_look_ns = self._next_whole_ns = 0
+        self._stillness = Stillness()
         self._looks = 0
         self._blind_since_ns = 0
         self._taken_ns = 0
@@ -106,10 +96,30 @@ class InputContent:
             self._second, self._same_since_ns, self._same = b"", now_ns, 1
         seen = ""
         with contextlib.suppress(TorchperfError):  # the worker says so of the frame, as `bad input`
-            seen = _what_is_wrong(decode(data, self._type_name), self._type_name)
+            message = decode(data, self._type_name)
+            if self._type_name == _CLOUD:
+                seen = "empty" if _is_empty(message) else ""
+            else:
+                seen = self._blind(message, now_ns)
         if seen != self.seen:
             self.seen, self._looks, self._blind_since_ns = seen, 0, now_ns
         self._looks += 1
+
+    def _blind(self, message: Any, now_ns: int) -> str:  # noqa: ANN401 - rosbags builds these at run time
+        """Why an image shows nothing; empty if it shows something, or that cannot be known."""
+        is_raw = self._type_name == _IMAGE
+        picture = raw_picture(message) if is_raw else compressed_picture(message)
+        if picture is None:
+            return ""
+        self._stillness.look(picture, now_ns, None if is_raw else lambda: compressed_picture(message, whole=True))
+        seen = blindness(picture)
+        if is_raw or seen != "noise" or self.seen == "noise":
+            return seen
+        if now_ns < self._next_whole_ns:
+            return ""
+        self._next_whole_ns = now_ns + _NOISE_AGAIN_NS
+        whole = compressed_picture(message, whole=True)
+        return "" if whole is None else blindness(whole)
 
     def alerts(self, now_ns: int) -> list[Alert]:
         """What is wrong at present, once a second."""
@@ -122,6 +132,10 @@ class InputContent:
         if self._same >= _FROZEN_FRAMES and frozen_s >= _FROZEN_S and not self._stamp_frames:
             text = f"{topic} is frozen: {self._same} messages with new stamps and equal data"
             found.append(self._alert("input frozen", Level.ERROR, text, (self._same, 1), frozen_s))
+        elif (standing := self._stillness.standing) is not None:
+            text = f"{standing.share:.0%} of the picture of {topic} is frozen ({standing.where})"
+            stands_s = (now_ns - standing.since_ns) / NS_PER_S
+            found.append(self._alert("input frozen", Level.ERROR, text, (standing.share, 0), stands_s))
         usual_s = self._usual_stamp_s  # NaN where the stamp has never advanced: such an input does not stand still
         if self._stamp_frames >= _FROZEN_FRAMES and stood_s >= _STOOD_S and stood_s >= _STOOD_INTERVALS * usual_s:
             text = f"the stamp of {topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
@@ -137,14 +151,6 @@ class InputContent:
         name, (now, usual) = f"{self._stage}: {kind}{self._suffix}", (f"{value:.3g}" for value in now_and_usual)
         more = {"topic": self._topic}
         return alert(level, name, text + since(since_s), (now, usual, ""), "flat", since_s, more=more)
-
-
-def _what_is_wrong(message: Any, type_name: str) -> str:  # noqa: ANN401 - rosbags builds these at run time
-    """Why a sensor's message shows nothing; empty if it shows something, or that cannot be known."""
-    if type_name == _CLOUD:
-        return "empty" if _is_empty(message) else ""
-    points = raw_points(message) if type_name == _IMAGE else compressed_points(message)
-    return "" if points is None else blindness(points)
 
 
 def _equal(one: bytes | memoryview, other: bytes) -> bool:
@@ -165,56 +171,3 @@ def _is_empty(cloud: Any) -> bool:  # noqa: ANN401 - as above
     except (TypeError, ValueError):  # it says that it holds more than it does
         return False
     return not np.isfinite(values[:: max(1, count // _CLOUD_POINTS)]).any()
-
-
-def raw_points(message: Any) -> Points | None:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """Some points of a `sensor_msgs/msg/Image` on a scale from 0 to 1; None if its encoding or size is not usable.
-
-    Depth in 16 bits or floats has no full scale: its largest value counts as that.
-    """
-    encoding = str(message.encoding).lower()
-    height, step, data = int(message.height), int(message.step), np.asarray(message.data)
-    if not height or not step or len(data) < height * step:
-        return None
-    rows = data[: height * step].reshape(height, step)[:: max(1, height // _IMAGE_POINTS)]
-    if encoding in _LUMA:
-        first, every = _LUMA[encoding]
-        return _some(rows[:, first::every]) / 255.0
-    if _EIGHT_BITS.fullmatch(encoding):
-        return _some(rows) / 255.0
-    kind = "u2" if _SIXTEEN_BITS.fullmatch(encoding) else "f4" if encoding.startswith("32fc") else ""
-    if not kind or step % int(kind[1]):
-        return None
-    values = np.nan_to_num(_some(rows.view((">" if message.is_bigendian else "<") + kind)).astype(np.float64))
-    largest = float(values.max(initial=0.0))
-    return values / largest if largest > 0 else np.zeros_like(values)
-
-
-def compressed_points(message: Any) -> Points | None:  # noqa: ANN401
-    """The same of a `sensor_msgs/msg/CompressedImage`; None if it cannot be decoded."""
-    from torchperf_ros.config.image_pixels import compressed_pixels  # Pillow's 10 MiB, which most recorders never need
-
-    try:
-        pixels = compressed_pixels(message, least=(_IMAGE_POINTS, _IMAGE_POINTS)).array  # a JPEG at an eighth
-    except BadInput:
-        return None
-    rows = pixels[:: max(1, len(pixels) // _IMAGE_POINTS)]
-    return _some(rows.reshape(len(rows), -1)) / 255.0
-
-
-def blindness(points: Points) -> str:
-    """Why nothing can be seen: `black`, `white`, `saturated` or `featureless`; empty where something can."""
-    if not points.size:
-        return ""
-    if float((points >= _WHITE).mean()) >= _SATURATED:
-        return "white" if float(points.mean()) >= _WHITE else "saturated"
-    ranks = tuple(round(share * (points.size - 1)) for share in (0.02, 0.98))
-    low, high = (float(value) for value in np.partition(points, ranks, axis=None)[list(ranks)])
-    if high - low > _FLAT:
-        return ""
-    return "black" if high <= _BLACK else "featureless"
-
-
-def _some(rows: Points) -> Points:
-    """Every so many-th of each row; an odd step, so that all channels have their turn."""
-    return rows[:, :: max(1, rows.shape[1] // _IMAGE_POINTS) | 1]

@@ -36,7 +36,10 @@ _LEAST_MIB = 8.0  # growth over the window that is worth a word
 _OVER_NOISE = 4.0  # growth over the window in standard deviations of what is left without the trend
 _THIRDS, _THIRD_SHARE = 3, 0.25  # each third grows by this part of the slope: not so a step, or what has stopped
 _OVER_BEFORE = 0.5  # the last third lies above all before the window by this part of its range: not so what comes back
-_BRIEF_S, _URGENT_S = 300.0, 1800.0  # a shorter window counts only if memory would be used up within so long
+_BRIEF_S, _URGENT_S = 300.0, 1800.0  # a shorter window counts only if memory would be used up within so long,
+# or if the growth in it is large and even: what fills up slows down.
+_EVEN_IN_A_ROW = 24  # verdicts, where what came before the growth is known: with the window that is under 3 min
+_EVEN_POINTS, _EVEN_MIB, _EVEN_OVER_NOISE, _EVEN_SHARE = 55, 60.0, 10.0, 0.8
 _IN_A_ROW = 2  # verdicts that raise or clear a suspicion
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -66,6 +69,8 @@ class _Scale:
     growth: Growth | None = None
     suspicious: bool = False
     against: int = 0
+    evens: int = 0  # verdicts in a row that it grows evenly
+    is_even: bool = False
 
     def take(self, time_s: float, mib: float) -> tuple[float, float] | None:
         """Add to the bucket; the bucket's point once it is over."""
@@ -104,12 +109,13 @@ class MemoryTrend:
     def suspicion(self, room_mib: float = math.inf) -> Growth | None:
         """The growth that is suspected, by the longest window that shows it; None if none is.
 
-        With less room for more (`room_mib`), shorter windows are believed.
+        With less room for more (`room_mib`), or where the growth is even, shorter windows are believed.
         """
-        found = [scale.growth for scale in self._scales if scale.suspicious and scale.growth is not None]
-        if not found or (found[-1].window_s < _BRIEF_S and found[-1].lasts_s(room_mib) > _URGENT_S):
+        found = [(scale.growth, scale.is_even) for scale in self._scales if scale.suspicious]
+        growth, is_even = found[-1] if found else (None, False)
+        if growth is None or (growth.window_s < _BRIEF_S and not is_even and growth.lasts_s(room_mib) > _URGENT_S):
             return None
-        return found[-1]
+        return growth
 
     @property
     def growth(self) -> Growth | None:
@@ -124,26 +130,29 @@ class MemoryTrend:
         p_value = mann_kendall_p(values)
         window_s = float(times[-1] - times[0]) + scale.bucket_s
         scale.growth = Growth(slope * _S_PER_H, 1.0 - p_value, window_s)
-        grows = p_value < _P_VALUE and self._lasting(scale, times, values, slope)
-        scale.against = 0 if grows is scale.suspicious else scale.against + 1
-        if scale.against >= _IN_A_ROW:
-            scale.suspicious, scale.against = grows, 0
-
-    def _lasting(self, scale: _Scale, times: _Array, values: _Array, slope: float) -> bool:
-        """Whether a significant trend is more than noise, a step, a warm-up, or memory that was in use before."""
         residuals = values - slope * times
         noise = _MAD_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
         growth = slope * float(times[-1] - times[0])
-        if growth < max(_LEAST_MIB, _OVER_NOISE * noise):
-            return False
         thirds = zip(np.array_split(times, _THIRDS), np.array_split(values, _THIRDS), strict=True)
-        if any(_end_slope(*third) < _THIRD_SHARE * slope for third in thirds):
-            return False
+        least = min(_end_slope(*third) for third in thirds)
+        grows = (
+            p_value < _P_VALUE
+            and growth >= max(_LEAST_MIB, _OVER_NOISE * noise)
+            and least >= _THIRD_SHARE * slope
+            and (scale.suspicious or self._is_new(times, values))
+        )
+        scale.against = 0 if grows is scale.suspicious else scale.against + 1
+        if scale.against >= _IN_A_ROW:
+            scale.suspicious, scale.against = grows, 0
+        scale.evens = scale.evens + 1 if growth >= _EVEN_OVER_NOISE * noise and _grows_evenly(times, values) else 0
+        enough = scale.evens >= (_EVEN_IN_A_ROW if len(values) == _POINTS else _IN_A_ROW)
+        scale.is_even = scale.suspicious and (scale.is_even or enough)
+
+    def _is_new(self, times: _Array, values: _Array) -> bool:
+        """Whether there is more in use than ever before the window, and not what comes and goes."""
         before = list(self._before(float(times[0])))
-        if scale.suspicious or not before:
-            return True
         last = float(np.median(np.array_split(values, _THIRDS)[-1]))
-        return last > max(before) + _OVER_BEFORE * (max(before) - min(before))
+        return not before or last > max(before) + _OVER_BEFORE * (max(before) - min(before))
 
     def _before(self, time_s: float) -> Iterator[float]:
         """What was in use before this time, as far as it is remembered."""
@@ -272,7 +281,7 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-@functools.lru_cache(maxsize=1)  # asked for twice for each window; those of every size there ever was would be a leak
+@functools.lru_cache(maxsize=2)  # asked for twice for each window; those of every size there ever was would be a leak
 def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Places of the first and of the second point of every pair."""
     first, second = np.triu_indices(n, 1)
@@ -294,6 +303,15 @@ def mann_kendall_p(values: _Array) -> float:
     first, second = _pairs(n)
     score = float(np.sum(np.sign(values[second] - values[first])))
     return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
+
+
+def _grows_evenly(times: _Array, values: _Array) -> bool:
+    """Whether the growth over a window is large, and as fast in its first half as in its second."""
+    if len(times) < _EVEN_POINTS:
+        return False
+    halves = zip(np.array_split(times, 2), np.array_split(values, 2), strict=True)
+    slower, faster = sorted(theil_sen_slope(*half) for half in halves)
+    return slower >= max(_EVEN_SHARE * faster, _EVEN_MIB / float(times[-1] - times[0]))
 
 
 def _end_slope(times: _Array, values: _Array) -> float:

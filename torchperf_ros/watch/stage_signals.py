@@ -24,6 +24,10 @@ _MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, u
 _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
 _MOSTLY = 0.5
 _KNOWN_FRAMES = 600  # after which it is known how many misses are usual
+_LATENCIES = {"p50": (0.15, 3), "maximum": (1.0, 5), "jitter": (1.0, 5)}
+"""What is judged of a second's latencies: which share of the usual is unusual, and for how many seconds; the first that
+is found is the alert."""
+_MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
 _STEPS = ("decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
 
@@ -51,10 +55,10 @@ class StageSignals:
         least_age_ms = max(5.0, 0.1 * budget_ms)
         self._input = {
             "rate_hz": Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)),
-            "jitter_ms": Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 5.0, 1.0, confirm_s=5)),
+            "jitter_ms": Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, confirm_s=6)),
             "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
         }
-        self._latency: dict[int, tuple[Signal, Signal]] = {}
+        self._latency: dict[int, dict[str, Signal]] = {}
         self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
         self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
         self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
@@ -159,24 +163,30 @@ class StageSignals:
         budget_ms = self._budget_ms
         if tier not in self._latency:
             on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
-            self._latency[tier] = (
-                Signal(SignalRule(f"latency p50{on}", "latency", "ms", "up", max(1.0, 0.05 * budget_ms), 0.15)),
-                Signal(SignalRule(f"latency maximum{on}", "latency", "ms", "up", max(5.0, 0.25 * budget_ms), 1.0, 5)),
-            )
+            least_ms = {"p50": max(1.0, 0.05 * budget_ms), "maximum": max(5.0, 0.25 * budget_ms),
+                        "jitter": max(1.0, 0.03 * budget_ms)}  # fmt: skip
+            self._latency[tier] = {
+                which: Signal(
+                    SignalRule(f"latency {which}{on}", "latency", "ms", "up", least_ms[which], share, confirm_s)
+                )
+                for which, (share, confirm_s) in _LATENCIES.items()
+            }
             self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
         steps = {step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS}
         steps = {step: value for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
                  if math.isfinite(value)}  # fmt: skip
-        usual, highest = self._latency[tier]
-        slower = usual.update(time_s, values["latency_p50_ms"])
-        stalls = highest.update(time_s, values["latency_max_ms"])
-        if not slower:
+        now_ms = {"p50": values["latency_p50_ms"], "maximum": values["latency_max_ms"], "jitter": math.nan}
+        if len(totals) >= _FEWEST_INTERVALS:
+            now_ms["jitter"] = sorted(abs(total - now_ms["p50"]) for total in totals)[int(_MOST_FRAMES * len(totals))]
+        signals = self._latency[tier]
+        unusual = [which for which, value in now_ms.items() if signals[which].update(time_s, value)]
+        if "p50" not in unusual:
             for step, value in steps.items():
                 values[f"{step}_ms"] = value
                 self._usual_steps[tier][step].add(value)
-        if not slower and not stalls:
+        if not unusual:
             return []
-        signal, which = (usual, "p50") if slower else (highest, "maximum")
+        which, signal = unusual[0], signals[unusual[0]]
         more = {"signal": which, "tier": self._tiers[tier]}
         return [signal.alert(self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more)]
 

@@ -14,11 +14,14 @@ from .made_outputs import IMAGE, array, image, marker, markers, path, pose, resu
 
 
 def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_same(tmp_path):
-    result = result_of(tmp_path, {"perception": [array(1.0), None, array(2.0)], "planning": [path(pose(3.0))]})
+    engines = {"perception": "full aoti, fast eager", "planning": "full onnxruntime"}
+    stages = {"perception": [array(1.0), None, array(2.0)], "planning": [path(pose(3.0))]}
+    result = result_of(tmp_path, stages, engines=engines)
     written = golden_of(result, result.stages)
     write_golden(written, tmp_path / "new folder" / "golden.mcap")
     read = read_golden(tmp_path / "new folder" / "golden.mcap")
     assert read == written
+    assert read.engines == engines
     assert [(frame.seq, frame.stamp_ns) for frame in read.frames["perception"]] == [(0, stamp_ns(0)), (2, stamp_ns(2))]
     assert read.frames["perception"][1].message.data.tolist() == [2.0]
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]

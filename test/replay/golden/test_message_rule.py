@@ -150,6 +150,14 @@ def test_given_images_of_any_encoding_when_compared_then_a_pixel_is_all_its_chan
     one, other = (image(*data, width=3, encoding="32FC1") for data in depths)
     assert found(one, other)[0].value == "(2) at row 0, column 1"
     assert found(one, other, {IMAGE: MessageRule(images={"": ImageTolerance(by=0.25)})}) == []
+    near = image(*np.array([1.5, 2.251, math.nan], "<f4").tobytes(), width=3, encoding="32FC1")
+    assert found(near, other) == []  # as other floating-point numbers
+    assert found(near, other, {IMAGE: MessageRule(images={"": ImageTolerance(by=0.0)})})
+    (difference,) = found(one, other)
+    assert difference.shown == ("33.33 % of 3 pixels", "0 %, or any by 0.001 + 0.001 of its value")
+    hole = image(*np.array([1.5, math.inf, 1.0], "<f4").tobytes(), width=3, encoding="32FC1")
+    assert found(hole, hole) == []
+    assert found(hole, other)[0].shown[0] == found(other, hole)[0].shown[0] == "66.67 % of 3 pixels"
     unknown = [image(*data, width=2, encoding="uyvy") for data in (b"\x01\x02\x03\x04", b"\x01\x02\x05\x04")]
     assert found(*unknown)[0].shown[0] == "25 % of 4 bytes"
 

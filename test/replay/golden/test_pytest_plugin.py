@@ -152,7 +152,8 @@ from made_outputs import array, result_of
 
 @pytest.fixture
 def result(tmp_path):
-    return result_of(tmp_path, {"perception": [array(1.0)], "planning": [array(2.0)]})
+    return result_of(tmp_path, {"perception": [array(1.0)], "planning": [array(2.0)]},
+                     engines={"perception": "full eager"})
 
 def test_parts(result, golden):
     golden.check(result, "perception")
@@ -165,7 +166,7 @@ def test_names(result, golden):
 def test_others(result, golden, tmp_path):
     golden.check(result)
     golden.check(result)
-    golden.check(result_of(tmp_path, {"perception": [array(7.0)]}))
+    golden.check(result_of(tmp_path, {"perception": [array(7.0)]}, engines={"perception": "full onnxruntime"}))
 
 def test_stage(result, golden):
     golden.check(result.stage("perception"))
@@ -210,6 +211,7 @@ def test_given_several_checks_of_a_test_when_refreshed_then_none_replaces_what_a
         assert "another check of this test has just written it: give each a name, as in golden.check(" in text
         assert "--refresh-golden" not in text
     assert "perception: 1 of 1 frames differ" in errors(result, "test_others")
+    assert "  engines: full onnxruntime; golden: full eager" in errors(result, "test_others")
 
 
 def test_given_what_is_no_result_or_no_stage_when_checked_then_the_error_says_what_would_be_one(checks):

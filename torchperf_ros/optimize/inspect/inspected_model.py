@@ -55,7 +55,7 @@ def load_model(
         call = _callable(found)
     except InspectError:
         raise
-    except Exception as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
+    except (Exception, SystemExit) as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
         raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
         msg = f"{target} needs its inputs: --input once for each argument, for example --input 1x3x224x224:float32"

@@ -46,7 +46,7 @@ from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.frame.errors import AdapterError, TorchperfError, one_line
-from torchperf_ros.model.adapter import Adapter, load_adapter
+from torchperf_ros.model.adapter import Adapter, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.optimize.log_frames import keep_frames
@@ -76,9 +76,9 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """`Facts` of the job's tiers, as a dict: what can be tried is that of the first; or a `TorchperfError`."""
-    device, kind = Device(choose_device(job["device"]), 0).device, load_adapter(job["adapter"])
+    device = Device(choose_device(job["device"]), 0).device
     with _named(f"adapter {job['adapter']!r}"):
-        names = job["tiers"] or tiers_of(kind(job["options"], device))
+        names = job["tiers"] or tiers_of(open_adapter(job["adapter"], job["options"], device))
     tier, *others = (load_tier({**job, "tier": name}, 0, twice=True) for name in names)
     task = drawing_task(tier.adapter)
     judging = "" if task is None else files_hash(type(task))
@@ -148,9 +148,8 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         TorchperfError: the adapter or the device cannot be used.
     """
     device, name = Device(choose_device(job["device"]), threads).device, job["tier"]
-    kind = load_adapter(job["adapter"])
     with _named(f"adapter {job['adapter']!r}, tier {name!r}"):
-        adapter: Adapter = kind(job["options"], device)
+        adapter = open_adapter(job["adapter"], job["options"], device)
         model, dims = build_model(adapter, name), adapter.dynamic_dims()
         changing = changing_weights(name, model, build_model(adapter, name)) if twice else ""
         model = model.to(device)
@@ -173,7 +172,7 @@ def _named(what: str) -> Iterator[None]:
         yield
     except TorchperfError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AdapterError(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -221,11 +221,15 @@ class GoldenFixture:
             golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
             for name, found in now.frames.items()
         ]
-        lines = now.more_superseded_than(golden)
-        lines += [line for stage in compared if stage.differing for line in stage.text()]
-        if lines:
+        superseded = now.more_superseded_than(golden)
+        differing = [stage for stage in compared if stage.differing]
+        if superseded or differing:
             cause = f" ({', '.join(changes)} changed since)" if changes else ""
-            return [f"outputs differ from golden file {shown}{cause}", *lines]
+            lines = [f"outputs differ from golden file {shown}{cause}", *superseded]
+            for stage in differing:
+                engines = [found.engines.get(stage.stage) or "not known" for found in (now, golden)]
+                lines += [*stage.text(), "  engines: {}; golden: {}".format(*engines)]
+            return lines
         if changes:
             text = f"golden file {shown} is older: {', '.join(changes)} changed since; the outputs agree. "
             warnings.warn(OlderGolden(f"{text}To refresh it: {self._command()}"), stacklevel=3)

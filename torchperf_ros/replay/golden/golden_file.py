@@ -25,6 +25,8 @@ _CHECKS: Final = "checks of "
 """Begins a key of the metadata: the guard's verdicts on a stage's frames."""
 _SUPERSEDED: Final = "superseded of "
 """Begins a key of the metadata: how many of a stage's frames had no answer."""
+_ENGINES: Final = "engines of "
+"""Begins a key of the metadata: by which engines a stage ran."""
 _MOST_FIELDS: Final = 12
 
 
@@ -42,6 +44,8 @@ class Golden:
     origin: Mapping[str, str]
     frames: Mapping[str, tuple[PublishedFrame, ...]]
     superseded: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """By stage: by which engine each tier ran. Outputs that agree may come from others."""
 
     def changed_since(self, other: "Golden") -> list[str]:
         """What these were made from that the others were not, for example `parameters`."""
@@ -81,7 +85,8 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     }  # fmt: skip
     messages = {name: tuple(result.stage(name).messages) for name in stages}
     superseded = {name: count for name in stages if (count := result.stage(name).superseded)}
-    return Golden({what: str(value) for what, value in origin.items()}, messages, superseded)
+    engines = {name: str(text) for name, text in summary.get("engines", {}).items()}
+    return Golden({what: str(value) for what, value in origin.items()}, messages, superseded, engines)
 
 
 def write_golden(golden: Golden, path: Path) -> None:
@@ -99,7 +104,8 @@ def write_golden(golden: Golden, path: Path) -> None:
         for stage, frames in golden.frames.items() if any(frame.check for frame in frames)
     }  # fmt: skip
     superseded = {f"{_SUPERSEDED}{stage}": str(count) for stage, count in golden.superseded.items()}
-    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks, **superseded})) as file:
+    engines = {f"{_ENGINES}{stage}": text for stage, text in golden.engines.items()}
+    with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks, **superseded, **engines})) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
@@ -134,7 +140,8 @@ def read_golden(path: Path) -> Golden:
             frames[stage] = [frame._replace(check=check) for frame, check in zip(found, checks, strict=True)]
     counts = {key: origin.pop(key) for key in list(origin) if key.startswith(_SUPERSEDED)}
     superseded = {key.removeprefix(_SUPERSEDED): int(count) for key, count in counts.items() if count.isdecimal()}
-    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded)
+    engines = {name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)}
+    return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded, engines)
 
 
 class StageComparison(NamedTuple):

@@ -56,11 +56,25 @@ class Matched:
 class ImageTolerance:
     """How far the pixels of an image may be from those of the golden one: a `share` of them, 0 to 1, may differ.
 
-    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for depths.
+    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for depths. None:
+    whole numbers have to be equal, floating-point ones are allowed what others are, see `USUAL`.
     """
 
     share: float = 0.0
-    by: float = 0.0
+    by: float | None = None
+
+    def limit(self, golden: NDArray[Any]) -> NDArray[np.float64]:
+        """How far each number may be from the golden one."""
+        if self.by is not None or golden.dtype.kind != "f":
+            return np.full(golden.shape, self.by or 0.0)
+        wanted = np.abs(golden.astype(np.float64))
+        return np.where(np.isfinite(wanted), USUAL.absolute + USUAL.relative * wanted, 0.0)
+
+    def words(self, golden: NDArray[Any]) -> str:
+        """What a channel of a pixel may be off by, for people."""
+        if self.by is None and golden.dtype.kind == "f":
+            return f"{USUAL.absolute:.4g} + {USUAL.relative:.4g} of its value"
+        return f"{self.by or 0.0:.4g}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,7 @@ BUILT_IN: Final[Rules] = MappingProxyType(
             matched={"markers": Matched("pose.position", within=0.5, same=("action", "type"))}, ignore=("markers.id",)
         ),
         "visualization_msgs/msg/Marker": MessageRule(ignore=("lifetime",)),  # how long RViz shows it
-        _IMAGE: MessageRule(images={"": ImageTolerance()}),  # equal, and told by pixel where they are not
+        _IMAGE: MessageRule(images={"": ImageTolerance()}),  # compared by pixel
         "vision_msgs/msg/Detection2DArray": MessageRule(
             matched={"detections": Matched("bbox.center.position", within=20.0)},  # pixels
             tolerances={"detections.bbox": Tolerance(absolute=0.1, relative=1e-3)},
@@ -292,14 +306,15 @@ def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> It
     with np.errstate(invalid="ignore"):
         apart = np.abs(got - wanted)
     apart[(mine == theirs) | (np.isnan(got) & np.isnan(wanted))] = 0.0
-    off = np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(axis=2, initial=0.0)
-    if (share := float(np.mean(off > allowed.by)) if off.size else 0.0) > allowed.share:
+    limit = allowed.limit(theirs)
+    off = (np.nan_to_num(apart, nan=np.inf, posinf=np.inf) - limit).max(axis=2, initial=-math.inf)
+    if (share := float(np.mean(off > 0.0)) if off.size else 0.0) > allowed.share:
         at = np.unravel_index(np.argmax(off), off.shape)
         value, golden_value = (f"({', '.join(f'{channel:.6g}' for channel in array[at])})" for array in (mine, theirs))
         where = f"{value} at row {at[0]}, column {at[1]}"
         told = (
             f"{100 * share:.4g} % of {off.size:,} {parts}",
-            f"{100 * allowed.share:.4g} %, or any by {allowed.by:.4g}",
+            f"{100 * allowed.share:.4g} %, or any by {allowed.words(theirs)}",
         )
         yield Difference(path, where, golden_value, share, allowed.share, told)
 

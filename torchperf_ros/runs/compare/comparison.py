@@ -41,6 +41,9 @@ class StageComparison:
     block: int
 
 
+_NOT_ENOUGH: Final = 3
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What the runs say.
@@ -72,15 +75,15 @@ class Comparison:
         return [stage.name for stage in self.stages if len(stage.base) and not len(stage.new)]
 
     def status(self, strict: bool = False) -> int:
-        """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 2: no metric could be judged.
+        """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 3: not enough data for any metric.
 
-        With `strict` a metric with too little data counts as worse, and so does a stage that one side lacks.
+        With `strict` a stage that one side lacks counts as worse, and one metric with too little data is enough for 3.
         """
-        if self.with_verdict(Verdict.WORSE) or self.broken_limits:
+        lacking = any(not len(side) for stage in self.stages for side in (stage.base, stage.new))
+        if self.with_verdict(Verdict.WORSE) or self.broken_limits or (strict and lacking):
             return 1
-        if not self.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT):
-            return 2
-        return int(strict and bool(self.with_verdict(Verdict.NOT_ENOUGH)))
+        is_judged = self.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
+        return 0 if is_judged and not (strict and self.with_verdict(Verdict.NOT_ENOUGH)) else _NOT_ENOUGH
 
 
 def compare(

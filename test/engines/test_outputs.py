@@ -1,0 +1,130 @@
+"""Whatever a model returns: NaN is found in it, or it is said that nothing can be found."""
+
+import collections
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+import zstandard
+
+from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, layout_of, tensors_in
+from torchperf_ros.model.tier import InvalidOutput, OutputCheck
+
+
+@dataclasses.dataclass
+class Found:
+    scores: torch.Tensor
+    label: str = "car"
+
+
+class Slotted:
+    __slots__ = ("scores",)
+
+    def __init__(self, scores):
+        self.scores = scores
+
+
+class Holding:
+    """An object with its results in a table of its own, and with itself in it."""
+
+    def __init__(self, scores):
+        self._fields, self.itself = {"scores": scores}, self
+
+
+def generated(values):
+    yield values
+    yield 7
+
+
+NAMED = collections.namedtuple("NAMED", "scores count")
+KINDS = {
+    "tensor": lambda t: t,
+    "half": lambda t: t.half(),
+    "complex": lambda t: torch.complex(torch.ones(3), t),
+    "conjugate": lambda t: torch.complex(torch.ones(3), t).conj(),
+    "sparse": lambda t: t.to_sparse(),
+    "compressed": lambda t: t[None].to_sparse_csr(),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t[:1]], layout=torch.jagged),
+    "nested": lambda t: torch.nested.nested_tensor([t, t[:1]]),
+    "dataclass": Found,
+    "slots": Slotted,
+    "object": Holding,
+    "namespace": lambda t: types.SimpleNamespace(scores=t),
+    "mapping": lambda t: collections.UserDict(scores=t),
+    "proxy": lambda t: types.MappingProxyType({"scores": t}),
+    "named tuple": lambda t: NAMED(t, 2),
+    "deque": lambda t: collections.deque([t]),
+    "set": lambda t: {t},
+    "generator": generated,
+    "generator in a dict": lambda t: {"scores": generated(t), "size": 2},
+    "zip": lambda t: zip([t], [1], strict=True),
+    "array": lambda t: t.numpy(),
+    "array of the other byte order": lambda t: t.numpy().astype(">f4"),
+    "array backwards": lambda t: t.numpy()[::-1],
+    "matrix of another library": lambda t: scipy.sparse.csr_matrix(t.numpy()),
+    "float": lambda t: (float(t.sum()), "text", None, True),
+    "number of numpy": lambda t: np.float32(t.sum()),
+    "nest of all": lambda t: [{"a": (Found(t), 3)}, types.SimpleNamespace(b=[t])],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_given_any_kind_of_outputs_when_they_hold_nan_or_inf_then_they_are_invalid(kind, bad):
+    check = OutputCheck(drawn(KINDS[kind](torch.ones(3))), fixed_sizes=True)
+    check.check(drawn(KINDS[kind](torch.ones(3))))
+    assert check.unchecked == ""
+    with pytest.raises(InvalidOutput, match="NaN or Inf|plain number"):
+        check.check(drawn(KINDS[kind](torch.tensor([1.0, bad, 1.0]))))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"float", "number of numpy"}))
+def test_given_any_kind_of_outputs_when_they_have_another_type_then_they_are_invalid(kind):
+    check = OutputCheck(drawn(KINDS[kind](torch.ones(3))), fixed_sizes=True)
+    with pytest.raises(InvalidOutput, match="outputs have the types and shapes .*on the example inputs"):
+        check.check(KINDS["dataclass"](torch.ones(3, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "why"),
+    [
+        (zstandard.ZstdDecompressor(), "in a ZstdDecompressor no tensor"),
+        ({"a": torch.ones(1), "b": object()}, "in an object no tensor"),
+        (generated(torch.ones(1)), "in a generator no tensor"),
+        (np.array([object()]), "in a ndarray no tensor"),
+        ("text", "there is no tensor, array or number in a str"),
+        (None, "there is no tensor, array or number in a NoneType"),
+    ],
+)
+def test_given_outputs_in_which_nothing_can_be_found_then_they_are_called_unchecked(outputs, why):
+    assert why in hidden_in(outputs)
+    assert OutputCheck(outputs, fixed_sizes=True).unchecked == hidden_in(outputs)
+
+
+def test_given_a_generator_when_drawn_then_it_runs_once_and_gives_the_same_to_whoever_iterates():
+    runs = []
+
+    def lazily():
+        for number in range(3):
+            runs.append(number)
+            yield torch.tensor(float(number))
+
+    outputs = {"steps": lazily(), "last": torch.ones(1)}
+    assert holds_lazy(outputs)
+    found = drawn(outputs)
+    assert runs == [0, 1, 2]
+    assert [float(t) for t in tensors_in(found)] == [0.0, 1.0, 2.0, 1.0]
+    assert float(next(found["steps"])) == 0.0
+    assert [float(t) for t in found["steps"]] == [1.0, 2.0]
+
+
+def test_given_outputs_that_differ_in_a_name_type_or_plain_value_then_their_layouts_do():
+    layouts = {
+        layout_of(each)
+        for each in (Found(torch.ones(1)), Found(torch.ones(1), "bus"), Found(torch.ones(2)), Slotted(torch.ones(1)))
+    }
+    assert len(layouts) == 4
+    assert layout_of(Found(torch.ones(1))) == layout_of(Found(torch.zeros(1)))

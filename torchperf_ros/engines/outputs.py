@@ -1,0 +1,178 @@
+"""What a model returns, whatever it is: its tensors and plain values, and how to say what it is."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+_DEEPEST: Final = 12  # nests of nests; what lies deeper is not looked at, and said to be unchecked
+_PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes, type(None))
+_NUMBERS: Final = "biufc"  # kinds of arrays that hold numbers
+
+
+def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # noqa: ANN401 - whatever a model returns
+    """Every value in a nest, in order: tensors, arrays, plain values, and objects in which nothing can be found.
+
+    A nest is a tuple, list, set, mapping, dataclass, namespace, or any object with attributes; `within` are those that
+    it is in, as one may hold itself.
+    """
+    if isinstance(outputs, (torch.Tensor, np.ndarray, np.generic, *_PLAIN_VALUES)):
+        yield outputs
+    elif id(outputs) in within:
+        return
+    elif len(within) < _DEEPEST and (inner := _held_by(outputs)) is not None:
+        for value in inner:
+            yield from leaves_in(value, (*within, id(outputs)))
+    else:
+        yield outputs
+
+
+def _held_by(value: Any) -> Collection[Any] | None:  # noqa: ANN401
+    """What a nest holds; None where it is none, or hides what it holds."""
+    if isinstance(value, (tuple, list, set, frozenset, deque, Drawn)):
+        return value.values if isinstance(value, Drawn) else value
+    if isinstance(value, Mapping):
+        return value.values()
+    held = _attributes(value)
+    return held.values() if held else None
+
+
+def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The attributes of an object that holds results: none of code, and none of modules, which hold weights."""
+    if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
+        return {}
+    slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found |= getattr(value, "__dict__", {})
+    return {name: held for name, held in found.items() if not isinstance(held, torch.nn.Module) and not callable(held)}
+
+
+def _names(slots: str | Iterable[str]) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
+    """Every tensor in a nest, see `leaves_in`, in order; arrays of numbers as tensors."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+        return
+    if isinstance(outputs, (dict, tuple, list)):  # what most models give, in every frame
+        for value in outputs.values() if isinstance(outputs, dict) else outputs:
+            yield from tensors_in(value)
+        return
+    for leaf in leaves_in(outputs):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS:
+            yield torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
+
+
+def hidden_in(outputs: Any) -> str:  # noqa: ANN401 - whatever a model returns
+    """What of outputs cannot be looked into, in words; "" where everything can be, and numbers are there."""
+    has_numbers = False
+    for leaf in leaves_in(outputs):
+        is_number = isinstance(leaf, (torch.Tensor, np.number, int, float, complex))
+        is_number |= isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS
+        if not is_number and not isinstance(leaf, (np.bool_, *_PLAIN_VALUES)):
+            return f"in {described(leaf)} no tensor, array or number can be found"
+        has_numbers |= is_number
+    return "" if has_numbers else f"there is no tensor, array or number in {described(outputs)}"
+
+
+def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The dense tensors of real numbers that hold a tensor's values, of whatever kind and layout it is."""
+    if hasattr(tensor, "__tensor_flatten__"):  # a class of tensors that is made of others
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from numbers_of(getattr(tensor, name))
+    elif tensor.is_nested:
+        for part in tensor.unbind():
+            yield from numbers_of(part)
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor.coalesce().indices(), *numbers_of(tensor.coalesce().values()))
+    elif tensor.layout is not torch.strided:
+        is_row = tensor.layout in {torch.sparse_csr, torch.sparse_bsr}
+        yield from (
+            (tensor.crow_indices(), tensor.col_indices()) if is_row else (tensor.ccol_indices(), tensor.row_indices())
+        )
+        yield from numbers_of(tensor.values())
+    elif tensor.is_quantized:
+        yield tensor.dequantize()
+    elif tensor.is_complex():
+        yield torch.view_as_real(tensor.resolve_conj())
+    elif tensor.is_floating_point() and tensor.element_size() == 1:  # float8, which has no arithmetic
+        yield tensor.float()
+    else:
+        yield tensor
+
+
+class Drawn(Iterator[Any]):
+    """What a model's generator gives, drawn once: `values` can be checked before whoever iterates has them."""
+
+    def __init__(self, lazy: Iterator[Any]) -> None:
+        """Run the generator to its end."""
+        self.values = [drawn(value) for value in lazy]
+        self._next = iter(self.values)
+
+    def __next__(self) -> Any:  # noqa: ANN401 - whatever the model gives
+        return next(self._next)
+
+
+def drawn(outputs: Any) -> Any:  # noqa: ANN401 - whatever a model returns
+    """The outputs with every generator among them drawn, also those in tuples, lists and dicts."""
+    if isinstance(outputs, Iterator) and not isinstance(outputs, Drawn):
+        return Drawn(outputs)
+    return pytree.tree_map(lambda leaf: Drawn(leaf) if isinstance(leaf, Iterator) else leaf, outputs)
+
+
+def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - whatever a model returns
+    """Whether there is a generator among outputs, whose numbers do not exist before somebody asks for them."""
+    return any(isinstance(leaf, Iterator) for leaf in pytree.tree_leaves(outputs))
+
+
+def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
+    """The numbers in outputs, in order, as float64 on the CPU: those of every tensor, and plain ones with a point."""
+    found = list[torch.Tensor]()
+    for leaf in leaves_in(outputs):
+        if isinstance(leaf, (float, complex)):  # one that follows from the inputs is as near as a tensor would be
+            found.append(torch.tensor([leaf.real, leaf.imag], dtype=torch.float64))
+        for tensor in tensors_in(leaf) if isinstance(leaf, (torch.Tensor, np.ndarray)) else ():
+            found += [part.to("cpu", torch.float64) for part in numbers_of(tensor.detach())]
+    return found
+
+
+def signature_of(tensor: torch.Tensor) -> str:
+    """Type and shape, for example `float32 1x3x256x448`."""
+    if tensor.is_nested:
+        return f"{str(tensor.dtype).removeprefix('torch.')} nested {tensor.size(0)}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
+def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
+    """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
+    if isinstance(value, dict):
+        return f"a dict with keys {', '.join(map(repr, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(map(described, value))}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {signature_of(value)}"
+    name = type(value).__name__.replace("__msg__", "/msg/")
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def layout_of(outputs: Any) -> str:  # noqa: ANN401
+    """Nesting, types, shapes and plain values of outputs, the same for outputs that can be compared."""
+    if isinstance(outputs, torch.Tensor):
+        return signature_of(outputs)
+    if isinstance(outputs, Mapping):
+        return f"{{{', '.join(f'{key!r}: {layout_of(value)}' for key, value in outputs.items())}}}"
+    if isinstance(outputs, (tuple, list, Drawn)):
+        inner = ", ".join(map(layout_of, outputs.values if isinstance(outputs, Drawn) else outputs))
+        return f"({inner})" if isinstance(outputs, tuple) else f"[{inner}]"
+    if isinstance(outputs, (np.generic, *_PLAIN_VALUES)):
+        return type(outputs).__name__ if isinstance(outputs, (float, complex)) else repr(outputs)
+    inner = ", ".join(f"{name}={layout_of(value)}" for name, value in sorted(_attributes(outputs).items()))
+    return type(outputs).__name__ + (f"({inner})" if inner else "")
