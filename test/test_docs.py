@@ -54,7 +54,6 @@ NOT_RUN = {
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
     r"torchperf tune (my_robot|--params segmenter.yaml -o)": "with the parameter file and a budget it is run",
-    r"torchperf compile .*--parts": "test/engines/test_parts_package.py; a dry run does not look at the parts",
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",

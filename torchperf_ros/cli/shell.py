@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.frame.module_path import look_here_after_python
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,9 +218,8 @@ def every_word(texts: "Texts") -> list[str]:
 
 
 def import_from_here() -> None:
-    """Find the user's modules in the present folder, as `python -m` does."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    """Find the user's modules in the present folder."""
+    look_here_after_python(add=True)
 
 
 def _node_name(text: str | None) -> str | None:

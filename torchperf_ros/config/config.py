@@ -4,9 +4,9 @@ import difflib
 import ipaddress
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from torchperf_ros.config.build_options import (
     AUTO,
@@ -14,6 +14,7 @@ from torchperf_ros.config.build_options import (
     DYNAMIC,
     ENGINE_CHOICES,
     INT8_STATIC,
+    OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
     BuildOptions,
@@ -62,7 +63,7 @@ class StageConfig:
     precision: tuple[str, ...] = param(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
     channels_last: bool = param(False, "Images in memory with channels last.")
     cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
-    parts: str = param("", "Of engine aoti what is compiled: '' (all), blocks, auto, or PATH,PATH of modules.")
+    parts: str = param("", "Of engine compile what is compiled: '' (all), or PATH,PATH of modules.")
     packages: tuple[str, ...] = param([""], "A .pt2 file of each tier, instead of what the adapter builds; '': none.")
     shapes: ShapeOptions = param(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
@@ -254,6 +255,9 @@ def stage_config(name: str, values: Mapping[str, Any], vehicle: VehicleOptions |
     checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
     able = checked["engine"] in {AUTO, STATIC_ENGINE} or INT8_STATIC not in checked["precision"]
     require(able, f"{name}.precision: {INT8_STATIC} runs by engine {STATIC_ENGINE} only, or {AUTO}")
+    parts, engine = checked["parts"], checked["engine"]
+    text = f"{name}.parts: {parts!r} is not allowed with engine {engine}; it has to be paths of modules, for engine"
+    require(not parts or engine == OF_PARTS, f"{text} {OF_PARTS}")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready")
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
@@ -283,6 +287,8 @@ def _ip_address(text: str) -> str:
 
 
 _NEARLY = 0.8  # of difflib: one or two letters of a stage's name differ
+_OF_REMAPPING: Final = {"input", "inputs", "topic", "topics", "remap", "remappings", "subscribe"}
+_OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
 _NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
 
 
@@ -321,7 +327,8 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
         named = [known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0)]
         is_own = stage in {*groups, *stage_groups, *stages}
         if is_own or difflib.get_close_matches(word, [*known, *_ROS_PARAMETERS], 1, _NEAR_MISS):
-            raise ConfigError(f"parameter {name}: is unknown; the closest names are {', '.join(named)}")
+            right = _what_is_right(rest if dot else name, own) if is_own else ""
+            raise ConfigError(f"parameter {name}: is unknown; {right or 'the closest names are ' + ', '.join(named)}")
         foreign[name] = named[0]
     given = {name.partition(".")[0]: name for name in values if "." in name}
     if idle := given.keys() - {*stages, "qos_overrides", *groups}:
@@ -330,6 +337,18 @@ def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str
                 why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
                 raise ConfigError(f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}")
     return foreign
+
+
+def _what_is_right(word: str, of_node: Collection[str]) -> str:
+    """What somebody wants who writes this name below a stage, "" where that is open."""
+    first = word.partition(".")[0]
+    if first == "options":
+        return "options is one text of JSON, for example options: '{\"threshold\": 0.5}'"
+    if first in _OF_REMAPPING:
+        return "the adapter names the inputs; remapping says which topics they are: -r image:=/camera/image_raw"
+    if first in _OF_ADAPTER:
+        return "a stage's model is its adapter, for example adapter: my_robot.depth:Depth"
+    return f"{word} is one of the node's: it has to stand beside `stages`" if word in of_node else ""
 
 
 def describe_foreign(closest: Mapping[str, str]) -> str:

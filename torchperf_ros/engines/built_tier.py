@@ -155,7 +155,13 @@ def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
     where = f"tier {tier}: {type(adapter).__name__}.build"
     # a model whose weights are inference tensors cannot be exported
     with torch.inference_mode(mode=False), without_exit(where):
-        model = adapter.build(tier)
+        try:
+            model = adapter.build(tier)
+        except KeyError as error:
+            if error.args != (tier,):
+                raise
+            remedy = "the parameter `tiers` has to list those that it builds, most accurate first"
+            raise AdapterError(f"{where} knows no tier {tier!r}: {remedy}") from error
     if not isinstance(model, torch.nn.Module):
         hint = "; its .module() is one" if type(model).__name__ == "ExportedProgram" else ""
         raise AdapterError(f"{where} gave {described(model)}, not a torch.nn.Module{hint}")

@@ -165,8 +165,9 @@ def load_adapter(path: str) -> type[Adapter]:
         AdapterError: the module or class does not exist, fails to import, or is no `Adapter`.
     """
     module_name, _, class_name = path.partition(":")
-    if not module_name or not class_name:
-        example = "torchperf_ros.models.camera:CameraAdapter"
+    named = module_name.removesuffix(".py").strip("/").replace("/", ".")
+    if not module_name or not class_name or named != module_name:
+        example = f"{named}:{class_name}" if named and class_name else "torchperf_ros.models.camera:CameraAdapter"
         raise AdapterError(f"adapter {path!r} does not have the form module:Class, for example {example}")
     try:
         with without_exit(f"importing {module_name}"):
@@ -176,6 +177,8 @@ def load_adapter(path: str) -> type[Adapter]:
     except Exception as error:
         # The user's module runs here: whatever it raises is the reason why it cannot be loaded.
         msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
+            msg += "; commands find modules in the folder that they are started in, a node those that are installed"
         raise AdapterError(msg) from error
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Adapter)):

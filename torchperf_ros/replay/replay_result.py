@@ -106,8 +106,8 @@ class StageResult:
     def miss_ratio(self) -> float:
         """Share of the frames that came without a result of their own in time, 0 to 1; NaN without frames."""
         came = len(self.frames) + self.superseded
-        missed = came - np.count_nonzero(np.isin(self.frames["outcome"], IN_TIME))
-        return self._figure(_Float(missed / came if came else "nan"))
+        in_time = np.count_nonzero(np.isin(self.frames["outcome"], IN_TIME))
+        return self._figure(_Float((came - in_time) / came if came else "nan"))
 
     @property
     def too_many_superseded(self) -> bool:

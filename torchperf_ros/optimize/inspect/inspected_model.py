@@ -15,6 +15,7 @@ import torch
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.parity import random_like
 from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.frame.module_path import look_here_after_python
 from torchperf_ros.model.adapter import Adapter
 
 _SEED = 0
@@ -77,7 +78,7 @@ def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module hold
         raise InspectError(msg)
     path = Path(place).resolve()
     if not place.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+        look_here_after_python(add=True)
         module = importlib.import_module(place)
     elif spec := importlib.util.spec_from_file_location(path.stem, path):
         sys.path.insert(0, str(path.parent))  # for what it imports from beside itself, as `python file.py` does

@@ -38,11 +38,11 @@ from torchperf_ros.engines.built_tier import (
 )
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
+from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
-from torchperf_ros.engines.parts import Anatomy
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
@@ -87,7 +87,6 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
-    left_out["blocks"] = _why_no_blocks(tier)
     left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
@@ -110,14 +109,6 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _frames_hash(job: Mapping[str, Any]) -> str:
     return file_sha256(Path(job["frames"])) if job.get("frames") else ""
-
-
-def _why_no_blocks(tier: BuiltTier) -> str:
-    try:
-        Anatomy(tier.model, tier.inputs_by_size()).blocks()
-    except Exception as error:  # the user's model runs here, with hooks
-        return one_line(error)
-    return ""
 
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -167,8 +158,10 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         axes_of(dims, shapes_of(example))
     reference = in_precision(model, "fp32", device)
     doing = f"adapter {job['adapter']!r}, tier {name!r}: the model raises on its own example inputs"
+    kept = KeptState(model)
     with _named(doing), torch.inference_mode():
         reference(*example)
+    kept.restore()
     return TierModel(
         model, example, dims, device, adapter, reference, torch.get_num_threads(), changing,
         scoring=scoring_of(adapter, name, device), frames=read_frames(job.get("frames", ""), example, device),
@@ -214,7 +207,10 @@ class Attempt:
         call = in_precision(self._call, options.precision, tier.device)
         dims = varying_dims(options, tier.dims)
         scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
-        self.parity = check_engine(tier.reference, call, tier.example, dims, options.precision, scoring=scoring)
+        if call is tier.model:  # which may keep state between calls, so that it would not be the same as itself
+            self.parity = Parity(0.0, 1.0, 0.0)
+        else:
+            self.parity = check_engine(tier.reference, call, tier.example, dims, options.precision, scoring=scoring)
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
