@@ -187,6 +187,12 @@ def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the
         make_runner(tier, BuildOptions(engine))
 
 
+def test_given_a_scripted_part_when_built_then_it_is_named(engine):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.jit.script(torch.nn.ReLU()))
+    with pytest.raises(EngineUnavailable, match="module 1 is scripted or traced"):
+        make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
+
+
 @torch.inference_mode()
 def test_given_an_exported_program_when_built_then_it_runs_as_any_model(engine):
     with torch.inference_mode(mode=False):
