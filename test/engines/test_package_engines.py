@@ -144,7 +144,7 @@ def loaded(engine, monkeypatch):
     """What OpenVINO loads."""
     if engine != "openvino":
         return []
-    core, loaded = library_engines._openvino().Core, []
+    core, loaded = importlib.import_module("openvino").Core, []
     load = core.import_model
     monkeypatch.setattr(core, "import_model", lambda *given: loaded.append(load(*given)) or loaded[-1])
     return loaded
