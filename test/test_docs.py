@@ -54,7 +54,6 @@ NOT_RUN = {
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
     r"torchperf tune (my_robot|--params segmenter.yaml -o)": "with the parameter file and a budget it is run",
-    r"torchperf compile .*--parts": "test/engines/test_parts_package.py; a dry run does not look at the parts",
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
@@ -142,7 +141,9 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
 def torchperf(*words: str) -> str:
     """Run a command in this process; what it printed."""
     done = CliRunner().invoke(app, words)
-    expected = {0, 1} if words[0] in {"compare", "doctor"} else {0}  # its verdict
+    # its verdict; and a replay in real time, on a machine that others keep busy, leaves frames without an answer
+    is_verdict = words[0] in {"compare", "doctor"} or (words[0] == "replay" and "real" in words)
+    expected = {0, 1, 3} if is_verdict else {0}
     assert done.exit_code in expected, f"{shlex.join(words)} ends with {done.exit_code}:\n{done.output}"
     return done.output
 

@@ -20,6 +20,7 @@ LANE_M = 3.5
 LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0
 BRAKE, DELAY_S, AGE_MS = 8.0, 0.15, 60.0  # hardest braking, until it acts, and the age of a plan's frame
 HELD = 4.0  # m/s^2 to the side; nobody drives a bend faster
+TURNS = 2.0  # rad in one bend, at most; roads do not come back to where they were
 AFTER_S = 9.0  # that is looked at, beyond any plan
 STEP_S = 0.02
 MOVES = 0.1  # m/s; slower, the vehicle stands
@@ -213,7 +214,7 @@ def a_road(rng: np.random.Generator, speed: float, *, straight: float = 0.4) -> 
         return Road()
     bend = rng.choice([-1, 1]) * min(rng.uniform(0.2, 1.0) * 2.5 / speed**2, 0.05)
     begins, over, lasts = rng.uniform(-60.0, 60.0), rng.uniform(0.5, 60.0), rng.uniform(20.0, 200.0)
-    ends = begins + over + lasts
+    ends = begins + over + min(lasts, TURNS / abs(bend))
     return Road(((begins, 0.0), (begins + over, bend), (ends, bend), (ends + over, 0.0)))
 
 
@@ -310,7 +311,8 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
     for _ in range(count):
         speed, side, lean = rng.uniform(6.0, 30.0), rng.choice([-1, 1]), rng.choice([-1, 1])
         bend, over = lean * min(rng.uniform(0.3, 2.8) / speed**2, 0.04), rng.uniform(0.01, 40.0)
-        road = Road(((40.0, 0.0), (40.0 + over, bend)))
+        ends = 40.0 + over + TURNS / abs(bend)
+        road = Road(((40.0, 0.0), (40.0 + over, bend), (ends, bend), (ends + over, 0.0)))
         same = [Car(rng.uniform(-15.0, 25.0), side * LANE_M + rng.uniform(-0.4, 0.4), rng.uniform(0.9, 1.1) * speed)]
         against = [Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -road.held(rng.uniform(6.0, 25.0)))
                    for at in rng.uniform(20.0, 250.0, 3)]  # fmt: skip

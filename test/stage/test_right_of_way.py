@@ -79,6 +79,66 @@ def test_given_a_run_that_is_always_too_long_when_nothing_is_in_flight_then_it_i
     assert way.blocks(900_000 * MS, 50.0) is not None  # a frame in flight: never
 
 
+def driven(missed_alone, missed_beside, seconds, way, high, draw, start_ms=0):
+    """Higher frames every 33 ms that take 12, lower ones every 21 ms that take 15, some of which begin.
+
+    Returns the share of the lower ones that began, and of the higher ones that were missed.
+    """
+    begun = asked = missed = frames = 0
+    run_ends_ms, due_ms = -1.0, float(start_ms)
+    for now_ms in range(start_ms, start_ms + round(seconds * 1000), 3):
+        if now_ms >= due_ms + 12:
+            beside = run_ends_ms >= due_ms
+            is_missed = draw.random() < (missed_beside if beside else missed_alone)
+            frames, missed, due_ms = frames + 1, missed + is_missed, due_ms + 33
+            way.answered(now_ms * MS, missed=is_missed, beside_a_run=beside)
+        high.at_ns = round(due_ms * MS)
+        if now_ms % 21 == 0 and now_ms >= run_ends_ms:
+            asked += 1
+            if way.blocks(now_ms * MS, 25.0) is None:
+                begun, run_ends_ms = begun + 1, now_ms + 15
+    return begun / asked, missed / frames
+
+
+@pytest.mark.parametrize(
+    ("alone", "beside", "begun", "rise"),
+    [
+        (0.0, 0.0, (0.95, 1.0), 0.0),  # nothing is to be gained
+        (0.2, 0.2, (0.6, 1.0), 0.06),  # nor where other programs take the machine
+        (0.002, 0.004, (0.8, 1.0), 0.003),
+        (0.0, 0.45, (0.0, 0.05), 0.004),  # runs take the deadlines of the higher stage: they give way
+        (0.05, 0.3, (0.0, 0.25), 0.05),
+    ],
+)
+def test_given_what_runs_cost_the_higher_stage_when_measured_then_the_lower_one_gives_way_only_where_that_helps(
+    alone, beside, begun, rise
+):
+    high, draw = StageOnPaper("high", 1), random.Random(1)
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    found, missed = driven(alone, beside, 240, way, high, draw)
+    assert begun[0] <= found <= begun[1]
+    assert missed - alone <= rise
+
+
+def test_given_runs_that_begin_or_cease_to_cost_deadlines_when_time_passes_then_the_lower_stage_follows():
+    high, draw = StageOnPaper("high", 1), random.Random(1)
+    way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
+    assert driven(0.0, 0.0, 60, way, high, draw)[0] > 0.9
+    begun, missed = driven(0.0, 0.5, 120, way, high, draw, 60_000)
+    assert begun < 0.1
+    assert missed < 0.01
+    driven(0.0, 0.0, 900, way, high, draw, 180_000)
+    assert driven(0.0, 0.0, 60, way, high, draw, 1_080_000)[0] > 0.9
+
+
+def test_given_a_virtual_replay_when_set_up_then_its_right_of_way_learns_nothing():
+    low, high = StageOnPaper(), StageOnPaper("high", 1, 0)
+    set_right_of_way([high, low], node_config({}, {}), 0)
+    for number in range(1000):
+        low.way.answered(number * MS, missed=False, beside_a_run=True)
+    assert low.way.blocks(0, 1.0) is not None
+
+
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 100)), min_size=1, max_size=20))
 def test_given_runs_when_asked_then_the_longest_of_the_last_16_s_counts_and_after_those_the_guess(runs):
     high = StageOnPaper("high", 1)

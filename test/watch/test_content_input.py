@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image as Picture
+from PIL import Image as JpegFile
 
 from torchperf_ros.config.message_types import empty_message, encode, header
 from torchperf_ros.frame.alert_rules import Level
 from torchperf_ros.frame.clock import NS_PER_S
 from torchperf_ros.watch.content_input import InputContent
-from torchperf_ros.watch.picture import blindness, raw_picture
+from torchperf_ros.watch.picture import Picture, Stillness, blindness, raw_picture
 from torchperf_ros.workers.frame_ring import InputBytes
 
 from ..safety.sensor_messages import cloud_bytes
@@ -54,7 +54,7 @@ def changing(_):
 
 def jpeg(pixels):
     file = io.BytesIO()
-    Picture.fromarray(pixels).save(file, "JPEG")
+    JpegFile.fromarray(pixels).save(file, "JPEG")
     data = np.frombuffer(file.getvalue(), np.uint8)
     return lambda stamp_ns: bytes(
         encode(empty_message(COMPRESSED, header=header(stamp_ns, "camera"), format="jpeg", data=data), COMPRESSED)
@@ -154,6 +154,12 @@ def events(_):
     return picture(np.where(RNG.random((120, 160, 1)) < 0.1, 255, 128).astype(np.uint8), "mono8")
 
 
+def carpet(_):
+    """The ground below a robot: at an eighth of its size it looks like noise."""
+    pixels = RNG.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    return jpeg(pixels.repeat(8, axis=0).repeat(8, axis=1))
+
+
 def lit(_):
     """A dark picture with a light in it."""
     pixels = scene(high=4)
@@ -169,6 +175,7 @@ def lit(_):
         *((IMAGE, at) for at in (lit, bonnet, clock, at_rest, tunnel_exit, wiper, depth, sparse_depth, events)),
         (IMAGE, lambda t: picture(seen(t)[..., :1], "bayer_rggb8")),
         (COMPRESSED, lambda t: jpeg(seen(t))),
+        (COMPRESSED, carpet),
         (IMAGE, lambda t: STILL if 3 <= t < 3.9 else changing(t)),  # less than a second
         (CLOUD, lambda _: cloud([[np.nan] * 3] * 30 + RNG.random((3, 3)).tolist())),
     ],
@@ -238,6 +245,23 @@ def test_given_a_part_of_the_picture_that_freezes_when_seconds_have_passed_then_
     assert told[-1][0] in {11, 12}
     assert re.match(text, told[-1][1].message)
     assert told[0][1].level is Level.ERROR
+
+
+@pytest.mark.parametrize("moves_before", [0, 10])
+@pytest.mark.parametrize("noise", [0, 1])
+def test_given_a_small_picture_that_stands_when_the_whole_has_noise_then_it_is_not_frozen(moves_before, noise):
+    stillness, found = Stillness(), []
+
+    def points(varied):
+        values = np.add.outer(np.arange(64), np.arange(64)) + RNG.integers(0, varied + 1, (64, 64))
+        return Picture(values, values, 255.0)
+
+    for look in range(40):
+        small = points(3 if look < moves_before else 0)
+        stillness.look(small, START_NS + look * NS_PER_S // 2, lambda: points(noise))
+        found.append(stillness.standing is not None)
+    assert any(found) is (not noise)
+    assert not any(found[: moves_before + 6])
 
 
 def test_given_a_picture_that_stands_but_for_a_clock_when_it_has_from_the_start_then_it_is_told():

@@ -20,7 +20,6 @@ from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import (
     Built,
     EngineUnavailable,
-    FlatCall,
     PackageEngine,
     export,
     nested,
@@ -29,6 +28,7 @@ from torchperf_ros.engines.package_engine import (
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
 from torchperf_ros.model.stopwatch import time_interleaved
+from torchperf_ros.packages.package_cache import unquoted_path
 from torchperf_ros.packages.package_manifest import PackageError
 
 _MADV_DONTNEED: Final = 4  # sys/mman.h
@@ -64,6 +64,15 @@ class Aoti(PackageEngine):
         return load_package(path, device)
 
 
+def name_torch_unquoted() -> None:
+    """Have torch give linkers a path to itself without a space: in a checkout below a home that has one."""
+    from torch._inductor import cpp_builder
+    from torch.utils import cpp_extension
+
+    cpp_extension.TORCH_LIB_PATH = unquoted_path(cpp_extension.TORCH_LIB_PATH)
+    cpp_builder._LINKER_SCRIPT = unquoted_path(cpp_builder._LINKER_SCRIPT)
+
+
 def build_package(
     model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path, *, frozen_only: bool = False
 ) -> Built:
@@ -81,6 +90,7 @@ def build_package(
     calls: dict[str, Callable[[], Any]] = {}
     files: dict[str, Path] = {}
     first_error: Exception | None = None
+    name_torch_unquoted()
     program = export(model, example, dynamic_dims)
     graph = hashlib.sha256(str(program.graph).encode()).hexdigest()
     try:
@@ -156,13 +166,7 @@ def check_linked(path: Path) -> None:
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
-    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes."""
-    call, tree = load_flat(path, device)
-    return nested(call, tree)
-
-
-def load_flat(path: Path, device: torch.device) -> tuple[FlatCall, pytree.TreeSpec]:
-    """Load a package whose call gives its outputs as a list of tensors, and how the model nests them.
+    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
 
     The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
     runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
@@ -172,7 +176,7 @@ def load_flat(path: Path, device: torch.device) -> tuple[FlatCall, pytree.TreeSp
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
     tree = pytree.treespec_loads(loader.get_call_spec()[1])
     _give_back_constants()
-    return lambda *inputs: loader.boxed_run(list(inputs)), tree
+    return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
 
 
 def _give_back_constants() -> None:

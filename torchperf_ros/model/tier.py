@@ -98,7 +98,6 @@ class TierFacts:
         engine: what runs it now; `why` that is not the engine that was asked for.
         choice: how engine auto has come to it, in words; "" for other engines.
         graphs, breaks, cache_hits, package, parts: see `Runner`.
-        part_misses: calls of compiled parts that ran in eager, as their arguments were others than those compiled for.
         recompiles: calls that would have compiled again, answered in eager instead; `guards` has why.
         engine_errors: calls in which the engine raised.
         eager_answers: frames that eager answered in place of the engine.
@@ -117,7 +116,6 @@ class TierFacts:
     cache_hits: int = 0
     package: str = ""
     parts: str = ""
-    part_misses: int = 0
     recompiles: int = 0
     engine_errors: int = 0
     eager_answers: int = 0
@@ -147,7 +145,7 @@ class Tier:
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
-        facts.package, facts.parts, self._part_calls = runner.package, runner.parts, runner.part_calls
+        facts.package, facts.parts = runner.package, runner.parts
         self._engine: Call = runner.call
         self._shapes = shapes
         self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: self._engine
@@ -162,7 +160,6 @@ class Tier:
 
     def report(self) -> dict[str, Any]:
         """The facts as they are now, for JSON."""
-        self.facts.part_misses = sum(call.misses for call in self._part_calls)
         if self._shapes is not None:
             shown = {"shapes": self._shapes.policy}
             return asdict(self.facts) | shown | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}

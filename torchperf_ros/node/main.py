@@ -125,14 +125,14 @@ def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
 
     renamed = [match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))]
     with contextlib.ExitStack() as files:
-        found = list(words)
+        read = list(words)
         for place in [place for place, word in enumerate(words) if word == "--params-file" and words[place + 1 :]]:
             text = params_for_ros(Path(words[place + 1]), (renamed or [NODE])[-1])
             file = files.enter_context(open(os.memfd_create("parameters"), "w", encoding="utf-8"))
             file.write(text or "{}")
             file.flush()
-            found[place + 1] = f"/proc/self/fd/{file.fileno()}"
-        yield found
+            read[place + 1] = f"/proc/self/fd/{file.fileno()}"
+        yield read
 
 
 def _without_places(text: str) -> str:

@@ -107,7 +107,7 @@ class StageResult:
         """Share of the frames that came without a result of their own in time, 0 to 1; NaN without frames."""
         came = len(self.frames) + self.superseded
         in_time = np.count_nonzero(np.isin(self.frames["outcome"], IN_TIME))
-        return self._figure(_Float(1.0 - in_time / came if came else "nan"))
+        return self._figure(_Float((came - in_time) / came if came else "nan"))
 
     @property
     def too_many_superseded(self) -> bool:

@@ -25,13 +25,15 @@ _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in 
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
 _SAME_COURSE = 0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
-_DRIFTS = 0.35  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
+_DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
-_NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends
+_NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
+_BESIDE_END_M = 5.0  # and so far for everything: it may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
+_FURTHER = 0.2  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
-_TURNS_OFF = 0.04  # 1/m: sharper than 25 m is a junction more often than a bend of the road
+_TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 _SHARPEST, _MOST_TURN = 0.05, 0.9  # 1/m, and the sine of all that a road turns from a plan's end to where something is
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
@@ -193,12 +195,14 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
     sure = leaves_lane(lane, arc)
     changes = sure == -1.0
-    beyond = moves & (on_lane.s > lane.length + (0.0 if changes else _NEAR_M))
+    on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
+    near_m = 0.0 if changes else np.where(off_lane <= on_course, _NEAR_M, _BESIDE_END_M)
+    beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     goes_on = is_along & ((off_lane <= 2.0 * _SAME_COURSE) | drifts) & (not changes)  # as the plan does at its end
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
     if np.count_nonzero(joined):
-        on_joined = along_joined(lane, seen, sure)
+        on_joined = along_joined(lane, seen, min(sure, _FURTHER))
         turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
         joined &= np.abs(on_joined.left) < _ASIDE_M
         joined &= np.abs(turned) <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN)
@@ -207,15 +211,13 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     along = along._replace(drift=along.drift * ~(beyond & ~goes_on))  # the direction of the lane is a guess there
     beyond &= ~goes_on
     known = is_along & ~beyond
-    on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, on_course)
     by_arc = moves & (off_arc <= off_course) & (np.abs(on_arc.left) < _ASIDE_M) & (on_arc.ahead != 0.0)
     by_arc &= ~known | (off_arc <= off_lane + _SAME_COURSE) | changes
     by_lane = known & (off_lane <= on_course) & (off_lane <= off_arc + _SAME_COURSE)
     if not changes:
-        by_arc &= ~(
-            by_lane & (on_lane.ahead > 0) & (np.abs(on_arc.left) > _BESIDE_M)
-        )  # in a bend of the road it bends with us
+        beside = (on_lane.ahead > 0) & (np.abs(on_arc.left) > _BESIDE_M)
+        by_arc &= ~(by_lane & beside)  # in a bend of the road it bends with us
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, nobody
     by_lane |= joined

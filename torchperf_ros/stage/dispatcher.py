@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
-from torchperf_ros.frame.frame import Frame, StepTimes, stamp_age_ms
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.frame.frame import Answer, Frame, StepTimes, stamp_age_ms
+from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.frame.stage_figures import StageCounters
 from torchperf_ros.frame.tier_ladder import TierLadder
 from torchperf_ros.frame.waiting import HedgeRule
@@ -164,6 +164,14 @@ class Dispatcher:
         period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
         return expected_ns(self._last_received_ns, period_ns, now_ns)
 
+    def higher_answered(self, answer: Answer, now_ns: int) -> None:
+        """A stage of higher priority has answered a frame: whether a run of this stage has cost it the deadline."""
+        way, outcome = self.right_of_way, answer.outcome
+        if way is None or outcome in {Outcome.BAD_INPUT, Outcome.STARTING}:
+            return
+        beside_a_run = bool(self._running) or way.ended_ns >= answer.frame.received_ns
+        way.answered(now_ns, missed=outcome not in IN_TIME, beside_a_run=beside_a_run)
+
     def _note_run(self, tier: int, took_ms: float, now_ns: int) -> None:
         if self.right_of_way is not None and tier == self.ladder.last:
             self.right_of_way.ran(took_ms, now_ns)
@@ -315,11 +323,17 @@ class Dispatcher:
         """Whether it runs what is nobody's answer: a frame that was answered before, once more."""
         return self._running.get(worker) is None
 
+    def _ended(self, worker: WorkerProcess, now_ns: int) -> FrameInFlight | None:
+        """A worker's run is over: whose frame it was."""
+        if self.right_of_way is not None:
+            self.right_of_way.ended_ns = now_ns
+        return self._running.pop(worker)
+
     def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps, outcome = _step_times(response), Outcome(response.outcome)
-        in_flight = self._running.pop(worker)
+        in_flight = self._ended(worker, now_ns)
         if in_flight is not None and worker is in_flight.runner:
             in_flight.survived, in_flight.shapes = True, response.shapes
             if in_flight.answered:

@@ -2,6 +2,10 @@
 
 Asked by the lower stage with its own lock held. It only looks at what the higher ones leave behind and takes no lock of
 theirs. A higher stage that has answered wakes a lower one that waits to begin.
+
+The lower stage pays for this with frames that it does not begin, so the higher one has to gain by it. Whether it does
+is measured: of the higher frames that ran beside a run of the lower stage, more have to be missed than of those that
+ran alone. On a machine that other programs keep full they are not, and the lower stage runs as without a priority.
 """
 
 import os
@@ -17,6 +21,12 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
+_SHORTEST_WAIT_NS = NS_PER_S // 10
+_RELEARN_NS = 300 * NS_PER_S  # after which what was found to cost deadlines may cost none any more
+_FORGET = 0.999  # what a frame leaves of the weight of those before it: the last thousand count
+_ENOUGH = 30.0  # frames beside a run, to know that they are missed no more often than others
+_TOLERATED = 0.01  # of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
+_FEWEST_MISSES = 3.0  # beyond what is usual, to know that runs cost deadlines
 _KEPT_NS = 16 * NS_PER_S
 """So long the longest run counts. Of the last few runs the next one is often the longest, of those in a longer time it
 seldom is; but after a stall nothing may begin for as long."""
@@ -24,11 +34,24 @@ NEVER_NS = 1 << 62
 
 
 class RightOfWay:
-    """The stages that one stage gives way to, and when they are due."""
+    """The stages that one stage gives way to, and when they are due.
 
-    def __init__(self, own: "StageActor", higher: "Sequence[StageActor]", *, has_own_cores: bool) -> None:
-        """Take the stages; `has_own_cores`: on the CPU there is a core for every thread of every stage."""
-        self._own, self._higher, self._has_own_cores = own, higher, has_own_cores
+    Attributes:
+        ended_ns: when the last run of the own stage ended.
+        is_free: its runs were found to cost the higher stages no deadlines.
+    """
+
+    def __init__(
+        self, own: "StageActor", higher: "Sequence[StageActor]", *, has_own_cores: bool, learns: bool = True
+    ) -> None:
+        """Take the stages; `has_own_cores`: on the CPU there is a core for every thread of every stage.
+
+        `learns`: whether it counts what giving way is good for; else it is always done.
+        """
+        self._own, self._higher, self._has_own_cores, self._learns = own, higher, has_own_cores, learns
+        self.ended_ns, self.is_free = 0, False
+        self._costs_since_ns = 0  # since when it is known that runs cost deadlines; 0: it is not known
+        self._beside, self._alone = [0.0, 0.0], [0.0, 0.0]  # frames of the higher stages, and how many were missed
         self._begun_ns, self._wait_ns = -1, _FIRST_TRIAL_NS  # -1: never asked yet
         self._longest: deque[tuple[int, float]] = deque()  # ends and ms of runs, each longer than all after it
 
@@ -38,8 +61,30 @@ class RightOfWay:
             self._longest.pop()
         self._longest.append((now_ns, took_ms))
 
+    def answered(self, now_ns: int, *, missed: bool, beside_a_run: bool) -> None:
+        """A higher stage has answered a frame; on its thread."""
+        if not self._learns:
+            return
+        counted = self._beside if beside_a_run else self._alone
+        counted[0] = counted[0] * _FORGET + 1.0
+        counted[1] = counted[1] * _FORGET + missed
+        frames, misses = self._beside
+        usual = self._alone[1] / self._alone[0] if self._alone[0] else 0.0
+        beyond = misses - usual * frames
+        if beyond >= max(_FEWEST_MISSES, _TOLERATED * frames):
+            self.is_free, self._costs_since_ns = False, self._costs_since_ns or now_ns
+        elif beyond <= _TOLERATED * frames and frames >= _ENOUGH:
+            self.is_free, self._costs_since_ns = True, 0
+        elif beside_a_run and not missed and not self._costs_since_ns:
+            self._wait_ns = max(self._wait_ns // 4, _SHORTEST_WAIT_NS)  # it doubled as that run began
+
     def due(self, now_ns: int) -> tuple[int, str]:
-        """The monotonic time at which the first of them has, or expects, a frame, and its name; `NEVER_NS`: none."""
+        """The monotonic time at which the first of them has, or expects, a frame, and its name; `NEVER_NS`: none.
+
+        What costs the higher stages nothing need not look when they are due.
+        """
+        if self.is_free:
+            return NEVER_NS, ""
         description = self._own.pool.description
         if self._has_own_cores and description is not None and description.device == "cpu":
             return NEVER_NS, ""
@@ -51,7 +96,10 @@ class RightOfWay:
         It counts as long as the longest of the last seconds; without any, as the guess. What takes too long now would
         never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last one a run may begin
         that only a frame to come speaks against. The scheduler, which knows the workers as nicer, then pushes it aside.
+        Such trials come sooner while those before cost no deadline: `answered` counts what they cost.
         """
+        if self._costs_since_ns and now_ns - self._costs_since_ns > _RELEARN_NS:
+            self._costs_since_ns, self._beside = 0, [0.0, 0.0]
         while self._longest and now_ns - self._longest[0][0] > _KEPT_NS:
             self._longest.popleft()
         run_ms = self._longest[0][1] if self._longest else guess_ms
@@ -81,6 +129,6 @@ def set_right_of_way(stages: "Sequence[StageActor]", config: NodeConfig, cores: 
     for stage in stages:
         higher = [other for other in stages if other.config.priority > stage.config.priority]
         if higher:
-            stage.give_way(RightOfWay(stage, higher, has_own_cores=has_own_cores))
+            stage.give_way(RightOfWay(stage, higher, has_own_cores=has_own_cores, learns=cores > 0))
             for other in higher:
                 other.lower.append(stage)

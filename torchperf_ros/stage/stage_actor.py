@@ -69,8 +69,10 @@ class StageActor(StageVersions):
         """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
         self._dispatcher.right_of_way = right_of_way
 
-    def look_again(self) -> None:
-        """A stage that this one gives way to has answered; on that one's thread, takes no lock."""
+    def look_again(self, answer: Answer | None = None) -> None:
+        """A stage that this one gives way to has answered, with this; on that one's thread, takes no lock."""
+        if answer is not None:
+            self._dispatcher.higher_answered(answer, self._clock())
         in_flight = self._in_flight
         if in_flight is not None and in_flight.held_by and in_flight.runner is None:
             self._waiter.wake()
@@ -494,5 +496,5 @@ class StageActor(StageVersions):
                     self.shadow.go_on(now_ns)
                 self.shadow.follow(answered, answer, now_ns, free=self._in_flight is None)
         for stage in self.lower:
-            stage.look_again()
+            stage.look_again(answer)
         self.pool.ring.make_ready()

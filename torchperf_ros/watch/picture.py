@@ -197,7 +197,7 @@ class Stillness:
             return
         if self._detail is not None:
             changed = _by_part(self._detail != picture.values).mean(axis=1)
-            self._live[changed > _BORDER] = 0.0
+            self._live[changed > _BORDER] = 1 - _FORGETS  # as after the first change
             self._sure = True
         self._detail = picture.values
 
