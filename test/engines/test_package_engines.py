@@ -12,7 +12,6 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable, TensorsOnly
