@@ -12,7 +12,6 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable, TensorsOnly
@@ -144,7 +143,7 @@ def loaded(engine, monkeypatch):
     """What OpenVINO loads."""
     if engine != "openvino":
         return []
-    core, loaded = library_engines._openvino().Core, []
+    core, loaded = importlib.import_module("openvino").Core, []
     load = core.import_model
     monkeypatch.setattr(core, "import_model", lambda *given: loaded.append(load(*given)) or loaded[-1])
     return loaded
