@@ -1,15 +1,9 @@
-"""Engines beside each other and a plain call of each library; packages of parts beside packages of the whole.
+"""Engines beside each other and a plain call of each library.
 
-`engines`: five networks that none of them was tuned for: three of torchvision's, a transformer block, a recurrent
+Five networks that none of them was tuned for: three of torchvision's, a transformer block, a recurrent
 planner. Every engine's runner is what a worker would run; `auto` is the one of them that engine auto takes, by a
 measurement of its own that is made before. The plain call is what the library's documentation shows, with the same
 number of threads and the same precision. All of one network are timed in turns, with a camera's pause before each call.
-
-`blocks`: two networks of equal blocks, a transformer of 12 layers and a residual network of 12 blocks, with weights
-drawn for each block. Each is built by engine aoti as a whole, and with `parts: blocks`, in this process, in turn, from
-export to a call that is ready; what all packages of a machine share (compiled headers) is made before. CPU seconds are
-those of the process and its compilers: other processes' load hardly changes them. Both packages and eager are then
-timed in turns; `least` is the quickest call, which nothing else has disturbed.
 
 Parity is the relative L2 distance to eager, on random inputs.
 """
@@ -18,10 +12,8 @@ import argparse
 import importlib
 import math
 import os
-import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +24,9 @@ from torch.nn import functional
 
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.build_options import AUTO, BLOCKS, BuildOptions, installed_engines
+from torchperf_ros.config.build_options import AUTO, BuildOptions, installed_engines
 from torchperf_ros.engines.built_tier import BuiltTier
-from torchperf_ros.engines.engine import Runner, compare, make_runner
+from torchperf_ros.engines.engine import compare, make_runner
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check_engine
 from torchperf_ros.model.stopwatch import Timing, time_interleaved
@@ -43,19 +35,14 @@ _CPU = torch.device("cpu")
 _EAGER = "eager"
 _ENGINES = (_EAGER, "aoti", "onnxruntime", "openvino")
 _PLAIN = "plain "
-_WAYS = {"whole": "", "blocks": BLOCKS}
 _PAUSE_S = 1 / 30
 _NEAR_BEST, _NEAR_PLAIN = 1.03, 1.1
-_MOST_COMPILE, _MOST_P50, _MOST_L2 = 0.5, 1.03, 1e-3
 _EPILOG = f"""\
-targets of engines: auto at most {_NEAR_BEST} times the best engine, and at most {_NEAR_PLAIN} times the plain call of
+targets: auto at most {_NEAR_BEST} times the best engine, and at most {_NEAR_PLAIN} times the plain call of
 its library
-targets of blocks: CPU seconds of compiling at most {_MOST_COMPILE} of the whole's, p50 at most {_MOST_P50} of the
-whole's, parity in the limits of fp32
 
-examples:
-  ./run bench engines --parts engines --models planner,transformer --rounds 200 --json engines.json
-  ./run bench engines --parts blocks --stacks transformer --blocks 8 --json blocks.json"""
+example:
+  ./run bench engines --parts engines --models planner,transformer --rounds 200 --json engines.json"""
 
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
@@ -93,30 +80,6 @@ class Planner(nn.Module):
         return self.head(self.gru(seen)[0][:, -1]).reshape(-1, self.poses, 3)
 
 
-class Residual(nn.Module):
-    """A residual block of two convolutions."""
-
-    def __init__(self, channels: int = 64) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)])
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Features to features of the same shape."""
-        found = torch.relu(self.norms[0](self.first(image)))
-        return torch.relu(image + self.norms[1](self.second(found)))
-
-
-def _transformer(blocks: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), *(Block() for _ in range(blocks)), nn.LayerNorm(256), nn.Linear(256, 10))
-
-
-def _residual(blocks: int) -> nn.Module:
-    stem = nn.Conv2d(3, 64, 7, stride=4, padding=3)
-    return nn.Sequential(stem, *(Residual() for _ in range(blocks)), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(64, 10))  # fmt: skip
-
-
 class Segmenter(nn.Module):
     """torchvision's segmentation network without the dictionary around its result."""
 
@@ -152,14 +115,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transformer": (Block, (1, 128, 256)),
     "planner": (Planner, (1, 20, 32)),
 }
-STACKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
-    "transformer": (_transformer, (1, 128, 64)),
-    "residual": (_residual, (1, 3, 224, 224)),
-}
 
 
 def main() -> int:
-    parts = {"engines": _engines, "blocks": _blocks}
+    parts = {"engines": _engines}
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", parts)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 1) - 1),
@@ -168,11 +127,6 @@ def main() -> int:
     add_some(engines, "--models", MODELS)
     add_some(engines, "--engines", _ENGINES)
     engines.add_argument("--rounds", type=int, default=60, help="calls of each that are timed (default 60)")
-    blocks = parser.add_argument_group("blocks")
-    add_some(blocks, "--stacks", STACKS)
-    add_some(blocks, "--ways", _WAYS)
-    blocks.add_argument("--blocks", type=int, default=12, help="of each stack (default 12)")
-    blocks.add_argument("--seconds", type=float, default=10.0, help="of timing, for each way (default 10)")
     arguments = parser.parse_args()
     report = Report("engines", arguments)
     torch.set_num_threads(arguments.threads)
@@ -296,87 +250,6 @@ def _targets(figures: dict[str, Any]) -> list[Target]:
     return [
         Target(f"{words[key]}, at worst ({name})", figures[name][key], "<=", limits[key]) for key, name in worst.items()
     ]
-
-
-def _blocks(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    with tempfile.TemporaryDirectory(prefix="torchperf_engines_") as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        if len(arguments.ways) == len(_WAYS):
-            say("what all packages share")
-            _built(nn.Linear(4, 4), torch.zeros(1, 4), "")
-        found = {name: _stack(name, arguments) for name in arguments.stacks}
-    _show_blocks(report, found)
-    return found, _block_targets(found)
-
-
-def _stack(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    make, shape = STACKS[name]
-    torch.manual_seed(0)
-    model, example = make(arguments.blocks).eval(), torch.randn(shape)
-    for module in model.modules():  # as trained: none has the values that a new one has
-        if isinstance(module, (nn.LayerNorm, nn.BatchNorm2d)):
-            nn.init.uniform_(module.weight, 0.2, 0.4)
-            nn.init.normal_(module.bias, std=0.1)
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(0.5, 2.0)
-    found: dict[str, Any] = {}
-    calls = {"eager": lambda: model(example)}
-    for way in arguments.ways:
-        say(f"{name}: compiling, {way}")
-        runner, compile_s, cpu_s = _built(model, example, _WAYS[way])
-        calls[way] = lambda runner=runner: runner.call(example)
-        with torch.inference_mode():
-            parity = check_engine(model, runner.call, (example,), {}, "fp32")
-        found[way] = {
-            "compile_s": compile_s, "cpu_s": cpu_s, "relative_l2": parity.relative_l2, "parts": runner.parts,
-        }  # fmt: skip
-    say(f"{name}: timing")
-    with torch.inference_mode():
-        timings = time_interleaved(calls, _CPU, seconds=arguments.seconds, rounds=(5, 1000))
-    for way, figures in found.items():
-        figures |= {"p50_ms": timings[way].median_ms, "least_ms": min(timings[way].times_ms)}
-    return found | {"eager_p50_ms": timings["eager"].median_ms}
-
-
-def _built(model: nn.Module, example: torch.Tensor, parts: str) -> tuple[Runner, float, float]:
-    started, before = time.perf_counter(), _cpu_s()
-    runner = make_runner(BuiltTier(model, (example,), {}, _CPU), BuildOptions("aoti", parts=parts))
-    return runner, time.perf_counter() - started, _cpu_s() - before
-
-
-def _cpu_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def _show_blocks(report: Report, figures: dict[str, Any]) -> None:
-    rows = []
-    for name, found in figures.items():
-        whole = found.get("whole", {"p50_ms": math.nan, "least_ms": math.nan})
-        for way in filter(found.__contains__, _WAYS):
-            one = found[way]
-            ratios = (one["p50_ms"] / whole["p50_ms"], one["p50_ms"] / found["eager_p50_ms"],
-                      one["least_ms"] / whole["least_ms"])  # fmt: skip
-            rows.append([f"{name}, {way}", one["compile_s"], one["cpu_s"], one["p50_ms"], *ratios,
-                         f"{one['relative_l2']:.1e}", one["parts"] or "all"])  # fmt: skip
-    columns = ("stack", "compile s", "CPU s", "p50 ms", "p50 / whole", "p50 / eager", "least / whole", "relative L2",
-               "compiled")  # fmt: skip
-    report.table("Packages of parts and of the whole", columns, rows)
-
-
-def _block_targets(figures: dict[str, Any]) -> list[Target]:
-    targets = []
-    for name, found in figures.items():
-        if found.keys() >= _WAYS.keys():
-            whole, blocks = found["whole"], found["blocks"]
-            cpu_s, p50_ms = (blocks[key] / whole[key] for key in ("cpu_s", "p50_ms"))
-            targets += [
-                Target(f"{name}: CPU seconds of compiling, blocks / whole", cpu_s, "<=", _MOST_COMPILE),
-                Target(f"{name}: p50, blocks / whole", p50_ms, "<=", _MOST_P50),
-                Target(f"{name}: relative L2", blocks["relative_l2"], "<=", _MOST_L2),
-            ]
-    return targets
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ FIRST = (
     "test/world/",
 )
 """The files that take longest begin, so that neither process is left with one of them at the end."""
-PACKAGES = tuple(
-    f"test/engines/test_{name}.py" for name in ("package_build", "parts_package", "ready_package", "tier_loader")
-)
+PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader"))
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
     *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")),

@@ -144,6 +144,11 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
             {"engine": "eager", "precision": ["int8_static"]},
             r"mine\.precision: int8_static runs by engine aoti only",
         ),
+        (
+            {"engine": "aoti", "parts": "body"},
+            r"mine\.parts: 'body' is not allowed with engine aoti; .* engine compile",
+        ),
+        ({"parts": "blocks"}, r"mine\.parts: 'blocks' is not allowed with engine auto; it has to be paths of modules"),
         ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
         *(({"options": x}, r"mine\.options: ") for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)),
     ],

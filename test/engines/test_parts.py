@@ -1,170 +1,139 @@
-"""What a model is made of: blocks that are alike, how modules are called, what can be exported. Nothing is compiled."""
+"""Parts of a model by engine compile: modules that are compiled by themselves, and the rest in eager."""
 
-import copy
+import functools
 
 import pytest
 import torch
-from torch import nn
 
-from torchperf_ros.engines import parts as parts_module
-from torchperf_ros.engines.parts import Anatomy, PartsError, export_part, exported_parts
+from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.engines import engine
+from torchperf_ros.engines.built_tier import BuiltTier
+from torchperf_ros.engines.engine import make_runner
+from torchperf_ros.engines.package_engine import EngineUnavailable
+from torchperf_ros.engines.parity import random_inputs
 
-from .compiled_adapters import Block, Blocks, Counting, Split
+from .test_tier_loader import Loaded
 
-X, MASK = torch.randn(2, 4), torch.tensor([[0, 1], [1, 1]])
-
-
-@pytest.fixture(autouse=True)
-def any_share(monkeypatch):
-    """Blocks as small as these take their time in Python, as does what is around them."""
-    monkeypatch.setattr(parts_module, "_LEAST_COVERED", 0.0)
-    monkeypatch.setattr(parts_module, "_LEAST_SHARE", 0.0)
+CPU = torch.device("cpu")
 
 
-def plain(*modules):
-    """A model of blocks of one input and one output."""
-    return nn.Sequential(*modules).eval()
+@pytest.fixture
+def captured(monkeypatch, fresh_compiler):
+    """Graphs are captured as ever and run op by op: Inductor takes seconds, and does the same for a whole model."""
+    monkeypatch.setattr(engine.torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
-def block(width=4, **more):
-    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4), *more.values())
+def tier_of(adapters, name, model=None):
+    adapter = adapters.Compiled({"dynamic": True}, CPU)
+    with torch.inference_mode():
+        example = tuple(tensor.clone() for tensor in adapter.example_inputs(name))
+    return BuiltTier(model or adapter.build(name).eval(), example, adapter.dynamic_dims(), CPU)
 
 
-def blocks_of(model, *runs):
-    return [part.paths for part in Anatomy(model, runs or [(X,)]).blocks()]
+def runner_of(tier, parts):
+    with torch.inference_mode():
+        return make_runner(tier, BuildOptions("compile", parts=parts))
 
 
-def test_given_equal_blocks_with_keywords_and_tuples_when_looked_for_then_they_are_one_part_that_knows_its_arguments():
-    model, runs = Blocks(5).eval(), [(torch.randn(n, 4), MASK[:1].expand(n, 2)) for n in (3, 1, 8, 2)]
-    (part,) = Anatomy(model, runs).blocks()
-    assert part.paths == tuple(f"blocks.{n}" for n in range(5))
-    assert (part.dims, part.constants) == ({0: {0: (1, 8)}}, {1: 0.5})
-    assert part.example[0].shape == (8, 4)
-    assert torch.equal(part.run(model.blocks[1], [X])[0], model.blocks[1](X, scale=0.5)[0])
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize(("name", "parts"), [("split", "body"), ("blocks", "blocks.0, blocks.4")])
+def test_given_parts_when_made_then_they_are_compiled_and_answers_are_the_models_own_at_every_size(
+    adapters, name, parts
+):
+    tier = tier_of(adapters, name)
+    runner = runner_of(tier, parts)
+    assert (runner.parts, runner.breaks) == (parts, 0)
+    assert runner.graphs >= len(parts.split(","))
+    torch.compiler.set_stance("fail_on_recompile")
+    with torch.inference_mode():
+        for batch in range(1, 9):
+            inputs = random_inputs(tier.example, batch, {0: {0: (batch, batch)}, 1: {0: (batch, batch)}})
+            torch.testing.assert_close(runner.call(*inputs), tier.model(*inputs))
 
 
-def tied():
-    one = block()
-    return plain(one, one, one, one, block())
+@pytest.mark.usefixtures("captured")
+def test_given_parts_when_run_then_between_calls_the_model_is_as_before_also_after_an_error(adapters):
+    tier = tier_of(adapters, "split")
+    before, seen = dict(vars(tier.model.body)), []
+    call = runner_of(tier, "body").call
+    assert vars(tier.model.body) == before
+    tier.model.body.register_forward_hook(lambda *_: seen.append("forward" in vars(tier.model.body)))
+    with torch.inference_mode():
+        call(*tier.example)
+        assert seen == [True]  # a hook of the user's runs once, around what is compiled
+        with pytest.raises(RuntimeError):
+            call(torch.zeros(1, 5), tier.example[1])
+        assert vars(tier.model.body) == before
+        tier.model(*tier.example)
+    assert seen == [True, False]
 
 
-def sharing():
-    modules = [block() for _ in range(4)]
-    modules[1][0].weight = modules[0][0].weight
-    return plain(*modules)
+class Counts(torch.nn.Module):
+    """Has a part that it knows by another name, one that it does not run, and a state that is no buffer."""
 
-
-class TwoSizes(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList([block() for _ in range(5)])
+        self.body, self.spare = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.run, self.calls = [self.body], 0
 
-    def forward(self, x):
-        for one in self.blocks:
-            x = one(x)
-        return self.blocks[0](x[:1]) + x
+    def forward(self, x, mask):
+        self.calls += 1
+        return self.run[0](x) * mask.sum(1, keepdim=True)
 
 
+@pytest.mark.usefixtures("captured")
+def test_given_a_model_with_a_state_when_run_in_parts_then_the_state_is_the_models_own(adapters):
+    tier = tier_of(adapters, "split", Counts().eval())
+    runner = runner_of(tier, "body")
+    assert runner.graphs > 0
+    before = tier.model.calls
+    with torch.inference_mode():
+        runner.call(*tier.example)
+    assert tier.model.calls == before + 1
+
+
+@pytest.mark.usefixtures("captured")
+def test_given_a_part_whose_forward_was_replaced_when_run_then_that_one_is_compiled_and_stays(adapters):
+    tier = tier_of(adapters, "split")
+    own = tier.model.body.forward = lambda x: x * 3
+    call = runner_of(tier, "body").call
+    with torch.inference_mode():
+        torch.testing.assert_close(call(*tier.example), tier.model(*tier.example))
+    assert tier.model.body.forward is own
+
+
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize(
-    ("model", "found"),
+    ("parts", "says"),
     [
-        (plain(*(block() for _ in range(4)), nn.Linear(4, 2)), [("0", "1", "2", "3")]),
-        (sharing(), [("0", "1", "2", "3")]),
-        (TwoSizes().eval(), [tuple(f"blocks.{n}" for n in range(1, 5))]),  # the first is called with two sizes
-        (plain(*(block(4 + 4 * (n // 4)) for n in range(8))), [("4", "5", "6", "7"), ("0", "1", "2", "3")]),
-        (plain(plain(block(), block()), plain(block(), block())), [("0.0", "0.1", "1.0", "1.1")]),
-    ],
-)  # fmt: skip
-def test_given_blocks_in_any_arrangement_when_looked_for_then_those_that_are_alike_are_found(model, found):
-    assert blocks_of(model) == found
-
-
-@pytest.mark.parametrize(
-    "model",
-    [plain(block(), block(), block()), plain(*(block(4 + n) for n in range(4))), tied(), plain(*[nn.Tanh()] * 8)],
-)
-def test_given_fewer_than_four_alike_when_looked_for_then_that_is_the_reason(model):
-    with pytest.raises(PartsError, match="no 4 blocks that are alike"):
-        blocks_of(model)
-
-
-def test_given_blocks_that_are_little_of_the_time_when_looked_for_then_that_is_the_reason(monkeypatch):
-    monkeypatch.setattr(parts_module, "_LEAST_COVERED", 0.8)
-    large = nn.Sequential(nn.Linear(4, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 4))
-    with pytest.raises(PartsError, match=r"\(0 to 3\) take \d+% of eager's time, not most of it"):
-        blocks_of(plain(*(block() for _ in range(4)), large))
-
-
-class Odd(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle, self.sized = nn.Linear(4, 4), nn.Linear(4, 4), Sized()
-
-    def forward(self, x):
-        return self.sized(self.used(x), x.shape[0])
-
-
-class Sized(nn.Module):
-    def forward(self, x, count):
-        return x[:count]
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("neck", "no module 'neck'; at its top are used, idle, sized"),
-        ("idle", "idle is not called on the example inputs"),
-        ("sized", "sized is called with other arguments where sizes are others"),
-        ("used", "used is named twice, or lies within another part"),
+        ("blocks", "the model has no module 'blocks'; at its top are body, spare"),
+        ("body,", "the model has no module ''"),
+        ("body, body", "body is named twice, or lies within another part"),
+        ("spare", "the model does not run spare on the example inputs"),
     ],
 )
-def test_given_a_path_that_is_no_part_when_asked_for_then_it_says_why(path, why):
-    with pytest.raises(PartsError, match=f"^parts: .*{why}"):
-        Anatomy(Odd().eval(), [(X,), (X[:1],)]).parts(["used", path])
+def test_given_parts_that_cannot_be_when_made_then_the_reason_names_them(adapters, parts, says):
+    with pytest.raises(EngineUnavailable, match=f"parts: {says}"):
+        runner_of(tier_of(adapters, "split", Counts().eval()), parts)
 
 
-class InPlace(nn.Module):
-    def forward(self, x):
-        return x.add_(1.0)
+@pytest.mark.usefixtures("captured")
+def test_given_a_part_within_another_when_made_then_it_is_refused(adapters):
+    with pytest.raises(EngineUnavailable, match=r"parts: body\.0 is named twice, or lies within another part"):
+        runner_of(tier_of(adapters, "split"), "body,body.0")
 
 
-@pytest.mark.parametrize(("module", "what"), [(Counting(), "buffers"), (InPlace(), "inputs")])
-def test_given_a_module_that_changes_what_eager_reads_then_it_is_no_part(module, what):
-    anatomy = Anatomy(plain(nn.Tanh(), module), [(X,)])
-    (part,) = anatomy.parts(["1"])
-    with pytest.raises(PartsError, match=f"parts: 1 writes to its {what}"):
-        export_part(module, part)
-
-
-def test_given_a_model_when_looked_at_then_nothing_of_it_is_changed():
-    model = Blocks(5).eval()
-    before = copy.deepcopy(model.state_dict())
-    anatomy = Anatomy(model, [(X, MASK)])
-    assert 0.0 < anatomy.covered(["blocks.0"]) < 1.0
-    assert anatomy.blocks()
-    hooks = [one for module in model.modules() for one in (*module._forward_hooks, *module._forward_pre_hooks)]
-    assert not hooks
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_given_a_model_that_cannot_be_exported_when_tried_then_its_largest_parts_that_can_are_named_with_their_share():
-    assert exported_parts(plain(block()), [(X,)]) is None
-    why, shares = exported_parts(Split(16).eval(), [(X, MASK)])
-    assert "data-dependent" in why
-    assert list(shares) == ["body"]
-    assert 0.0 < shares["body"] < 1.0
-
-
-def test_given_a_block_that_is_called_by_other_ways_than_its_call_then_it_is_no_block():
-    class Around(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([Block() for _ in range(4)])
-
-        def forward(self, x):
-            for one in self.blocks:
-                x = one.forward(x)[0]
-            return x
-
-    with pytest.raises(PartsError, match="no 4 blocks"):
-        blocks_of(Around().eval())
+@pytest.mark.usefixtures("captured")
+def test_given_parts_when_loaded_then_the_facts_say_which_and_eager_runs_with_the_reason_where_they_cannot_be(
+    adapters, tmp_path
+):
+    adapter = adapters.Compiled({"dynamic": True}, CPU)
+    good = Loaded(adapter, tmp_path, BuildOptions("compile", parts="body"), "split")
+    assert (good.facts.engine, good.facts.parts, good.facts.why) == ("compile", "body", "")
+    outputs, inputs = good.run(3)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs, adapter.build("split").eval()(*inputs))
+    none = Loaded(adapter, tmp_path, BuildOptions("compile", parts="encoder"), "split")
+    assert (none.facts.engine, none.facts.parts) == ("eager", "")
+    assert none.facts.why == "parts: the model has no module 'encoder'; at its top are body, head"
+    assert none.said == [f"tier split runs in eager: {none.facts.why}"]

@@ -169,17 +169,6 @@ def counting(x):
     return x * len(CALLS)
 
 
-class Split(nn.Module):
-    """Its body can be exported; what is done with that cannot."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.pick = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8)), Norm()
-
-    def forward(self, x):
-        return self.pick(self.body(x))
-
-
 class disabled(nn.Module):
     @torch.compiler.disable(recursive=True)
     def forward(self, x):

@@ -96,15 +96,10 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
     assert process.closed == 1
 
 
-PART, WHOLE = "body: 80% of eager's time; the rest runs in eager", "the whole model: it has no 4 blocks"
-
-
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         ({"parity": {"relative_l2": 0.08, "score": 0.998}}, ["by score", "0.998"]),
-        ({"parts": PART}, [f"adapter full: compiled: {PART}"]),
-        ({"parts": WHOLE}, [f"adapter full: compiled: {WHOLE}"]),
         ({"int8": {"convolutions": {"there": 3, "quantised": 2, "int8": 1}},
           "parity": {"relative_l2": 0.1, "loss": 0.0015}},
          ["adapter full: in int8 1 of 3 convolutions (2 quantised)", "loses 0.0015;"]),
@@ -125,14 +120,13 @@ def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
     compiled("--tiers", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
-             "--channels-last", "--parts", "blocks", "-o", "out", "--force", "--dry-run")  # fmt: skip
+             "--channels-last", "-o", "out", "--force", "--dry-run")  # fmt: skip
     (job,) = process.jobs
     assert (job["adapter"], job["options"], job["device"], job["tiers"]) == ("robot:Seen", {"a": 1}, "cpu", ["full"])
     assert (job["out"], job["force"], job["dry_run"], job["packages"]) == ("out", True, True, [""])
     (build,) = job["build"]
     assert (build["precision"], build["dynamic"]) == ("bf16", "never")
     assert build["channels_last"]
-    assert build["parts"] == "blocks"
 
 
 @pytest.fixture

@@ -47,21 +47,6 @@ def test_given_a_model_within_its_limit_when_inspected_then_it_passes_and_its_ow
     assert "mean tensor" not in result.output
 
 
-def test_given_a_model_that_cannot_be_exported_when_inspected_then_its_parts_that_can_be_are_proposed(
-    tmp_path, inspect_sample
-):
-    report = tmp_path / "report.json"
-    text = " ".join(inspect("Split", "--json", report).stdout.split())
-    found = json.loads(report.read_text())["parts"]
-    assert "data-dependent" in found["why"]
-    assert list(found["shares"])[0] == "body"
-    assert all(0.0 < share < 1.0 for share in found["shares"].values())
-    assert "the whole cannot be exported: " in text
-    assert f"together: --parts {','.join(found['shares'])}, or parts: auto, with engine aoti" in text
-    assert inspect_sample("Norm").parts[0]
-    assert inspect_sample("printed").parts is None  # a function, which has no modules
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_given_a_folder_for_the_trace_when_inspected_then_tlparse_makes_pages_of_it_where_it_is_installed(
     tmp_path, monkeypatch, installed

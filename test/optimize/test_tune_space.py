@@ -48,22 +48,6 @@ def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_
     assert {one.options.engine for one in before_engines} == {"eager"}
 
 
-def test_given_engine_aoti_when_walked_then_blocks_are_tried_and_parts_where_the_whole_cannot_be():
-    def parts_of(ms, **facts):
-        return [one.options.parts for one in tried(walk(replace(CPU, **facts), ms)[1]) if one.options.engine == "aoti"]
-
-    assert {"", "blocks"} == set(parts_of(by_engine))
-    assert set(parts_of(by_engine, left_out={"blocks": "it has no 4 blocks that are alike"})) == {""}
-
-    def no_whole(one):
-        return Result.REFUSED if one.options.engine == "aoti" and not one.options.parts else by_engine(one)
-
-    space, steps = walk(CPU, no_whole)
-    assert "auto" in {one.options.parts for one in tried(steps)}
-    assert space.ranking.best.trial.candidate.options.parts == "auto"
-    assert {one.options.parts for one in tried(steps) if one.options.engine != "aoti"} == {""}
-
-
 def test_given_the_cpu_when_walked_then_nothing_that_needs_cuda_is_tried():
     candidates = tried(walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1])
     assert not any(one.options.cuda_graphs or one.options.precision == "tf32" for one in candidates)

@@ -107,6 +107,19 @@ def test_given_a_value_of_another_type_when_read_then_it_is_refused_by_name(pack
         read_manifest(package)
 
 
+@pytest.mark.parametrize(("parts", "good"), [("", True), ("body: 80% of eager's time", False)])
+def test_given_the_manifest_of_an_earlier_version_when_read_then_it_is_refused_only_if_its_package_is_of_parts(
+    package, parts, good
+):
+    path = manifest_path(package)
+    path.write_text(json.dumps({**json.loads(manifest_of(package).to_json()), "parts": parts}), encoding="utf-8")
+    if good:
+        assert read_manifest(package) == manifest_of(package)
+        return
+    with pytest.raises(PackageError, match="is of parts of a model; leave it out"):
+        read_manifest(package)
+
+
 @given(place=st.integers(0, 7), bit=st.integers(0, 7))
 def test_given_any_bit_that_flipped_when_checked_then_the_package_is_corrupt(tmp_path_factory, place, bit):
     package = tmp_path_factory.mktemp("bits") / "full.pt2"

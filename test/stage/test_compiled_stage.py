@@ -154,24 +154,18 @@ def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_co
     assert (full["recompiles"], full["graphs"] > 0, full["breaks"]) == (0, True, 0)
 
 
-def test_given_a_model_that_compiles_in_part_when_started_then_that_is_taken_over_and_can_be_swapped_in(
-    start_own_stage, tmp_path
+def test_given_a_model_that_compiles_in_part_when_started_then_a_new_worker_has_that_part_compiled(
+    start_own_stage, cache
 ):
-    values = {"adapter": "CompilableInPart", "engine": "aoti", "parts": "body", "backup": "none", "tiers": ["full"]}
-    stage = start_own_stage(**values, shapes="dynamic", node={"cache_dir": str(tmp_path / "cache")})
+    values = {"adapter": "CompilableInPart", "engine": "compile", "parts": "body", "backup": "none", "tiers": ["full"]}
+    stage = start_own_stage(**values, shapes="dynamic", node={"cache_dir": str(cache)})
     assert engines(stage) == [["eager"]]
-    ask_until(stage, everywhere(stage, "aoti"), "a worker that has the parts is there")
-    (package,) = (tmp_path / "cache").glob("*.pt2")
-    before = stage.pids
-    stage.actor.pool.rolling_update.swap("full", str(package))
-    ask_until(stage, lambda: stage.actor.pool.rolling_update.swap_state[0], "it is swapped in")
-    assert not set(before) & set(stage.pids)
+    ask_until(stage, everywhere(stage, "compile"), "a worker that has the part compiled is there")
     for rows in (2, 17, 64):
         assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
     assert stage.payload(stage.ask(x=7.0)).poses[0].pose.position.x == pytest.approx(7.0, rel=1e-4)
     (full,) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
-    assert full["parts"].startswith("body: ")
-    assert (full["graphs"], full["part_misses"], full["recompiles"], full["engine_errors"]) == (1, 0, 0, 0)
+    assert (full["parts"], full["graphs"] > 0, full["recompiles"], full["engine_errors"]) == ("body", True, 0, 0)
 
 
 def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_stands_still_until_it_is_back(

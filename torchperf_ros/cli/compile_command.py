@@ -39,7 +39,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
-    parts: Annotated[str, Option(help="What is compiled by aoti: blocks, auto, or PATH,PATH. Default: all.")] = "",
     log: Annotated[
         Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
     ] = None,
@@ -56,13 +55,6 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     there already, with the same weights, code, libraries and device, is neither
     built nor measured again.
 
-    With --parts, engine aoti compiles parts of the model, and the rest runs in
-    eager: `blocks`, each kind of block that there are four or more of, once for
-    all of its kind; `auto`, the largest modules that export, where the whole does
-    not; or modules by their paths. Where `blocks` or `auto` find nothing, the
-    whole is compiled, and the last lines say why. `torchperf tune` tries the
-    whole and its blocks, and takes the better one.
-
     int8_static takes the ranges of its numbers from frames: those of --log, else
     `Adapter.score_inputs`. The node has no log, so such packages are built here.
 
@@ -76,8 +68,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
     shell.check_outputs({"--json": json_file})
     only = shell.every_word(tiers)
-    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last,
-           "parts": parts}  # fmt: skip
+    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
     if (adapter is None) == (params is None):
         raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
     if params is None:
@@ -202,7 +193,6 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
             notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
             manifest = result["manifest"] or {}
             variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
-            notes += [f"{name}: compiled: {manifest['parts']}"] if manifest.get("parts") else []
             layers = [f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)" for kind, n in int8.items()]
             notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
             kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())

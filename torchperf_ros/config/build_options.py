@@ -19,10 +19,7 @@ AUTO = "auto"
 """In place of an engine: the fastest of those that are installed, measured."""
 
 ENGINE_CHOICES = (AUTO, *ENGINES)
-BLOCKS = "blocks"
-"""In place of the parts of a model: the blocks that it has four or more of, each kind compiled once."""
-
-OF_PARTS = "aoti"
+OF_PARTS = "compile"
 """The engine that takes parts of a model."""
 
 INT8_STATIC = "int8_static"
@@ -73,8 +70,7 @@ class BuildOptions:
             activations by ranges that the adapter's own inputs show; CPU, `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
-        parts: what of the model is compiled, by engine aoti: blocks, auto (what exports, if the whole does not), or
-            paths of modules with commas between; "": the whole.
+        parts: what of the model engine compile compiles: paths of modules with commas between; "": the whole.
     """
 
     engine: str = "eager"
@@ -90,8 +86,8 @@ class BuildOptions:
         return asdict(self)
 
     def as_identity(self) -> dict[str, Any]:
-        """For the identity of a package, without what earlier versions did not know if it is not used."""
-        return {name: value for name, value in asdict(self).items() if name != "parts" or value}
+        """For the identity of a package, which is of a whole model."""
+        return {name: value for name, value in asdict(self).items() if name != "parts"}
 
     def with_engine(self, engine: str) -> "BuildOptions":
         """The same by another engine, in parts if it takes parts."""

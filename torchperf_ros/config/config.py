@@ -14,6 +14,7 @@ from torchperf_ros.config.build_options import (
     DYNAMIC,
     ENGINE_CHOICES,
     INT8_STATIC,
+    OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
     BuildOptions,
@@ -62,7 +63,7 @@ class StageConfig:
     precision: tuple[str, ...] = param(["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS)
     channels_last: bool = param(False, "Images in memory with channels last.")
     cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
-    parts: str = param("", "Of engine aoti what is compiled: '' (all), blocks, auto, or PATH,PATH of modules.")
+    parts: str = param("", "Of engine compile what is compiled: '' (all), or PATH,PATH of modules.")
     packages: tuple[str, ...] = param([""], "A .pt2 file of each tier, instead of what the adapter builds; '': none.")
     shapes: ShapeOptions = param(
         "dynamic", "Sizes: exact, bucket (rounded up and padded), dynamic.", choices=POLICIES,
@@ -254,6 +255,9 @@ def stage_config(name: str, values: Mapping[str, Any], vehicle: VehicleOptions |
     checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
     able = checked["engine"] in {AUTO, STATIC_ENGINE} or INT8_STATIC not in checked["precision"]
     require(able, f"{name}.precision: {INT8_STATIC} runs by engine {STATIC_ENGINE} only, or {AUTO}")
+    parts, engine = checked["parts"], checked["engine"]
+    text = f"{name}.parts: {parts!r} is not allowed with engine {engine}; it has to be paths of modules, for engine"
+    require(not parts or engine == OF_PARTS, f"{text} {OF_PARTS}")
     common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
     require(len(common) <= MOST_SHAPES, f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready")
     checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)

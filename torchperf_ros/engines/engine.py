@@ -12,14 +12,13 @@ import torch
 from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.config.shape_options import MOST_SHAPES
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
-from torchperf_ros.engines.fingerprint import code_hash, declared_dims, identify, machine_facts, weights_hash
+from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
 from torchperf_ros.engines.outputs import signature_of, tensors_in
-from torchperf_ros.engines.package import name_torch_unquoted
+from torchperf_ros.engines.package import Aoti, name_torch_unquoted
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
-from torchperf_ros.engines.parts_package import AotiOfParts, PartCall, holds_parts, open_parts
 from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
 from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
@@ -33,9 +32,7 @@ from torchperf_ros.packages.package_manifest import (
     manifest_path,
 )
 
-ENGINES: dict[str, PackageEngine] = {
-    engine.name: engine for engine in (AotiOfParts(), OnnxRuntime(), OpenVino(), TensorRt())
-}
+ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
 """Every engine that runs packages; `compile` and `eager` run the model itself."""
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
@@ -55,7 +52,7 @@ class Runner:
         model: hashes of weights and code that a user's package was built from, where that is known.
         static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
         engine: of a user's package; "" where the options name it.
-        parts: what of the model is compiled, in words, where parts were asked for; `part_calls` count what they do.
+        parts: paths of the modules that are compiled, where not the whole is; "" elsewhere.
         known: what the build has found of the package's parity, where that is known.
     """
 
@@ -69,7 +66,6 @@ class Runner:
     static: bool = False
     engine: str = ""
     parts: str = ""
-    part_calls: Sequence[PartCall] = ()
     known: Parity | None = None
 
 
@@ -117,19 +113,12 @@ def open_package(
     **of_runner: Any,  # noqa: ANN401
 ) -> Runner:
     """A checked package as a worker runs it, of this tier; a `PackageError` if it cannot be loaded."""
-    runner = replace(_loaded(path, built, options, tier), **of_runner)
+    runner = replace(_loaded(path, built, options, tier.device), **of_runner)
     return finished(runner, options, tier.example, tier.device)
 
 
-def _loaded(path: Path, built: Built | Manifest | None, options: BuildOptions, tier: BuiltTier) -> Runner:
-    outputs, parts = (built.outputs, built.parts) if built else ("", "")
-    if not holds_parts(path):
-        return Runner(ENGINES[options.engine].load(path, outputs, options, tier.device), graphs=1, parts=parts)
-    try:
-        call, calls = open_parts(path, tier, options)
-    except Exception as error:  # the library's boundary
-        raise PackageError(f"package {path}, of parts, cannot be loaded: {one_line(error)}") from error
-    return Runner(call, graphs=len({id(one.part) for one in calls}), parts=parts, part_calls=calls)
+def _loaded(path: Path, built: Built | Manifest | None, options: BuildOptions, device: torch.device) -> Runner:
+    return Runner(ENGINES[options.engine].load(path, built.outputs if built else "", options, device), graphs=1)
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -162,7 +151,12 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
 
         config.triton.cudagraph_skip_dynamic_graphs = True
     name_torch_unquoted()
-    compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
+    compiled: Call
+    if options.parts:
+        paths = [path.strip() for path in options.parts.split(",")]
+        compiled = InParts(tier, paths, mode=mode, dynamic=dynamic)
+    else:
+        compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
     for usual in tier.inputs_by_size():
         inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's
         for index, spans in from_front(dims, tier.example).items():
@@ -172,7 +166,60 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
         compiled(*inputs)
     after = _counters()
     made = {key: after[key] - before[key] for key in after}
-    return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], time.perf_counter() - started)
+    took_s = time.perf_counter() - started
+    return Runner(compiled, made["graphs"], made["breaks"], made["cache_hits"], took_s, parts=options.parts)
+
+
+class InParts:
+    """A model of which some modules are compiled by themselves; between calls the model is as it was.
+
+    The modules stay where they are, with their hooks: a copy would have a state of its own.
+    """
+
+    def __init__(self, tier: BuiltTier, paths: Sequence[str], **how: Any) -> None:  # noqa: ANN401
+        """Take the paths of modules in the tier's model; `how` is `torch.compile`'s.
+
+        Raises:
+            EngineUnavailable: there is no such module, or the model does not run it.
+        """
+        self._model, modules = tier.model, dict(tier.model.named_modules(remove_duplicate=False))
+        for number, path in enumerate(paths):
+            if not path or path not in modules:
+                near = ", ".join(one for one in modules if one and "." not in one)
+                raise EngineUnavailable(f"parts: the model has no module {path!r}; at its top are {near}")
+            others = (other for place, other in enumerate(paths) if place != number)
+            if any(f"{path}.".startswith(f"{other}.") for other in others):
+                raise EngineUnavailable(f"parts: {path} is named twice, or lies within another part")
+        self._parts = {path: modules[path] for path in paths}
+        self._check_run(tier.example)
+        # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
+        self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in self._parts.values()]
+        self._own = [attributes.get("forward") for attributes, _ in self._forwards]  # mostly None: it is the class's
+
+    def _check_run(self, example: Inputs) -> None:
+        run: set[torch.nn.Module] = set()
+        hooks = [part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in self._parts.values()]
+        try:
+            self._model(*example)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for path, part in self._parts.items():
+            if part not in run:
+                raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+        """What the model returns."""
+        try:
+            for attributes, forward in self._forwards:
+                attributes["forward"] = forward
+            return self._model(*inputs)
+        finally:
+            for (attributes, _), own in zip(self._forwards, self._own, strict=True):
+                if own is None:
+                    attributes.pop("forward", None)
+                else:
+                    attributes["forward"] = own
 
 
 def _counters() -> dict[str, int]:
@@ -212,12 +259,9 @@ def compare(
 
 
 def load_ready_package(
-    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims,
-    build: Callable[[], torch.nn.Module] | None = None,
-) -> Runner:  # fmt: skip
+    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims
+) -> Runner:
     """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
-
-    One of parts needs the model that the adapter builds (`build`), which has to be the one that it was built from.
 
     Raises:
         PackageError: it is not there or not to be loaded from there, it is an exported program, its hash, machine or
@@ -235,8 +279,7 @@ def load_ready_package(
     engine.check(options, {}, device)
     if identity and identity.library != engine.version:
         raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
-    model = _model_of_parts(path, identity, build) if holds_parts(path) else torch.nn.Module()
-    runner = _loaded(path, manifest, options, BuiltTier(model.to(device), example, {}, device))
+    runner = _loaded(path, manifest, options, device)
     drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
     for inputs in drawn:
         try:
@@ -254,15 +297,6 @@ def load_ready_package(
     known = Parity(**manifest.parity) if manifest else None
     package = file_sha256(path)[:32]
     return replace(runner, package=package, model=hashes, static=static, engine=engine.name, known=known)
-
-
-def _model_of_parts(
-    path: Path, identity: Identity | None, build: Callable[[], torch.nn.Module] | None
-) -> torch.nn.Module:
-    model = build() if build else torch.nn.Module()
-    if identity is None or (weights_hash(model), code_hash(model)) != (identity.weights, identity.code):
-        raise PackageError(f"package {path} has parts of another model than the adapter builds; the rest would not fit")
-    return model
 
 
 def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:

@@ -20,7 +20,6 @@ from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import (
     Built,
     EngineUnavailable,
-    FlatCall,
     PackageEngine,
     export,
     nested,
@@ -167,13 +166,7 @@ def check_linked(path: Path) -> None:
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
-    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes."""
-    call, tree = load_flat(path, device)
-    return nested(call, tree)
-
-
-def load_flat(path: Path, device: torch.device) -> tuple[FlatCall, pytree.TreeSpec]:
-    """Load a package whose call gives its outputs as a list of tensors, and how the model nests them.
+    """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
 
     The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
     runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
@@ -183,7 +176,7 @@ def load_flat(path: Path, device: torch.device) -> tuple[FlatCall, pytree.TreeSp
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
     tree = pytree.treespec_loads(loader.get_call_spec()[1])
     _give_back_constants()
-    return lambda *inputs: loader.boxed_run(list(inputs)), tree
+    return nested(lambda *inputs: loader.boxed_run(list(inputs)), tree)
 
 
 def _give_back_constants() -> None:

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
         try:
             build, package = job["build"][number], job["packages"][number] if job.get("packages") else ""
             engine = build["engine"] if build["engine"] in {AUTO, *PACKAGE_SUFFIXES} else "aoti"
-            options = BuildOptions(**{**build, "engine": engine})
+            options = BuildOptions(**build).with_engine(engine)
             tier = _tier_of(adapter, name, package, options, device, job.get("frames", ""))
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
@@ -93,7 +92,7 @@ def _tier_of(
     example = tuple(tensor.to(device) for tensor in adapter.example_inputs(name))
     dims = varying_dims(options, adapter.dynamic_dims())
     if package:
-        load_ready_package(Path(package), None, device, example, dims, partial(build_model, adapter, name))
+        load_ready_package(Path(package), None, device, example, dims)
         return None
     model = build_model(adapter, name)
     # a package of weights that nobody builds again would fit no worker
@@ -200,7 +199,7 @@ class _PackageBuild:
             package_sha256=file_sha256(part), package_bytes=part.stat().st_size, graph=built.graph,
             parity=asdict(parity), timings=timings, peak_memory_bytes=peak_memory_bytes(tier.device),
             compile_s=compile_s, built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            variants_ms=built.variants_ms, outputs=built.outputs, parts=built.parts, int8=built.int8,
+            variants_ms=built.variants_ms, outputs=built.outputs, int8=built.int8,
             calibration=self._calibrated_by,
         )  # fmt: skip
 

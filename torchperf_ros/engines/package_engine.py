@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions, installed
+from torchperf_ros.config.build_options import (
+    INT8_PRECISIONS,
+    INT8_STATIC,
+    OF_PARTS,
+    PRECISIONS,
+    BuildOptions,
+    installed,
+)
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import matrix_precision, transform
@@ -39,7 +46,6 @@ class Built:
     Attributes:
         graph: hash of the exported graph.
         outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
-        parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there is one way.
         left: layers that are not quantised, by kind.
         int8: what a manifest says of that, see `int8_share`; empty for other precisions.
@@ -47,7 +53,6 @@ class Built:
 
     graph: str
     outputs: str = ""
-    parts: str = ""
     variants_ms: dict[str, float] = field(default_factory=dict)
     left: Counter[str] = field(default_factory=Counter)
     int8: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -60,7 +65,7 @@ class PackageEngine(ABC):
         distributions: names under which pip may know its library; none where torch is all.
         build_distributions: what only a build needs, all of them.
         precisions: the arithmetic that it can be asked for, by the types of torch devices that it runs on.
-        dynamic, parts: whether sizes may vary; whether it takes parts of a model.
+        dynamic: whether sizes may vary.
     """
 
     name: ClassVar[str]
@@ -70,7 +75,6 @@ class PackageEngine(ABC):
         "cpu": PRECISIONS, "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
     }  # fmt: skip
     dynamic: ClassVar[bool] = True
-    parts: ClassVar[bool] = False
 
     @property
     def version(self) -> str:
@@ -88,8 +92,8 @@ class PackageEngine(ABC):
             return f"engine {self.name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
         if options.cuda_graphs and self.distributions:
             return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
-        if options.parts and not self.parts and options.engine == self.name:
-            return f"engine {self.name} takes whole models only; parts has to be empty"
+        if options.parts:
+            return f"engine {self.name} takes whole models only; engine {OF_PARTS} takes parts"
         fixed = dynamic_dims and not self.dynamic
         return f"engine {self.name} runs fixed sizes only; dynamic has to be never" if fixed else ""
 
@@ -176,8 +180,18 @@ def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -
         for index, spans in dynamic_dims.items()
     }
     inputs = random_inputs(example, 0, larger) if dynamic_dims else example
-    with torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=_by_argument(model, shapes) if dynamic_dims else None)
+    try:
+        with torch.no_grad():
+            varying = _by_argument(model, shapes) if dynamic_dims else None
+            return torch.export.export(model, inputs, dynamic_shapes=varying)
+    except Exception as error:  # the exporter's boundary: what it says of a script is of no use
+        scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+        if not scripted:
+            raise
+        what = f"module {scripted[0]}" if scripted[0] else "the model"
+        raise EngineUnavailable(
+            f"{what} is scripted or traced (torch.jit): only eager and compile run that; build it plain"
+        ) from error
 
 
 def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:

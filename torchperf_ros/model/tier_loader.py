@@ -78,9 +78,8 @@ class TierLoader:
         if package:
             with torch.inference_mode(mode=False):
                 runner = load_ready_package(
-                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims),
-                    functools.partial(build_model, self._adapter, name),
-                )  # fmt: skip
+                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims)
+                )
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
             hashes = runner.model
             tier = self._with_package(name, runner, options, example, strict=self._setup.get("swapped") == number)

@@ -80,7 +80,6 @@ class Manifest:
         variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights folded and
             packed), `frozen channels_last`, `plain`.
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
-        parts: what of the model is compiled, in words, where parts were asked for; "" elsewhere.
         int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
         calibration: hash of the log's frames that ranges of activations were taken from; "" without a log.
     """
@@ -98,7 +97,6 @@ class Manifest:
     built: str
     variants_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     outputs: str = ""
-    parts: str = ""
     int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     calibration: str = ""
 
@@ -119,6 +117,8 @@ def read_manifest(package: Path) -> Manifest:
         fields_found = json.loads(read_bounded(path))
         identity_found = fields_found.pop("identity")
         number = identity_found["format"]
+        if fields_found.pop("parts", ""):  # of an earlier version
+            raise PackageError(f"package {package} is of parts of a model; leave it out, as engine compile takes those")
         if number == FORMAT:
             return _checked(Manifest(Identity(**identity_found), **fields_found))
     except FileNotFoundError as error:

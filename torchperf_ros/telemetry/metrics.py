@@ -261,8 +261,6 @@ METRICS = (
     _M("torchperf_tier_shape_hits_total", _C, "Frames of a prepared shape", _by_tier("hits"), _TIER),
     _M("torchperf_tier_shape_misses_total", _C, "Frames of another shape, answered in eager", _by_tier("misses"),
        _TIER),
-    _M("torchperf_tier_part_misses_total", _C, "Calls of compiled parts that eager answered",
-       _by_tier("part_misses"), _TIER),
 )  # fmt: skip
 """What there is beside `process_*` of the node's process, which `prometheus_client` names."""
 

@@ -66,7 +66,7 @@ class RestartPolicy:
         return self._early_deaths >= _LASTING_DEATHS
 
 
-COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses", "part_misses")
+COUNTERS = ("recompiles", "engine_errors", "eager_answers", "hits", "misses")
 
 
 class TierTally:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch._inductor.config
 
-from torchperf_ros.engines.parts import exported_parts
 from torchperf_ros.engines.quantisation import quiet_log
 from torchperf_ros.optimize.inspect import graph_breaks
 from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
@@ -53,7 +52,6 @@ class Inspection(logging.Handler):
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, in the order in which they were found.
-        parts: why the whole cannot be exported, and what of it can, see `exported_parts`; None of what is no module.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
@@ -70,7 +68,6 @@ class Inspection(logging.Handler):
         self.graphs: list[Graph] = []
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
-        self.parts: tuple[str, dict[str, float]] | None = None
         self.failure = ""
         try:
             self._backend = torch._dynamo.lookup_backend(backend)
@@ -123,9 +120,6 @@ class Inspection(logging.Handler):
                 if not self.failure:
                     progress(f"capturing graphs with {self.backend}: {which}")
                     self.failure = self._compile(index, trace_folder)
-            if isinstance(self._model.call, torch.nn.Module):
-                progress("exporting the whole, or what of it can be")
-                self.parts = exported_parts(self._model.call, self._model.input_sets)
         for graph in self.graphs:
             graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
         for item in self.breaks:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -68,7 +68,6 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
             for item in inspection.breaks
         ],
         "recompilations": [{**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations],
-        "parts": inspection.parts and dict(zip(("why", "shares"), inspection.parts, strict=True)),
         "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
         "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
     }  # fmt: skip
@@ -103,8 +102,6 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
         yield _inputs(inspection)
     if inspection.recompilations:
         yield _recompilations(inspection)
-    if inspection.parts:
-        yield _parts_that_export(*inspection.parts)
 
 
 def _break(item: GraphBreak, input_sets: int) -> Table:
@@ -126,17 +123,6 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
         grid.add_row("effect", Text("; ".join(effects)))
     grid.add_row("instead", Text(item.kind.advice))
     return grid
-
-
-def _parts_that_export(why: str, shares: dict[str, float]) -> RenderableType:
-    told = Text.assemble(("parts  ", "bold red"), f"the whole cannot be exported: {why}")
-    if not shares:
-        return told.append("\n  no module that takes 2 % of its time can be")
-    table = _table("what can be exported", "module", "of eager's time")
-    for path, share in shares.items():
-        table.add_row(Text(path), f"{share:.0%}")
-    option = f"{sum(shares.values()):.0%} together: --parts {','.join(shares)}, or parts: auto, with engine aoti"
-    return Group(told, table, Text(option, style="green"))
 
 
 def _graphs(inspection: Inspection) -> Table:

@@ -5,12 +5,9 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
 from torchperf_ros.config.build_options import (
-    AUTO,
-    BLOCKS,
     COMPILE_MODES,
     ENGINES,
     INT8_STATIC,
-    OF_PARTS,
     PRECISIONS,
     STATIC_ENGINE,
 )
@@ -72,13 +69,11 @@ class TuneSpace:
         if best is None or not self._engines:
             return
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
-        if self._is_refused(_with(best, engine=OF_PARTS)):  # the whole; what of it can be compiled is not
-            yield from self._part("parts", [_with(best, engine=OF_PARTS, parts=AUTO)])
         yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
             yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
         for part, vary in (
-            ("parts", self._blocks), ("precision", self._compiled_precisions), ("mode", self._modes),
+            ("precision", self._compiled_precisions), ("mode", self._modes),
             ("graphs", self._graphs), ("layout", self._layouts), ("buckets", self._buckets),
         ):  # fmt: skip
             ranking = self.ranking
@@ -140,13 +135,6 @@ class TuneSpace:
             for mode in COMPILE_MODES:
                 if self._facts.cuda or mode not in _CUDA_GRAPH_MODES:
                     yield _with(best, engine="compile", mode=mode)
-
-    def _is_refused(self, candidate: Candidate) -> bool:
-        return any(one.candidate == candidate and one.outcome == Result.REFUSED for one in self.trials)
-
-    def _blocks(self, best: Candidate) -> Iterator[Candidate]:
-        if best.options.engine == OF_PARTS and not best.options.parts and BLOCKS not in self._facts.left_out:
-            yield _with(best, parts=BLOCKS)
 
     def _graphs(self, best: Candidate) -> Iterator[Candidate]:
         """Engine compile has its own, as a mode; sizes have to stay."""

@@ -20,7 +20,7 @@ class Facts:
         identity: hash of weights, code, inputs and what they run on, of every tier; results under another say nothing.
         changing: why no package can be kept, where a build has other weights than the one before; "" otherwise.
         threads: CPU threads that the node uses by default, the reference's.
-        left_out: precision, layout or blocks -> why it does nothing, or nothing good, for this model here.
+        left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
         ranges: smallest and largest value of each size that varies.
         has_task: whether the adapter has a training task, which judges how accurate a candidate is.
         load_s: seconds that such a process took to start and load the models.

@@ -43,7 +43,6 @@ from torchperf_ros.engines.model_transforms import applies, in_precision, matrix
 from torchperf_ros.engines.output_sizes import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
-from torchperf_ros.engines.parts import Anatomy
 from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.frame.clock import NS_PER_S
@@ -88,7 +87,6 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
     options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
-    left_out["blocks"] = _why_no_blocks(tier)
     left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
     facts = Facts(
@@ -111,14 +109,6 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _frames_hash(job: Mapping[str, Any]) -> str:
     return file_sha256(Path(job["frames"])) if job.get("frames") else ""
-
-
-def _why_no_blocks(tier: BuiltTier) -> str:
-    try:
-        Anatomy(tier.model, tier.inputs_by_size()).blocks()
-    except Exception as error:  # the user's model runs here, with hooks
-        return one_line(error)
-    return ""
 
 
 def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
