@@ -318,6 +318,10 @@ ONCE_ACCEPTED = {
         Plan(0.54842, -0.997, -4.2525, bend=-0.027608),
         Other("along", 4.21746, 1.23873, -0.22019, 5.25333, 1.0677, 13.95943, -0.28248),
     ),
+    "it overlaps us, and a plan of 1 cm does not show that both are in a bend": (
+        Plan(0.25313, -2.6698, -0.50466, bend=0.0284506, over=20.0),
+        Other("along", 7.51165, -1.03665, 0.16641, 8.2141, 2.58748, 2.63507, 0.2125),
+    ),
     "it is slow and strays, and bends with us all the same": (
         Plan(11.75348, 0.32905, 0.28386, bend=0.0029631),
         Other("along", 11.20621, -2.62369, 0.2822, 0.85087, 0.78043, 6.80626, 0.46764),

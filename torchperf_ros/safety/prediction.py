@@ -28,7 +28,7 @@ _SAME_COURSE = 0.01  # rad; two ways whose directions differ by less cannot be t
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
-_BESIDE_END_M = 5.0  # and so far for everything: it may be beside us
+_BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
 _FURTHER = 0.35  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
@@ -198,7 +198,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     sure = leaves_lane(lane, arc)
     changes = sure == -1.0
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    near_m = 0.0 if changes else np.where(off_lane <= on_course, _NEAR_M, _BESIDE_END_M)
+    near_m = 0.0 if changes else np.maximum(_NEAR_M * (off_lane <= on_course), _BESIDE_US_M + seen.halves[:, 0])
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
