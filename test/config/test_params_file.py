@@ -183,6 +183,11 @@ def test_given_nodes_in_two_namespaces_that_differ_when_read_then_the_commands_a
             "parameter percetion.budget_ms: stage percetion is none of the stages that run, perception",
         ),
         ("{perception: {buget_ms: 20.0}}", "the closest names are perception.budget_ms"),
+        ("{perception: {device: cuda}}", "perception.device: is unknown; device is one of the node's: it has to stand"),
+        ("{perception: {input: image}}", "the adapter names the inputs; remapping says which topics they are"),
+        ("{perception: {inputs: {image: /cam}}}", "perception.inputs.image: is unknown; the adapter names the inputs"),
+        ("{perception: {options: {a: {b: 1}}}}", "perception.options.a.b: is unknown; options is one text of JSON"),
+        ("{perception: {model: yolo.pt}}", "perception.model: is unknown; a stage's model is its adapter"),
     ],
 )
 def test_given_a_misspelt_name_when_read_then_it_is_refused_with_the_nearest(read, text, message):

@@ -53,6 +53,7 @@ def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_inci
     lines = what_next(evidence, [evidence / "a", evidence / "b"])
     assert any("report /evidence/b -o" in line for line in lines)
     assert lines[1:3] == ["  a", "  b"]
+    assert any("report '/my robot/a' -o" in line for line in what_next(Path("/my robot"), [Path("/my robot/a")]))
 
 
 def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_report_shows_all_of_them(tmp_path: Path):

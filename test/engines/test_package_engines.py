@@ -12,7 +12,6 @@ import torch
 
 from torchperf_ros.config.build_options import PACKAGE_SUFFIXES, BuildOptions
 from torchperf_ros.config.shape_options import ShapeOptions
-from torchperf_ros.engines import library_engines
 from torchperf_ros.engines.built_tier import BuiltTier, scoring_of
 from torchperf_ros.engines.engine import ENGINES, load_ready_package, make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable, TensorsOnly
@@ -144,7 +143,7 @@ def loaded(engine, monkeypatch):
     """What OpenVINO loads."""
     if engine != "openvino":
         return []
-    core, loaded = library_engines._openvino().Core, []
+    core, loaded = importlib.import_module("openvino").Core, []
     load = core.import_model
     monkeypatch.setattr(core, "import_model", lambda *given: loaded.append(load(*given)) or loaded[-1])
     return loaded
@@ -185,6 +184,12 @@ def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the
     tier = BuiltTier(model, (torch.ones(2, 2),), {0: {0: (1, 4)}}, CPU)
     with pytest.raises(EngineUnavailable, match=f"output 1 .*{why}"):
         make_runner(tier, BuildOptions(engine))
+
+
+def test_given_a_scripted_part_when_built_then_it_is_named(engine):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.jit.script(torch.nn.ReLU()))
+    with pytest.raises(EngineUnavailable, match="module 1 is scripted or traced"):
+        make_runner(BuiltTier(model, (torch.ones(1, 2),), {}, CPU), BuildOptions(engine))
 
 
 @torch.inference_mode()

@@ -153,12 +153,12 @@ def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eag
 
     monkeypatch.setattr(torch, "compile", refuse)
     loaded = load(options=BuildOptions("compile"))
-    assert loaded.said == ["tier full runs in eager: compile RuntimeError: no such operator"]
-    assert (loaded.facts.engine, loaded.facts.why) == ("eager", "RuntimeError: no such operator")
+    assert loaded.said[0].startswith("tier full runs in eager: compile RuntimeError: no such operator")
+    assert (loaded.facts.engine, loaded.facts.why.split(" (")[0]) == ("eager", "RuntimeError: no such operator")
     assert loaded.missing == []
     loaded.run(1)
     other_package(monkeypatch, lambda x, mask: 1 / 0)
-    assert load().said == ["tier full runs in eager: aoti ZeroDivisionError: division by zero"]
+    assert load().said[0].startswith("tier full runs in eager: aoti ZeroDivisionError: division by zero")
 
 
 def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(load, adapters, monkeypatch):
@@ -242,7 +242,9 @@ def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_th
     monkeypatch.setattr(adapters.Compiled, "build", refuse)
     loaded = load(package=built.package())
     assert loaded.facts.engine == "aoti"
-    assert loaded.facts.why == "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle"
+    assert loaded.facts.why.startswith(
+        "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle (test_tier_loader.py:"
+    )
 
 
 @pytest.mark.parametrize(

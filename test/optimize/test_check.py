@@ -171,7 +171,7 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
     ("kind", "step", "text"),
     [
         (OtherWeights, "tier full: weights", "build('full') gives other weights at every call (0.bias and 1 more)"),
-        (Others, "tiers", "builds none of the tiers full, medium, fast (KeyError: 'full'); name its own, most acc"),
+        (Others, "tiers", "builds none of the tiers full, medium, fast (tier full: Others.build knows no tier"),
         (Within, "tier full: frame", "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12"),
         (NotAModule, "tier full: build", "build gave an int, not a torch.nn.Module"),
         (Nan, "tier full: second run", "NaN or Inf"),

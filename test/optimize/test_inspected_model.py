@@ -87,7 +87,7 @@ def test_given_an_adapter_when_loaded_then_further_inputs_come_from_its_dynamic_
         (
             "adapter_under_inspection:Batches",
             {"inputs": [], "options": {"scale": 1}, "tier": "huge"},
-            ["tier 'huge'", "KeyError"],
+            ["tier 'huge'", "Batches.build knows no tier 'huge'"],
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -248,7 +249,7 @@ def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
     return [
         *(found if incidents else []),
         "What next:",
-        f"  see this drive as a page   {command} report {seen} -o report.html",
+        f"  see this drive as a page   {command} report {shlex.quote(str(seen))} -o report.html",
         f"  make its models faster     {command} compile --params config/perception.yaml, and drive again",
         f"  check a model of your own  {command} check my_robot.segmenter:Segmenter   (README: Your own model)",
         "  why did it stutter         docs/looking.md",

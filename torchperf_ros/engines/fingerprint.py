@@ -26,7 +26,7 @@ from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.outputs import numbers_of, signature_of
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.frame.errors import AdapterError
+from torchperf_ros.frame.errors import AdapterError, one_line
 from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
@@ -134,7 +134,7 @@ def tiers_of(adapter: Adapter) -> tuple[str, ...]:
             shapes = [f"{name} {signature_of(tensor)}" for name, tensor in _tensors(model)]  # of any values
             found.setdefault("\n".join([*shapes, code_hash(model)]), tier)
         except Exception as error:  # the user's code: a tier that it does not have may raise anything
-            reason = reason or f"{type(error).__name__}: {error}"
+            reason = reason or one_line(error)
     if not found:
         raise AdapterError(
             f"{type(adapter).__name__} builds none of the tiers {', '.join(_USUAL)} ({reason}); name its own, most"

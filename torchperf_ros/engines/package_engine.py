@@ -180,8 +180,18 @@ def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -
         for index, spans in dynamic_dims.items()
     }
     inputs = random_inputs(example, 0, larger) if dynamic_dims else example
-    with torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=_by_argument(model, shapes) if dynamic_dims else None)
+    try:
+        with torch.no_grad():
+            varying = _by_argument(model, shapes) if dynamic_dims else None
+            return torch.export.export(model, inputs, dynamic_shapes=varying)
+    except Exception as error:  # the exporter's boundary: what it says of a script is of no use
+        scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+        if not scripted:
+            raise
+        what = f"module {scripted[0]}" if scripted[0] else "the model"
+        raise EngineUnavailable(
+            f"{what} is scripted or traced (torch.jit): only eager and compile run that; build it plain"
+        ) from error
 
 
 def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:

@@ -151,7 +151,7 @@ class StageCounters:
     def miss_ratio(self, superseded: int) -> float:
         """Share of these, and of the `superseded`, that had no result of their own in time, see `IN_TIME`, 0 to 1."""
         came = self.ended + superseded
-        return 1.0 - sum(self.outcomes[outcome] for outcome in IN_TIME) / came if came else 0.0
+        return (came - sum(self.outcomes[outcome] for outcome in IN_TIME)) / came if came else 0.0
 
 
 class BucketCounts:

@@ -401,7 +401,7 @@ def meets_head_on(
     towards = (turned.real < -_TOWARDS * moved_m) & (seen.speeds[which] >= STANDS)
     if not course.changes:
         # A plan that keeps its lane says nothing of the road beyond its end.
-        towards &= (course.is_along & ~course.joined)[which]
+        towards &= (course.is_along & ~course.joined & ~course.strays)[which]
     if lane.length < _MOVES or not np.count_nonzero(towards):
         return nothing
     lasts_s, along, on_arc = ahead.lasts_s, course.along, course.on_arc

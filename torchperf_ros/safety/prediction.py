@@ -31,7 +31,7 @@ _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for w
 _BESIDE_END_M = 5.0  # and so far for everything: it may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
-_FURTHER = 0.2  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
+_FURTHER = 0.35  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 _SHARPEST, _MOST_TURN = 0.05, 0.9  # 1/m, and the sine of all that a road turns from a plan's end to where something is
@@ -66,6 +66,7 @@ class Course(NamedTuple):
         on_arc: where it is along the bend that we drive.
         lane, arc, straight: whether it may go on along that way, in the bend that we drive, or straight on.
         joined: whether it is beyond the plan's end.
+        strays: whether it is there and drifts a little from where the plan's end leads.
         is_along: whether it drives along our road, either way, at all.
         changes: whether the plan looks like a change of lanes.
     """
@@ -76,6 +77,7 @@ class Course(NamedTuple):
     arc: Flags
     straight: Flags
     joined: Flags
+    strays: Flags
     is_along: Flags
     changes: bool
 
@@ -189,7 +191,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     nobody = np.zeros(len(moves), np.bool_)
     on_arc = along_arc(arc, seen)
     if lane.both_ways:
-        return Course(on_lane, on_arc, nobody, nobody, ~nobody, nobody, nobody, False)
+        return Course(on_lane, on_arc, nobody, nobody, ~nobody, nobody, nobody, nobody, False)
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
@@ -199,7 +201,9 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     near_m = 0.0 if changes else np.where(off_lane <= on_course, _NEAR_M, _BESIDE_END_M)
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
-    goes_on = is_along & ((off_lane <= 2.0 * _SAME_COURSE) | drifts) & (not changes)  # as the plan does at its end
+    as_the_plan = off_lane <= 2.0 * _SAME_COURSE
+    goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
+    strays = beyond & goes_on & ~as_the_plan
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
     if np.count_nonzero(joined):
         on_joined = along_joined(lane, seen, min(sure, _FURTHER))
@@ -221,7 +225,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, nobody
     by_lane |= joined
-    return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, is_along, changes)
+    return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, strays, is_along, changes)
 
 
 def predicted(t_s: Floats, course: Course, counts: tuple[Flags, Flags], lane: Lane, arc: Arc, seen: Seen) -> Rows:
