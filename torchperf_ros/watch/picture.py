@@ -32,7 +32,7 @@ _LIVE: Final = 0.7  # of the last looks, in which a part that stands now has cha
 _FORGETS: Final = 0.8  # what a look leaves of the weight of those before
 _STANDS_S, _STANDS_LOOKS = 3.0, 4
 _LEAST_PARTS: Final = _SIDE // 8
-_TOGETHER: Final = 0.8  # of the parts that stand: what freezes does so at once, what comes to rest does not
+_TOGETHER: Final = 0.8  # of the other parts move on: what freezes does so at once, what comes to rest does not
 _BORDER: Final = 1 / _ACROSS  # of a part's points: where a JPEG's blocks lie across the border of what stands
 _NEVER_S, _NEARLY_ALL = 10.0, 0.9
 
@@ -215,17 +215,19 @@ class Stillness:
 
 
 def frozen_at_once(shows: NDArray[np.bool_], live: NDArray[Any], stood: NDArray[Any]) -> NDArray[np.bool_]:
-    """The parts that changed all the time and stand since the same look; none where they are few or others stand, too.
+    """The parts that changed all the time and stand since the same look; none where they are few, or others rest, too.
 
     All have the shape [64]: whether something can be seen in a part, in which share of the looks it changed before it
     stood, and for how many looks it stands.
     """
-    stands = shows & (stood > 0) & (live >= _LIVE)
+    lively = shows & (live >= _LIVE)
+    stands = lively & (stood > 0)
     if not stands.any():
         return stands
     together = stands & (np.abs(stood - np.median(stood[stands])) <= 1)
-    enough = int(together.sum()) >= max(_LEAST_PARTS, _TOGETHER * int(stands.sum()))
-    return together if enough else np.zeros_like(stands)
+    others = stood[lively & ~together]
+    others_move = len(others) <= _LEAST_PARTS or float((others == 0).mean()) >= _TOGETHER
+    return together if int(together.sum()) >= _LEAST_PARTS and others_move else np.zeros_like(stands)
 
 
 def never_changed(shows: NDArray[np.bool_], live: NDArray[Any]) -> NDArray[np.bool_]:
