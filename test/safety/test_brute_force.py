@@ -326,6 +326,19 @@ ONCE_ACCEPTED = {
         Plan(11.75348, 0.32905, 0.28386, bend=0.0029631),
         Other("along", 11.20621, -2.62369, 0.2822, 0.85087, 0.78043, 6.80626, 0.46764),
     ),
+    "it comes from behind in a bend that only the plan of a vehicle shows which sets off": (
+        Plan(0.1641688872953866, 1.890011438301487, -3.5460519618612, bend=0.0204000158089275, over=20.0),
+        Other(
+            "along",
+            -15.788060145784275,
+            -2.2637838744628116,
+            0.08567656948278435,
+            4.550406289050476,
+            2.110987210972434,
+            32.40295486437855,
+            0.2076961318785947,
+        ),
+    ),
     "it touches our side": (Plan(0.3, -1.478, 1.493), Other("stands", 1.0, 1.9, 0.0, 0.3, 1.9, 0.0, 0.0)),
     "the plan is fastest at one pose, and too fast there for what drives ahead": (
         Plan(14.934, 1.2479, -3.7626, bend=0.011995),

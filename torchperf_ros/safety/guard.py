@@ -32,6 +32,9 @@ _AS_FAST = 0.5  # m/s between the vehicle and the plan that it goes on with
 _AS_HARD = 1.0  # m/s; impacts that differ by less are the same
 _TIME_HELPS = 3.0  # m/s^2: so much of an impact is still to be avoided for each second until then
 _ROLLS = 1.0  # m/s; slower, the bend that is driven cannot be told from yaw rate and speed
+_SHOWN_M = 1.0  # of a plan, from which on its bend counts for such a vehicle
+_EVEN = 0.1  # of all that a plan turns: its thirds differ by less in a bend of the road
+_TURNS_OFF = 0.04  # 1/m: a plan that is sharper turns off, and says nothing of the road behind
 _OWN_MOTION = {"speed", "acceleration", "lateral", "jerk", "curvature", "steering"}
 _BY_BRAKING = {"speed", "acceleration", "jerk"}  # what braking on the same path answers, whatever was found
 
@@ -365,7 +368,7 @@ class Guard:
         ahead, widened_m = track.from_now().thinned(options.vehicle.length_m + options.vehicle.width_m)
         bend = None
         if motion is not None:
-            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else 0.0
+            bend = motion.yaw_rate / motion.speed if abs(motion.speed) > _ROLLS else _bend_of(ahead)
         lane, close = Lane(ahead, bend), Closeness()
         if "jump" in checks:
             findings += filter(None, [self._jump(track, path, motion, situation)])
@@ -566,3 +569,19 @@ class Guard:
         stamps_ns = situation.ros_now_ns + np.rint(times_s * NS_PER_S).astype(np.int64)
         path = TimedPath.made(stamps_ns, points, yaw, motion.frame)
         return path.braked(situation.ros_now_ns, deceleration, _STOP_POSES, speed=speed)
+
+
+def _bend_of(track: Track) -> float:
+    """The curvature of a plan in 1/m, positive to the left of where the vehicle looks; 0 where it shows none.
+
+    A plan that turns as much in its last third as in its first follows a bend of the road; others turn out of it.
+    """
+    steps_m = ((track.place[1:] - track.place[:-1]) * unit(-track.yaw[:-1])).real
+    way_m = np.concatenate(([0.0], np.cumsum(np.abs(steps_m))))
+    if way_m[-1] < _SHOWN_M:
+        return 0.0
+    yaws = np.interp(np.linspace(0.0, way_m[-1], 4), way_m, np.unwrap(track.yaw))
+    turns = yaws[1:] - yaws[:-1]
+    bend = float(yaws[3] - yaws[0]) / float(steps_m.sum()) if abs(steps_m.sum()) >= _SHOWN_M else 0.0
+    is_even = abs(float(turns[2] - turns[0])) < _EVEN * abs(float(turns.sum()))
+    return bend if is_even and abs(bend) < _TURNS_OFF else 0.0
