@@ -108,7 +108,7 @@ def test_given_partial_answers_only_when_counted_then_none_is_a_miss_and_the_sta
     for _ in range(4):
         assert stage.ask({"do": "raise", "step": 2}).outcome is Outcome.PARTIAL
     counters = stage.counters
-    assert (counters.outcomes[Outcome.PARTIAL], counters.answered, counters.miss_ratio) == (4, 4, 0.0)
+    assert (counters.outcomes[Outcome.PARTIAL], counters.answered, counters.miss_ratio(0)) == (4, 4, 0.0)
     assert stage.health is Health.DEGRADED
 
 

@@ -225,7 +225,7 @@ def test_given_an_emergency_lane_that_withholds_the_output_when_answered_then_th
     stage.actor._ports.publish = lambda payload: (Fallback.NONE, None)
     answer = stage.ask()
     assert (answer.outcome, answer.fallback, answer.payload) == (Outcome.ON_TIME, Fallback.NONE, None)
-    assert (stage.counters.answered, stage.counters.unanswered, stage.counters.miss_ratio) == (1, 1, 0.0)
+    assert (stage.counters.answered, stage.counters.unanswered, stage.counters.miss_ratio(0)) == (1, 1, 0.0)
     assert stage.health is Health.NOMINAL
     stage.actor._ports.publish = publish
     held = stage.ask({"do": "raise"})
