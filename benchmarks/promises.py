@@ -30,7 +30,7 @@ examples:
 
 COMMANDS = {
     "deadline": "--seconds 30 --beside naive",
-    "failover": "--parts frames --times 1 --model-ms 5 --faults segfault,hang,exit --seconds 3",
+    "failover": "--parts frames --times 1 --model-ms 5 --faults segfault,hang,abort --seconds 3",
     "startup": "--times 3",
     "overhead": "--sizes 1280x720 --seconds 12",
     "telemetry": "--parts frames --seconds 20",
