@@ -23,7 +23,7 @@ _PAGE = _ROOT / "docs" / "performance.md"
 _BUSY_PERCENT = 5.0  # of the machine, taken by others or by its host: times beyond are ratios at best
 _EPILOG = """\
 examples:
-  ./run bench promises                       # measures all, about 10 minutes, and writes docs/performance.md
+  ./run bench promises                       # measures all, about 18 minutes, and writes docs/performance.md
   ./run bench promises --only guard,soak     # measures two again, and writes the page from all results
   ./run bench promises --page                # measures nothing: the page from the results that are there
   ./run bench promises --dry-run             # shows what would be run"""
@@ -37,7 +37,7 @@ COMMANDS = {
     "guard": "--parts cost",
     "emergency": "--parts stops --times 1000 --triggers 200 --silences 20",
     "engines": "--parts engines",
-    "soak": "--frames 20000",
+    "soak": "--frames 60000",
 }
 
 

@@ -43,4 +43,4 @@ def test_given_a_machine_that_others_used_then_the_page_says_that_its_times_coun
 def test_given_a_dry_run_then_each_command_is_shown_and_none_is_run(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["promises", "--dry-run", "--only", "guard,soak"])
     assert promises.main() == 0
-    assert capsys.readouterr().out == "./run bench guard --parts cost\n./run bench soak --frames 20000\n"
+    assert capsys.readouterr().out == "./run bench guard --parts cost\n./run bench soak --frames 60000\n"
