@@ -286,7 +286,9 @@ def test_given_a_task_that_raises_when_it_is_asked_then_the_error_says_that_it_i
         raise KeyError("log")
 
     cpu = torch.device("cpu")
-    with pytest.raises(AdapterError, match=r"training_task\(None\) raises KeyError: 'log' .*; it has to give None where"):
+    with pytest.raises(
+        AdapterError, match=r"training_task\(None\) raises KeyError: 'log' .*; it has to give None where"
+    ):
         drawing_task(SimpleNamespace(training_task=raises))
     with pytest.raises(AdapterError, match="accuracy: the training task's judge raises KeyError: 'log'"):
         judged(SimpleNamespace(judge=raises), eager, 1, cpu)
