@@ -23,6 +23,13 @@ def test_given_the_results_in_the_repository_then_they_make_the_page_and_every_p
     page = promises.page(results)
     assert promises._PAGE.read_text(encoding="utf-8") == page
     assert "not measured" not in page
+    for name, found in results.items():  # by the commands that the page shows
+        words = promises.COMMANDS[name].split()
+        for option, value in zip(words[::2], words[1::2], strict=True):
+            given = found["parameters"][option.removeprefix("--").replace("-", "_")]
+            assert value == (
+                ",".join(given) if isinstance(given, list) else f"{given:g}" if isinstance(given, float) else str(given)
+            )
     assert len(promises.PROMISES) == 12
 
 
