@@ -1,7 +1,10 @@
-"""How well anomalies are found in series that are labelled: ours, a frozen z-score, an EWMA and a rolling median.
+"""How well anomalies are found in series that are labelled.
 
-Two series are recorded here and now, while a model runs and is really disturbed; the others are generated. Every
-detector has its defaults for all of them, sees each sample once, and calls a score of 0.5 and more an anomaly. Then
+Ours, a frozen z-score, an EWMA and a rolling median.
+
+Two series are recorded here and now, while a model runs and is really disturbed; the others are generated.
+Every detector has its defaults for all of them, sees each sample once, and calls a score of 0.5 and more an
+anomaly. Then
 drives: the latency of frames at 30 Hz, for hours in which nothing happens, and with a change in the middle.
 """
 
@@ -93,7 +96,10 @@ class Ewma:
 
 
 class RollingMad:
-    """Median and median absolute deviation of the last 200 samples; an anomaly is 6 robust deviations off."""
+    """Median and median absolute deviation of the last 200 samples.
+
+    An anomaly is 6 robust deviations off.
+    """
 
     _SIZE, _FIRST, _ROBUST_SIGMAS, _TO_SIGMA = 200, 50, 6.0, 1.4826
 
@@ -191,7 +197,10 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=3, help="of usual drives (default 3)")
     parser.add_argument("--seed", type=int, default=1, help="of the generated series (default 1)")
     parser.add_argument(
-        "--save", type=callers_path, metavar="FOLDER", help="write each series there as timestamp,value,anomaly"
+        "--save",
+        type=callers_path,
+        metavar="FOLDER",
+        help="write each series there as timestamp,value,anomaly",
     )
     arguments = parser.parse_args()
     if arguments.samples < 1000:
@@ -213,36 +222,64 @@ def main() -> int:
             for group in ("all", one.group):
                 groups.setdefault(group, {}).setdefault(name, Tally()).add(one, scores)
         cost_us[name] = (time.process_time() - began) / count * 1e6
-    figures = {group: {name: tally.figures() for name, tally in found.items()} for group, found in groups.items()}
+    figures = {
+        group: {name: tally.figures() for name, tally in found.items()} for group, found in groups.items()
+    }
     _show(report, series, figures, cost_us)
     say("drives")
     drives = {name: _drives(DETECTORS[name], arguments.hours) for name in (OURS, CAUTIOUS)}
-    report.table(f"Drives at {DRIVE_HZ} Hz: {arguments.hours} hours of usual latency, {_DRIVES} changes of each kind",
-                 ("detector", *drives[OURS]), [(name, *found.values()) for name, found in drives.items()])  # fmt: skip
-    total, others = figures["all"], [figures["all"][name] for name in DETECTORS if name not in {OURS, CAUTIOUS}]
+    report.table(
+        f"Drives at {DRIVE_HZ} Hz: {arguments.hours} hours of usual latency, {_DRIVES} changes of each"
+        " kind",
+        ("detector", *drives[OURS]),
+        [(name, *found.values()) for name, found in drives.items()],
+    )
+    total, others = (
+        figures["all"],
+        [figures["all"][name] for name in DETECTORS if name not in {OURS, CAUTIOUS}],
+    )
 
     def best(what: str) -> float:
         return max(other[what] for other in others)
 
-    report.finish({"groups": figures, "cost_us": cost_us, "drives": drives}, [
-        Target("recall", total[OURS]["recall"], ">=", 0.8),
-        Target("cautious: precision over the best of the others", total[CAUTIOUS]["precision"] / best("precision"),
-               ">=", 2.0),
-        Target("cautious: false alarms per 10,000 samples", total[CAUTIOUS]["false_alarms_per_10000"], "<=", 2.0),
-        Target("cautious: levels of 20 % found within 3 s", drives[CAUTIOUS]["levels"], ">=", _DRIVES),
-    ])  # fmt: skip
+    report.finish(
+        {"groups": figures, "cost_us": cost_us, "drives": drives},
+        [
+            Target("recall", total[OURS]["recall"], ">=", 0.8),
+            Target(
+                "cautious: precision over the best of the others",
+                total[CAUTIOUS]["precision"] / best("precision"),
+                ">=",
+                2.0,
+            ),
+            Target(
+                "cautious: false alarms per 10,000 samples",
+                total[CAUTIOUS]["false_alarms_per_10000"],
+                "<=",
+                2.0,
+            ),
+            Target("cautious: levels of 20 % found within 3 s", drives[CAUTIOUS]["levels"], ">=", _DRIVES),
+        ],
+    )
     return 0
 
 
 def _drives(make, hours: int) -> dict[str, float]:
-    """False alarms an hour in usual drives, and how many changes were found: levels in 3 s, others in 80 s."""
+    """False alarms an hour in usual drives, and how many changes were found.
+
+    Levels in 3 s, others in 80 s.
+    """
 
     def alarms(values: list[float]) -> list[int]:
         detector = make()
         found = [i for i, value in enumerate(values) if detector.update(i / DRIVE_HZ, value) >= _THRESHOLD]
-        return [i for before, i in zip([-_HOUR, *found], found, strict=False) if i - before > _SAME_DRIVE_ALARM]
+        return [
+            i for before, i in zip([-_HOUR, *found], found, strict=False) if i - before > _SAME_DRIVE_ALARM
+        ]
 
-    figures = {"false alarms an hour": sum(len(alarms(drive(seed, _HOUR))) for seed in range(hours)) / hours}
+    figures = {
+        "false alarms an hour": sum(len(alarms(drive(seed, _HOUR))) for seed in range(hours)) / hours
+    }
     for what, within_s in (("levels", 3), ("ramps", 80), ("variances", 80)):
         figures[what] = 0.0
         for seed in range(100, 100 + _DRIVES):
@@ -256,23 +293,38 @@ def _save(series: list[Labelled], folder: Path) -> None:
     for one in series:
         inside = {i for first, end in one.anomalies for i in range(first, end)}
         rows = (
-            f"{at},{value},{int(i in inside)}" for i, (at, value) in enumerate(zip(one.times, one.values, strict=True))
+            f"{at},{value},{int(i in inside)}"
+            for i, (at, value) in enumerate(zip(one.times, one.values, strict=True))
         )
         path = folder / (one.name.replace(",", "").replace(" ", "_") + ".csv")
         path.write_text("\n".join(["timestamp,value,anomaly", *rows, ""]), encoding="utf-8")
 
 
 def _show(report: Report, series: list[Labelled], figures: dict, cost_us: dict[str, float]) -> None:
-    columns = ("detector", "recall", "precision", "AUC-PR", "delay", "false per 10,000", "false per hour",
-               "us a sample")  # fmt: skip
-    report.table(f"All {len(series)} series, {sum(len(one.values) for one in series)} samples", columns,
-                 [(name, *figures["all"][name].values(), cost_us[name]) for name in DETECTORS])  # fmt: skip
+    columns = (
+        "detector",
+        "recall",
+        "precision",
+        "AUC-PR",
+        "delay",
+        "false per 10,000",
+        "false per hour",
+        "us a sample",
+    )
+    report.table(
+        f"All {len(series)} series, {sum(len(one.values) for one in series)} samples",
+        columns,
+        [(name, *figures["all"][name].values(), cost_us[name]) for name in DETECTORS],
+    )
     rows = []
     for group, found in figures.items():
         if group != "all":
             rows.append((group, *(_cell(found[name]) for name in DETECTORS)))
-    report.table("By kind: recall / precision / median delay in samples / false alarms per 10,000 samples",
-                 ("anomaly", *DETECTORS), rows)  # fmt: skip
+    report.table(
+        "By kind: recall / precision / median delay in samples / false alarms per 10,000 samples",
+        ("anomaly", *DETECTORS),
+        rows,
+    )
 
 
 def _cell(figures: dict[str, float]) -> str:

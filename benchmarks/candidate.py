@@ -1,8 +1,10 @@
-"""What a candidate beside a stage costs the version that serves, in turns: without one, and with one as a shadow.
+"""What a candidate beside a stage costs the version that serves, in turns.
 
-One node, one camera. The candidate is the same model with another option, so both take the same time; it gets every
-frame that leaves it slack. Then it serves, and is called back; what the camera sees of both changes is timed, too.
-Lateness is receipt to publish less the budget.
+Without one, and with one as a shadow.
+
+One node, one camera. The candidate is the same model with another option, so both take the same time; it
+gets every frame that leaves it slack. Then it serves, and is called back; what the camera sees of both
+changes is timed, too. Lateness is receipt to publish less the budget.
 """
 
 import argparse
@@ -44,14 +46,18 @@ class Candidate:
             SetParametersAtomically, f"{OURS}/perf/set_parameters_atomically"
         )
         file = streaming.graph.folder / "candidate.yaml"
-        options = json.loads((streaming.graph.folder / "parameters.yaml").read_text())["/**"]["ros__parameters"][STAGE]
+        options = json.loads((streaming.graph.folder / "parameters.yaml").read_text())["/**"][
+            "ros__parameters"
+        ][STAGE]
         other = {**json.loads(options["options"]), "candidate": True}
         file.write_text(json.dumps({"version": "b", "options": other}), encoding="utf-8")
         self._file = str(file)
 
     def set(self, **values: object) -> None:
         """Set parameters of the stage; raises `GraphError` where the node refuses."""
-        named = [Parameter(f"{STAGE}.{name}", value=value).to_parameter_msg() for name, value in values.items()]
+        named = [
+            Parameter(f"{STAGE}.{name}", value=value).to_parameter_msg() for name, value in values.items()
+        ]
         future = self._client.call_async(SetParametersAtomically.Request(parameters=named))
         self._observer.listen(30.0, future.done)
         if not future.done() or not future.result().result.successful:
@@ -73,7 +79,9 @@ class Candidate:
     def wait(self, key: str, value: str) -> None:
         """Wait until the stage's status says so."""
         self._streaming.graph.wait(
-            lambda: self.says(key) == value, f"{key} {value}; it is {self.says(key)}", self._streaming.node.process
+            lambda: self.says(key) == value,
+            f"{key} {value}; it is {self.says(key)}",
+            self._streaming.node.process,
         )
 
 
@@ -105,10 +113,13 @@ def main() -> int:
     figures["candidate"] = {"pairs": pairs, "skipped": skipped, "back_s": back_s}
     _show(report, figures)
     grown_ms = figures[_WITH]["lateness_ms"]["p99_9"] - figures[_WITHOUT]["lateness_ms"]["p99_9"]
-    report.finish(figures, [
-        Target("p99.9 of the lateness, with a shadow less without", grown_ms, "<=", _ROOM_MS, "ms"),
-        Target("until the base serves again, called back, slowest", max(back_s), "<=", _BACK_S, "s"),
-    ])  # fmt: skip
+    report.finish(
+        figures,
+        [
+            Target("p99.9 of the lateness, with a shadow less without", grown_ms, "<=", _ROOM_MS, "ms"),
+            Target("until the base serves again, called back, slowest", max(back_s), "<=", _BACK_S, "s"),
+        ],
+    )
     return 0
 
 
@@ -122,7 +133,9 @@ def _there_and_back(streaming: Streaming, candidate: Candidate, arguments: argpa
         if time.monotonic() > give_up_s:
             says = candidate.says("candidate")
             raise GraphError(f"the candidate does not serve within {_SERVES_WITHIN_S:g} s: {says}")
-        streaming.stream(_PAUSE_S)  # it serves only after enough frames beside the base, and gets all its workers first
+        streaming.stream(
+            _PAUSE_S
+        )  # it serves only after enough frames beside the base, and gets all its workers first
     observer.listen(_PAUSE_S)
     count = len(outputs)
     camera.begin(OURS, seconds=_PAUSE_S + arguments.slice, rate=arguments.rate, size=arguments.size)
@@ -141,18 +154,26 @@ def _there_and_back(streaming: Streaming, candidate: Candidate, arguments: argpa
 def _show(report: Report, figures: dict[str, Any]) -> None:
     show_lateness(report, {kind: figures[kind] for kind in (_WITHOUT, _WITH, _CHANGES)})
     found = figures["candidate"]
-    report.table("The candidate", ("", ""), [
-        ["pairs of the last turn", found["pairs"]],
-        ["frames that it only observed", found["skipped"]],
-        ["base serves again after, in s", ", ".join(f"{each:.2f}" for each in found["back_s"])],
-    ])  # fmt: skip
+    report.table(
+        "The candidate",
+        ("", ""),
+        [
+            ["pairs of the last turn", found["pairs"]],
+            ["frames that it only observed", found["skipped"]],
+            ["base serves again after, in s", ", ".join(f"{each:.2f}" for each in found["back_s"])],
+        ],
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = arguments_of(__doc__ or "", _EPILOG)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of stream with and without each (default 60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of stream with and without each (default 60)"
+    )
     parser.add_argument("--slice", type=float, default=20.0, help="seconds of each turn (default 20)")
-    parser.add_argument("--changes", type=int, default=3, help="so often it serves and is called back (default 3)")
+    parser.add_argument(
+        "--changes", type=int, default=3, help="so often it serves and is called back (default 3)"
+    )
     add_camera(parser)
     add_stage(parser)
     add_backup(parser)

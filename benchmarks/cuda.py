@@ -1,9 +1,11 @@
-"""Everything that a GPU can show within 8 minutes, without ROS and without a network; then the tests marked `gpu`.
+"""Everything that a GPU can show within 8 minutes, without ROS and without a network.
 
-Engines, tiers and precisions with parity, CUDA graphs, the launch-bound curve, copies, streams, memory history, the
-profiler, starts from packages, and faults through real workers. Each part is a process of its own with a time-out: one
-that fails is named, and the rest goes on. Parts build side by side, and time one after the other. `--device cpu` tries
-what a CPU can run.
+Then the tests marked `gpu`.
+
+Engines, tiers and precisions with parity, CUDA graphs, the launch-bound curve, copies, streams, memory
+history, the profiler, starts from packages, and faults through real workers. Each part is a process of its
+own with a time-out: one that fails is named, and the rest goes on. Parts build side by side, and time one
+after the other. `--device cpu` tries what a CPU can run.
 """
 
 import argparse
@@ -41,9 +43,13 @@ def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu as a trial (default cuda:0)")
     parser.add_argument("--parts", default="", help="some of them, with commas between (default all)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for which each candidate is timed (default 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="for which each candidate is timed (default 1)"
+    )
     parser.add_argument("--within", type=float, default=470.0, help="seconds for all (default 470)")
-    parser.add_argument("--part-within", type=float, default=400.0, help="seconds for one part (default 400)")
+    parser.add_argument(
+        "--part-within", type=float, default=400.0, help="seconds for one part (default 400)"
+    )
     parser.add_argument("--jobs", type=int, default=0, help="parts at once (default: by cores and memory)")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -52,7 +58,10 @@ def main() -> int:
         import torch
 
         if not torch.cuda.is_available():
-            print(f"bench cuda: torch {torch.__version__} sees no CUDA device; --device cpu tries what a CPU can run")
+            print(
+                f"bench cuda: torch {torch.__version__} sees no CUDA device; --device cpu tries what a CPU"
+                " can run"
+            )
             return _NO_CUDA
     from benchmarks.rig.cuda_parts import CUDA_ONLY, LAST, PARTS, run_part
 
@@ -66,24 +75,40 @@ def main() -> int:
     report = Report("cuda", arguments)
     with tempfile.TemporaryDirectory(prefix="torchperf_cuda_") as folder:
         ended, end_s = dict[str, tuple[str, float]](), time.monotonic() + arguments.within
-        for phase in ([name for name in names if name not in LAST], [name for name in names if name in LAST]):
+        for phase in (
+            [name for name in names if name not in LAST],
+            [name for name in names if name in LAST],
+        ):
             ended |= _run(phase, arguments, Path(folder), end_s)
-        found = {name: json.loads(file.read_text(encoding="utf-8"))
-                 for name in ended if (file := Path(folder, f"{name}.json")).exists()}  # fmt: skip
-        logs = {name: file.read_text(encoding="utf-8", errors="replace")[-8000:]
-                for name in ended if (file := Path(folder, f"{name}.log")).exists()}  # fmt: skip
+        found = {
+            name: json.loads(file.read_text(encoding="utf-8"))
+            for name in ended
+            if (file := Path(folder, f"{name}.json")).exists()
+        }
+        logs = {
+            name: file.read_text(encoding="utf-8", errors="replace")[-8000:]
+            for name in ended
+            if (file := Path(folder, f"{name}.log")).exists()
+        }
     return _show(report, ended, found, logs)
 
 
-def _run(names: list[str], arguments: argparse.Namespace, folder: Path, end_s: float) -> dict[str, tuple[str, float]]:
-    """How each part ended, and after how many seconds; some run at once, none outlives its time or everybody's."""
+def _run(
+    names: list[str], arguments: argparse.Namespace, folder: Path, end_s: float
+) -> dict[str, tuple[str, float]]:
+    """How each part ended, and after how many seconds.
+
+    Some run at once, none outlives its time or everybody's.
+    """
     memory_gib = psutil.virtual_memory().available >> 30
     cores = len(os.sched_getaffinity(0))
     jobs = arguments.jobs or max(1, min(_MOST_JOBS, cores, memory_gib // _GIB_EACH))
     environment = {
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores // jobs)),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **os.environ, "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+    }
 
     def run(name: str) -> tuple[str, float]:
         began = time.monotonic()
@@ -92,12 +117,26 @@ def _run(names: list[str], arguments: argparse.Namespace, folder: Path, end_s: f
             return "left out: no time", math.nan
         say(f"{name} begins")
         command = [
-            sys.executable, "-m", "benchmarks.cuda", "--part", name, "--folder", str(folder),
-            "--device", arguments.device, "--seconds", str(arguments.seconds),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "benchmarks.cuda",
+            "--part",
+            name,
+            "--folder",
+            str(folder),
+            "--device",
+            arguments.device,
+            "--seconds",
+            str(arguments.seconds),
+        ]
         with open(folder / f"{name}.log", "w", encoding="utf-8") as log:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             ended = "done" if process.wait(left_s) == 0 else f"ended with status {process.returncode}"
@@ -114,7 +153,9 @@ def _run(names: list[str], arguments: argparse.Namespace, folder: Path, end_s: f
         return dict(zip(names, pool.map(run, names), strict=True))
 
 
-def _show(report: Report, ended: dict[str, tuple[str, float]], found: dict[str, Any], logs: dict[str, str]) -> int:
+def _show(
+    report: Report, ended: dict[str, tuple[str, float]], found: dict[str, Any], logs: dict[str, str]
+) -> int:
     summary: list[tuple[str, str, float, str]] = []
     for name, (how, took_s) in ended.items():
         for title, columns, rows in found.get(name, {}).get("tables", ()):

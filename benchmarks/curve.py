@@ -1,9 +1,9 @@
 """Launch-bound chains: how many times faster than eager each engine is.
 
-A chain of n elementwise operations and a sum on inputs of changing batch size, (4..13, 16): in eager; static and
-dynamic (torch.compile); aoti-dynamic (an AOTInductor package); CUDA graphs where there is CUDA; and auto, the engine
-that the project chooses from a calibration of its own. Compiling takes minutes the first time, less where Inductor's
-cache holds the chains.
+A chain of n elementwise operations and a sum on inputs of changing batch size, (4..13, 16): in eager;
+static and dynamic (torch.compile); aoti-dynamic (an AOTInductor package); CUDA graphs where there is CUDA;
+and auto, the engine that the project chooses from a calibration of its own. Compiling takes minutes the
+first time, less where Inductor's cache holds the chains.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.rig.chains import (
     THREADS,
     CurvePoint,
     measure_curve,
-)  # fmt: skip
+)
 from benchmarks.rig.report import Report, Target, plain, say, shown
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.model.device import choose_device
@@ -40,8 +40,13 @@ _NEVER_SLOWER = 1 / 1.05
 _SIZE_INCHES = (8.0, 5.0)
 _DOTS_PER_INCH = 150
 _COLOURS = {
-    EAGER: "#52514e", STATIC: "#2a78d6", DYNAMIC: "#eda100", AOTI: "#1baf7a", GRAPHS: "#4a3aa7", AUTO: "#e34948",
-}  # fmt: skip
+    EAGER: "#52514e",
+    STATIC: "#2a78d6",
+    DYNAMIC: "#eda100",
+    AOTI: "#1baf7a",
+    GRAPHS: "#4a3aa7",
+    AUTO: "#e34948",
+}
 _TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 _EPILOG = f"""\
 targets: auto at most 5 % slower than eager at any n, at least {_TIMES_AT_LONGEST} times as fast at n = {_LONGEST}
@@ -68,7 +73,11 @@ def curve_targets(curve: Sequence[CurvePoint]) -> list[Target]:
     """`auto` against eager at every length and, where it was measured, at 30 operations."""
     autos = {point.length: point for point in curve if point.engine == AUTO}
     least = min(autos.values(), key=lambda point: point.times_eager)
-    targets = [Target(f"{AUTO}, times eager at the least (n = {least.length})", least.times_eager, ">=", _NEVER_SLOWER)]
+    targets = [
+        Target(
+            f"{AUTO}, times eager at the least (n = {least.length})", least.times_eager, ">=", _NEVER_SLOWER
+        )
+    ]
     if longest := autos.get(_LONGEST):
         what = f"{AUTO}, times eager at n = {_LONGEST} (by {longest.runs})"
         targets.append(Target(what, longest.times_eager, ">=", _TIMES_AT_LONGEST))
@@ -78,9 +87,15 @@ def curve_targets(curve: Sequence[CurvePoint]) -> list[Target]:
 def _arguments() -> argparse.Namespace:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--n", type=_lengths, default=list(LENGTHS), help="operations, with commas between")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for which each engine at each n is timed (1)")
-    parser.add_argument("--device", default="auto", help="auto (CUDA where there is one), cpu, cuda or cuda:N")
-    parser.add_argument("-o", "--output", type=callers_path, help="folder for curve.csv and curve.png; made if missing")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="for which each engine at each n is timed (1)"
+    )
+    parser.add_argument(
+        "--device", default="auto", help="auto (CUDA where there is one), cpu, cuda or cuda:N"
+    )
+    parser.add_argument(
+        "-o", "--output", type=callers_path, help="folder for curve.csv and curve.png; made if missing"
+    )
     arguments = parser.parse_args()
     try:
         arguments.chosen_device = choose_device(arguments.device)
@@ -100,10 +115,15 @@ def _lengths(text: str) -> list[int]:
 
 def _show(report: Report, curve: Sequence[CurvePoint]) -> None:
     at = {(point.length, point.engine): point for point in curve}
-    lengths, engines = sorted({length for length, _ in at}), list(dict.fromkeys(point.engine for point in curve))
+    lengths, engines = (
+        sorted({length for length, _ in at}),
+        list(dict.fromkeys(point.engine for point in curve)),
+    )
     compiled = [engine for engine in engines if engine != EAGER]
     rows = [(n, *(_ratio(at[n, engine]) for engine in compiled), at[n, AUTO].runs) for n in lengths]
-    report.table("Times eager, published ratio (on a GPU) in brackets", ("n", *compiled, f"{AUTO} is"), rows)
+    report.table(
+        "Times eager, published ratio (on a GPU) in brackets", ("n", *compiled, f"{AUTO} is"), rows
+    )
     timed = [engine for engine in engines if engine != AUTO]
     rows = [(n, *(at[n, engine].median_us for engine in timed)) for n in lengths]
     report.table("Median us per call", ("n", *timed), rows)
@@ -145,11 +165,21 @@ def save_curve(curve: Sequence[CurvePoint], machine: str, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.axhline(1.0, color=_COLOURS[EAGER], linewidth=1)
-    axes.annotate("eager", (1.0, 1.0), (-4, 4), textcoords="offset points", ha="right",
-                  xycoords=("axes fraction", "data"), color=_COLOURS[EAGER], fontsize="small")  # fmt: skip
+    axes.annotate(
+        "eager",
+        (1.0, 1.0),
+        (-4, 4),
+        textcoords="offset points",
+        ha="right",
+        xycoords=("axes fraction", "data"),
+        color=_COLOURS[EAGER],
+        fontsize="small",
+    )
     for engine in dict.fromkeys(point.engine for point in curve):
         if engine != EAGER:
-            _draw(axes, {point.length: point.times_eager for point in curve if point.engine == engine}, engine)
+            _draw(
+                axes, {point.length: point.times_eager for point in curve if point.engine == engine}, engine
+            )
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
     axes.set_yticks([tick for tick in _TICKS if low <= tick <= high], [])
@@ -168,14 +198,31 @@ def save_curve(curve: Sequence[CurvePoint], machine: str, path: Path) -> None:
 def _draw(axes: Any, ratios: Mapping[int, float], engine: str) -> None:
     colour, lengths = _COLOURS[engine], list(ratios)
     if engine == AUTO:  # a ring around the engine that was chosen
-        axes.plot(lengths, list(ratios.values()), "o", label="auto (the engine chosen)", color=colour, markersize=11,
-                  markerfacecolor="none", markeredgewidth=1.6)  # fmt: skip
+        axes.plot(
+            lengths,
+            list(ratios.values()),
+            "o",
+            label="auto (the engine chosen)",
+            color=colour,
+            markersize=11,
+            markerfacecolor="none",
+            markeredgewidth=1.6,
+        )
         return
     axes.plot(lengths, list(ratios.values()), "o-", label=engine, color=colour, markersize=5, linewidth=1.8)
-    reference = {length: REFERENCE[engine][length] for length in lengths if length in REFERENCE.get(engine, {})}
+    reference = {
+        length: REFERENCE[engine][length] for length in lengths if length in REFERENCE.get(engine, {})
+    }
     if reference:
-        axes.plot(list(reference), list(reference.values()), "--", color=colour, linewidth=1.2, alpha=0.7,
-                  label=f"{engine}, published (GPU)")  # fmt: skip
+        axes.plot(
+            list(reference),
+            list(reference.values()),
+            "--",
+            color=colour,
+            linewidth=1.2,
+            alpha=0.7,
+            label=f"{engine}, published (GPU)",
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """Whether every started frame is answered by its deadline while faults are injected, beside the naive node.
 
-The nodes take turns, each turn with a fresh node and the same faults from the same seed: 2 % of the inferences stall
-for 200 ms, 1 % hold the interpreter lock for 100 ms, 1 % raise, 1 % return NaN, and every 10 s one hangs for ever and
-one gets its process killed. The naive node is started anew when it is killed, as ROS's launch does. It runs both ways:
-at normal priority, as one starts it, and under SCHED_FIFO, as torchperf_ros' own node process runs where that is
-permitted; the naive node's model runs under SCHED_FIFO then, too, that of torchperf_ros in workers at normal priority.
+The nodes take turns, each turn with a fresh node and the same faults from the same seed: 2 % of the
+inferences stall for 200 ms, 1 % hold the interpreter lock for 100 ms, 1 % raise, 1 % return NaN, and every
+10 s one hangs for ever and one gets its process killed. The naive node is started anew when it is killed,
+as ROS's launch does. It runs both ways: at normal priority, as one starts it, and under SCHED_FIFO, as
+torchperf_ros' own node process runs where that is permitted; the naive node's model runs under SCHED_FIFO
+then, too, that of torchperf_ros in workers at normal priority.
 
-Lateness is reported as the node itself records it (receipt to publish, less the budget), and as an onlooker sees it,
-by the clock of its DDS reader: arrival, less stamp, age at receipt and budget. Frames that were never answered count
-as unanswered and have no lateness.
+Lateness is reported as the node itself records it (receipt to publish, less the budget), and as an onlooker
+sees it, by the clock of its DDS reader: arrival, less stamp, age at receipt and budget. Frames that were
+never answered count as unanswered and have no lateness.
 """
 
 import argparse
@@ -20,7 +21,15 @@ from typing import Any
 from benchmarks.rig.arguments import add_backup, add_camera, add_device, add_some, add_stage, arguments_of
 from benchmarks.rig.bench_stage import NAIVE, OURS
 from benchmarks.rig.frames import AnsweredFrame, frame_figures, latest, match
-from benchmarks.rig.graph import CameraProcess, Graph, NaiveProcess, PerfNodeProcess, injected, model_options, sabotaged
+from benchmarks.rig.graph import (
+    CameraProcess,
+    Graph,
+    NaiveProcess,
+    PerfNodeProcess,
+    injected,
+    model_options,
+    sabotaged,
+)
 from benchmarks.rig.report import Report, Target, say
 
 _OURS, _NAIVE, _NAIVE_FIFO = "torchperf_ros", "naive", "naive-fifo"
@@ -93,17 +102,27 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--seconds", type=float, default=60.0, help="of stream for each node (default 60)")
-    parser.add_argument("--slice", type=float, default=15.0, help="seconds of each node's turn (default 15)")
+    parser.add_argument(
+        "--slice", type=float, default=15.0, help="seconds of each node's turn (default 15)"
+    )
     parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
     add_camera(parser)
     add_stage(parser)
     add_device(parser)
     add_backup(parser)
-    parser.add_argument("--margin-ms", type=float, default=1.0,
-                        help="how long before the deadline the naive node stops waiting (default 1)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of the faults; each turn has the next one (default 1)")
+    parser.add_argument(
+        "--margin-ms",
+        type=float,
+        default=1.0,
+        help="how long before the deadline the naive node stops waiting (default 1)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the faults; each turn has the next one (default 1)"
+    )
     add_some(parser, "--beside", (_NAIVE, _NAIVE_FIFO))
-    parser.add_argument("--no-recorder", action="store_true", help="no black box, records and watch beside the node")
+    parser.add_argument(
+        "--no-recorder", action="store_true", help="no black box, records and watch beside the node"
+    )
     parser.add_argument("--no-faults", action="store_true", help="inject nothing")
     return parser
 
@@ -115,12 +134,20 @@ def _faults(arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
     return {
         "hang": {"every_s": _EVERY_S, "after_s": hang_s},
         "sigkill": {"every_s": _EVERY_S, "after_s": hang_s + _EVERY_S / 2},
-        "stall": 0.02, "gil": 0.01, "raise": 0.01, "nan": 0.01,
-    }  # fmt: skip
+        "stall": 0.02,
+        "gil": 0.01,
+        "raise": 0.01,
+        "nan": 0.01,
+    }
 
 
 def _take_turn(
-    name: str, total: Total, arguments: argparse.Namespace, options: dict[str, Any], seconds: float, seed: int
+    name: str,
+    total: Total,
+    arguments: argparse.Namespace,
+    options: dict[str, Any],
+    seconds: float,
+    seed: int,
 ) -> None:
     namespace = OURS if name == _OURS else NAIVE
     with Graph((namespace,), device=arguments.device) as graph:
@@ -130,15 +157,21 @@ def _take_turn(
         stream = {"seconds": seconds, "rate": arguments.rate, "size": arguments.size}
         if namespace == OURS:
             node = PerfNodeProcess(
-                graph, adapter, sabotage, recorder=not arguments.no_recorder,
-                budget_ms=arguments.budget_ms, backup=arguments.backup,
-            )  # fmt: skip
+                graph,
+                adapter,
+                sabotage,
+                recorder=not arguments.no_recorder,
+                budget_ms=arguments.budget_ms,
+                backup=arguments.backup,
+            )
             node.wait_ready()
             camera.connect(namespace, size=arguments.size, rate=arguments.rate)
             before = node.settled_counters()
             graph.busy(arguments.load)
             sent = camera.stream(namespace, **stream)
-            counters = {key: int(value - before.get(key, 0)) for key, value in node.settled_counters().items()}
+            counters = {
+                key: int(value - before.get(key, 0)) for key, value in node.settled_counters().items()
+            }
             total.received += counters["frames"]
             total.started += counters["frames"] - counters["dropped"]
             total.restarts += counters["restarts"]
@@ -146,7 +179,9 @@ def _take_turn(
             total.scheduling = node.scheduling
         else:
             priority = _PRIORITY if name == _NAIVE_FIFO else 0
-            naive = NaiveProcess(graph, adapter, sabotage, arguments.budget_ms, arguments.margin_ms, priority)
+            naive = NaiveProcess(
+                graph, adapter, sabotage, arguments.budget_ms, arguments.margin_ms, priority
+            )
             naive.wait_ready()
             camera.connect(namespace, size=arguments.size, rate=arguments.rate)
             graph.busy(arguments.load)
@@ -180,8 +215,8 @@ def _figures(total: Total) -> dict[str, Any]:
 
 def _show(report: Report, figures: dict[str, Any], arguments: argparse.Namespace) -> None:
     report.table(
-        f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms, backup {arguments.backup}, "
-        f"{arguments.load} busy processes",
+        f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms, backup"
+        f" {arguments.backup}, {arguments.load} busy processes",
         ("", *figures),
         [[what, *(_cell(node[key]) for node in figures.values())] for key, what in _SHOWN.items()],
     )

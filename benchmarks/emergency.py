@@ -1,12 +1,15 @@
-"""How soon the emergency lane's stop path is there: after an obstacle in a scan, after a trigger, after a silence.
+"""How soon the emergency lane's stop path is there.
 
-A real node answers a camera meanwhile. Again and again a scan without and then one with an obstacle is published, the
-stop path is awaited, and the latch cleared. Times are from just before the scan is published until the onlooker's DDS
-reader has received the path, so they hold both ways through the middleware. Silence: a sensor publishes once and then
-not again; from the end of its timeout until the path is received.
+After an obstacle in a scan, after a trigger, after a silence.
 
-The part `traffic` drives the lane's rules through drawn traffic, without a node: how often they stop a vehicle that
-follows its lane in ordinary traffic, and how often one that sees nothing hits what braking in time would have avoided.
+A real node answers a camera meanwhile. Again and again a scan without and then one with an obstacle is
+published, the stop path is awaited, and the latch cleared. Times are from just before the scan is published
+until the onlooker's DDS reader has received the path, so they hold both ways through the middleware.
+Silence: a sensor publishes once and then not again; from the end of its timeout until the path is received.
+
+The part `traffic` drives the lane's rules through drawn traffic, without a node: how often they stop a
+vehicle that follows its lane in ordinary traffic, and how often one that sees nothing hits what braking in
+time would have avoided.
 """
 
 import argparse
@@ -37,10 +40,14 @@ _TIMEOUT_MS = 500.0  # of a sensor that is otherwise published before each obsta
 _WITHIN_S = 20.0
 _FRAME = "odom"
 _LANE = {
-    "emergency.sensors": ["scan", "button", "beat"], "emergency.types": ["LaserScan", "Bool", "Bool"],
-    "emergency.timeouts_ms": [0.0, 0.0, _TIMEOUT_MS], "emergency.mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8,
-    "emergency.scans": 1, "emergency.start_s": 600.0, "emergency.odometry_timeout_ms": 60_000.0,
-}  # fmt: skip
+    "emergency.sensors": ["scan", "button", "beat"],
+    "emergency.types": ["LaserScan", "Bool", "Bool"],
+    "emergency.timeouts_ms": [0.0, 0.0, _TIMEOUT_MS],
+    "emergency.mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 8,
+    "emergency.scans": 1,
+    "emergency.start_s": 600.0,
+    "emergency.odometry_timeout_ms": 60_000.0,
+}
 _EPILOG = """\
 targets of stops: scan and trigger to received stop path, p99.9 <= 5 ms; with --load (four busy processes for each core:
 fourfold) <= 10 ms; a silence <= 5 ms after its timeout
@@ -56,12 +63,20 @@ def main() -> int:
     parts = {"stops": _stops, "traffic": _traffic}
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", parts)
-    parser.add_argument("--times", type=int, default=3000, help="how often an obstacle appears (default 3000)")
-    parser.add_argument("--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)")
-    parser.add_argument("--silences", type=int, default=100, help="how often a sensor falls silent (default 100)")
+    parser.add_argument(
+        "--times", type=int, default=3000, help="how often an obstacle appears (default 3000)"
+    )
+    parser.add_argument(
+        "--triggers", type=int, default=500, help="how often the trigger is pressed (default 500)"
+    )
+    parser.add_argument(
+        "--silences", type=int, default=100, help="how often a sensor falls silent (default 100)"
+    )
     parser.add_argument("--load", type=int, default=0, help="busy processes at normal priority (default 0)")
     parser.add_argument("--no-camera", action="store_true", help="no frames meanwhile")
-    parser.add_argument("--drives", type=int, default=1000, help="ordinary ones, half as many dangers (default 1000)")
+    parser.add_argument(
+        "--drives", type=int, default=1000, help="ordinary ones, half as many dangers (default 1000)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first drive (default 0)")
     add_camera(parser)
     add_stage(parser)
@@ -73,7 +88,9 @@ def main() -> int:
 
 def _stops(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     figures = _measure(arguments)
-    rows = [[name, *(figures[name][key] for key in ("count", "p50", "p99", "p99_9", "max"))] for name in _NAMES]
+    rows = [
+        [name, *(figures[name][key] for key in ("count", "p50", "p99", "p99_9", "max"))] for name in _NAMES
+    ]
     title = f"Milliseconds; {arguments.load} busy processes; the lane runs at {figures['scheduling']}"
     report.table(title, ("until the stop path", "times", "p50", "p99", "p99.9", "max"), rows)
     limit_ms = 10.0 if arguments.load else 5.0
@@ -123,11 +140,15 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         graph = streaming.graph
         drive = _Drive(graph, streaming.node)
         if not arguments.no_camera:
-            seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences  # ended with the graph
+            seconds = (
+                60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences
+            )  # ended with the graph
             streaming.camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
         graph.busy(arguments.load)
         with realtime():
-            say(f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences")
+            say(
+                f"{arguments.times} obstacles, {arguments.triggers} triggers, {arguments.silences} silences"
+            )
             found = [drive.obstacles(arguments.times)]
             published_ms = list(drive.published_ms)
             found += [drive.triggers(arguments.triggers), drive.silences(arguments.silences), published_ms]
@@ -142,17 +163,24 @@ class _Drive:
 
     def __init__(self, graph: Graph, node: PerfNodeProcess) -> None:
         self._graph, self._process, self._seen = graph, node.process, graph.observer.seen[OURS]
-        self._node = Node("vehicle", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._node = Node(
+            "vehicle", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
+        )
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         kinds = {"scan": LaserScan, "button": Bool, "beat": Bool, "odom": Odometry}
-        self._topics = {name: self._node.create_publisher(kind, f"{OURS}/{name}", 10) for name, kind in kinds.items()}
+        self._topics = {
+            name: self._node.create_publisher(kind, f"{OURS}/{name}", 10) for name, kind in kinds.items()
+        }
         self._client = self._node.create_client(Trigger, f"{OURS}/perf/clear_emergency")
         subscribed = lambda: all(topic.get_subscription_count() for topic in self._topics.values())  # noqa: E731
         graph.wait(lambda: subscribed() and self._client.service_is_ready(), "the lane", self._process)
-        # Nearer than `min_length_m`: farther ahead, what is there again and again would drive at the vehicle's speed.
+        # Nearer than `min_length_m`: farther ahead, what is there again and again would drive at the
+        # vehicle's speed.
         self._blocked, self._free = _scan(0.4), _scan(math.inf)
-        self._no, self._yes = (bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True))
+        self._no, self._yes = (
+            bytes(encode(empty_message(_BOOL, data=value), _BOOL)) for value in (False, True)
+        )
         self.published_ms: list[float] = []  # until the node has published the stop path
         self._until_latched()
 
@@ -186,7 +214,9 @@ class _Drive:
         self._publish("button", self._no)
         for _ in range(100):
             self._publish("scan", self._blocked)
-            if self._graph.observer.listen(0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)):
+            if self._graph.observer.listen(
+                0.2, lambda: any(one.source == _FRAME for one in self._seen.outputs)
+            ):
                 break
         self._publish("scan", self._free)
         self._clear()
@@ -208,7 +238,9 @@ class _Drive:
     def _clear(self) -> None:
         give_up_at = time.monotonic() + _WITHIN_S
         while time.monotonic() < give_up_at:
-            self._publish("beat", self._no)  # a latch is cleared once each sensor has been heard, and is not silent
+            self._publish(
+                "beat", self._no
+            )  # a latch is cleared once each sensor has been heard, and is not silent
             future = self._client.call_async(Trigger.Request())
             self._executor.spin_until_future_complete(future, timeout_sec=1.0)
             if future.done() and (answer := future.result()).success:
@@ -221,11 +253,22 @@ _BOOL = "std_msgs/msg/Bool"
 
 def _scan(distance_m: float) -> bytes:
     name, step = "sensor_msgs/msg/LaserScan", math.radians(270) / (_BEAMS - 1)
-    return bytes(encode(empty_message(
-        name, header=header(time.time_ns(), "laser"), angle_min=-math.radians(135), angle_max=math.radians(135),
-        angle_increment=step, scan_time=0.025, range_min=0.1, range_max=30.0,
-        ranges=np.full(_BEAMS, distance_m, np.float32),
-    ), name))  # fmt: skip
+    return bytes(
+        encode(
+            empty_message(
+                name,
+                header=header(time.time_ns(), "laser"),
+                angle_min=-math.radians(135),
+                angle_max=math.radians(135),
+                angle_increment=step,
+                scan_time=0.025,
+                range_min=0.1,
+                range_max=30.0,
+                ranges=np.full(_BEAMS, distance_m, np.float32),
+            ),
+            name,
+        )
+    )
 
 
 def _odometry() -> bytes:

@@ -1,9 +1,10 @@
 """Engines beside each other and a plain call of each library.
 
 Five networks that none of them was tuned for: three of torchvision's, a transformer block, a recurrent
-planner. Every engine's runner is what a worker would run; `auto` is the one of them that engine auto takes, by a
-measurement of its own that is made before. The plain call is what the library's documentation shows, with the same
-number of threads and the same precision. All of one network are timed in turns, with a camera's pause before each call.
+planner. Every engine's runner is what a worker would run; `auto` is the one of them that engine auto takes,
+by a measurement of its own that is made before. The plain call is what the library's documentation shows,
+with the same number of threads and the same precision. All of one network are timed in turns, with a
+camera's pause before each call.
 
 Parity is the relative L2 distance to eager, on random inputs.
 """
@@ -61,7 +62,9 @@ class Block(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens, batch x length x width, to the same shape."""
         batch, length, width = tokens.shape
-        parts = self.qkv(self.norms[0](tokens)).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.norms[0](tokens)).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
         seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2])
         tokens = tokens + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return tokens + self.mlp(self.norms[1](tokens))
@@ -98,10 +101,12 @@ def _vision(name: str) -> nn.Module:
     except ImportError as error:
         sys.exit(f"{name} is torchvision's: pip install 'torchperf-ros[benchmarks]' ({error})")
     except RuntimeError:
-        # its compiled operators, for boxes, which no network here has, are for the CUDA build of torch; beside the
-        # CPU's its import asks for two of them that are not there
+        # its compiled operators, for boxes, which no network here has, are for the CUDA build of torch;
+        # beside the CPU's its import asks for two of them that are not there
         for operator in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float limit) -> Tensor")
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor boxes, Tensor scores, float limit) -> Tensor"
+            )
         models = importlib.import_module("torchvision.models")
     if name == "lraspp":
         return Segmenter(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None))
@@ -121,8 +126,12 @@ def main() -> int:
     parts = {"engines": _engines}
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", parts)
-    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 1) - 1),
-                        help="of the processor (default all but one)")  # fmt: skip
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=max(1, (os.cpu_count() or 1) - 1),
+        help="of the processor (default all but one)",
+    )
     engines = parser.add_argument_group("engines")
     add_some(engines, "--models", MODELS)
     add_some(engines, "--engines", _ENGINES)
@@ -168,7 +177,7 @@ def _measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             inputs = tuple(tensor.clone() for tensor in example)
             engines = {engine: call for engine, call in calls.items() if not engine.startswith(_PLAIN)}
             choice = compare(engines, inputs, _CPU, left_out)
-            bound = {each: (lambda call=call: call(*inputs)) for each, call in calls.items()}
+            bound = {each: lambda call=call: call(*inputs) for each, call in calls.items()}
             rounds = (arguments.rounds, arguments.rounds)
             found = time_interleaved(bound, _CPU, seconds=0.0, rounds=rounds, inner=1, pause_s=_PAUSE_S)
     return _figures(found, parity, choice.engine, left_out)
@@ -189,14 +198,22 @@ def _plain_onnxruntime(model: nn.Module, example: Inputs, threads: int, folder: 
     settings.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
-    return lambda *inputs: session.run(None, {name: t.numpy() for name, t in zip(names, inputs, strict=True)})
+    return lambda *inputs: session.run(
+        None, {name: t.numpy() for name, t in zip(names, inputs, strict=True)}
+    )
 
 
 def _plain_openvino(model: nn.Module, example: Inputs, threads: int, folder: Path) -> Call:
     import openvino
 
-    converted = openvino.convert_model(model, example_input=example, input=[tuple(t.shape) for t in example])
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    converted = openvino.convert_model(
+        model, example_input=example, input=[tuple(t.shape) for t in example]
+    )
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
     compiled = openvino.compile_model(converted, "CPU", settings)
     return lambda *inputs: compiled([tensor.numpy() for tensor in inputs])
 
@@ -231,10 +248,14 @@ def _show(report: Report, figures: dict[str, Any]) -> None:
     rows, plain, parity = [], [], []
     for name, found in figures.items():
         p50_ms = found["p50_ms"]
-        rows.append([name, *(p50_ms.get(engine, math.nan) for engine in _ENGINES), p50_ms[AUTO], found["auto"]])
+        rows.append(
+            [name, *(p50_ms.get(engine, math.nan) for engine in _ENGINES), p50_ms[AUTO], found["auto"]]
+        )
         calls = (p50_ms.get(_PLAIN + engine, math.nan) for engine in _ENGINES[1:])
         plain.append([name, *calls, found["auto_over_best"], found["auto_over_plain"]])
-        parity.append([name, *(f"{found['relative_l2'].get(engine, math.nan):.1e}" for engine in _ENGINES[1:])])
+        parity.append(
+            [name, *(f"{found['relative_l2'].get(engine, math.nan):.1e}" for engine in _ENGINES[1:])]
+        )
     report.table("Engines, p50 in ms", ("network", *_ENGINES, AUTO, "auto is"), rows)
     columns = ("network", *(f"plain {engine}" for engine in _ENGINES[1:]), "auto / best", "auto / plain")
     report.table("Plain calls of the libraries, p50 in ms", columns, plain)
@@ -243,12 +264,14 @@ def _show(report: Report, figures: dict[str, Any]) -> None:
 
 def _targets(figures: dict[str, Any]) -> list[Target]:
     worst = {
-        key: max(figures, key=lambda name, key=key: figures[name][key]) for key in ("auto_over_best", "auto_over_plain")
+        key: max(figures, key=lambda name, key=key: figures[name][key])
+        for key in ("auto_over_best", "auto_over_plain")
     }
     words = {"auto_over_best": "auto over the best engine", "auto_over_plain": "auto over the plain call"}
     limits = {"auto_over_best": _NEAR_BEST, "auto_over_plain": _NEAR_PLAIN}
     return [
-        Target(f"{words[key]}, at worst ({name})", figures[name][key], "<=", limits[key]) for key, name in worst.items()
+        Target(f"{words[key]}, at worst ({name})", figures[name][key], "<=", limits[key])
+        for key, name in worst.items()
     ]
 
 

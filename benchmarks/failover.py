@@ -1,14 +1,16 @@
 """How long a stage is without fresh results when its worker is killed, or when a frame makes whoever runs it fail.
 
-`kills`: for each kind of backup, the worker that computed the last output is killed by SIGKILL while it runs a frame.
-Counted are the frames from then on to the first result of another process: answered by a fallback (the last result, a
-stop), by the backup's own fresh result, or not at all; and the time from the kill to that result's publication. Kills
-are as far apart as it takes for every worker to be back and to have served for 5 s. The adapter is that of `frames`.
+`kills`: for each kind of backup, the worker that computed the last output is killed by SIGKILL while it
+runs a frame. Counted are the frames from then on to the first result of another process: answered by a
+fallback (the last result, a stop), by the backup's own fresh result, or not at all; and the time from the
+kill to that result's publication. Kills are as far apart as it takes for every worker to be back and to
+have served for 5 s. The adapter is that of `frames`.
 
-`frames`: every image is the same but for its first byte, which names the fault (see `rig/poison_faults.py`): 0 for
-none. Each fault gets a stream of its own with one poisonous frame in it, once every worker is back. Counted are, of the
-whole stream, the frames that were not answered from themselves (by the runner or the standby), those that got no
-answer, and the lateness of every answer; and the time from the poisonous frame's stamp to the next fresh answer.
+`frames`: every image is the same but for its first byte, which names the fault (see
+`rig/poison_faults.py`): 0 for none. Each fault gets a stream of its own with one poisonous frame in it,
+once every worker is back. Counted are, of the whole stream, the frames that were not answered from
+themselves (by the runner or the standby), those that got no answer, and the lateness of every answer; and
+the time from the poisonous frame's stamp to the next fresh answer.
 """
 
 import argparse
@@ -66,10 +68,15 @@ class Failover:
 
     @property
     def on_fallback(self) -> float:
-        """Frames that got no fresh result, not even the backup's; NaN where none came back: nobody knows how many."""
+        """Frames that got no fresh result, not even the backup's.
+
+        NaN where none came back: nobody knows how many.
+        """
         if math.isnan(self.outage_ms):
             return math.nan
-        return self.unanswered + sum(count for kind, count in self.fallbacks.items() if kind != Fallback.BACKUP.word)
+        return self.unanswered + sum(
+            count for kind, count in self.fallbacks.items() if kind != Fallback.BACKUP.word
+        )
 
 
 @dataclass
@@ -118,15 +125,23 @@ class Killer:
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", ("kills", "frames"))
-    parser.add_argument("--times", type=int, default=3, help="for each kind of backup, and each fault (default 3)")
+    parser.add_argument(
+        "--times", type=int, default=3, help="for each kind of backup, and each fault (default 3)"
+    )
     add_camera(parser)
     add_stage(parser, budget_ms=40.0)
-    parser.add_argument("--budget-from", choices=("stamp", "receipt"), default="stamp", help="default stamp")
+    parser.add_argument(
+        "--budget-from", choices=("stamp", "receipt"), default="stamp", help="default stamp"
+    )
     add_device(parser)
     kills = parser.add_argument_group("kills")
     add_some(kills, "--backups", BACKUPS)
-    kills.add_argument("--settle", type=float, default=5.5,
-                       help="seconds from every worker's being ready to the stream (default 5.5)")  # fmt: skip
+    kills.add_argument(
+        "--settle",
+        type=float,
+        default=5.5,
+        help="seconds from every worker's being ready to the stream (default 5.5)",
+    )
     kills.add_argument("--seed", type=int, default=1, help="of the moments at which to kill (default 1)")
     frames = parser.add_argument_group("frames")
     add_some(frames, "--faults", FAULTS)
@@ -139,7 +154,9 @@ def main() -> int:
     killed = arguments.backups if "kills" in arguments.parts else []
     poisoned = [arguments.backup] if "frames" in arguments.parts else []
     for backup in dict.fromkeys([*killed, *poisoned]):
-        with Streaming(arguments, adapter=_POISONED, backup=backup, budget_from=arguments.budget_from) as streaming:
+        with Streaming(
+            arguments, adapter=_POISONED, backup=backup, budget_from=arguments.budget_from
+        ) as streaming:
             if backup in killed:
                 kills[backup] = _failovers(streaming, arguments, backup)
             if backup in poisoned:
@@ -181,7 +198,9 @@ def _failover(
                 found.fallbacks[Fallback.BACKUP.word] += 1
             last_ns = frame.stamp_ns
             hit_ns = killer.killed_ns - round(_INTO_MS[1] * 1e6)
-            found.unanswered = sum(hit_ns < stamp < last_ns and stamp not in answered for stamp in sent["stamps"])
+            found.unanswered = sum(
+                hit_ns < stamp < last_ns and stamp not in answered for stamp in sent["stamps"]
+            )
             break
         if not frame.fresh:
             found.fallbacks[Fallback(int(frame.row["fallback"])).word] += 1
@@ -191,26 +210,48 @@ def _failover(
 def _show_kills(report: Report, found: dict[str, list[Failover]]) -> dict[str, Any]:
     figures, rows = {}, []
     for backup, kills in found.items():
-        outage, on_fallback = distribution([kill.outage_ms for kill in kills]), [kill.on_fallback for kill in kills]
+        outage, on_fallback = (
+            distribution([kill.outage_ms for kill in kills]),
+            [kill.on_fallback for kill in kills],
+        )
         kinds = sum((kill.fallbacks for kill in kills), Counter())
         figures[backup] = {
-            "outage_ms": outage, "frames_on_fallback": on_fallback, "each": [asdict(kill) for kill in kills],
-        }  # fmt: skip
-        rows.append([
-            backup, outage["count"], outage["p50"], outage["max"], " ".join(map(shown, on_fallback)),
-            ", ".join(f"{kind} {count}" for kind, count in kinds.items()) or "-",
-            sum(kill.unanswered for kill in kills),
-        ])  # fmt: skip
+            "outage_ms": outage,
+            "frames_on_fallback": on_fallback,
+            "each": [asdict(kill) for kill in kills],
+        }
+        rows.append(
+            [
+                backup,
+                outage["count"],
+                outage["p50"],
+                outage["max"],
+                " ".join(map(shown, on_fallback)),
+                ", ".join(f"{kind} {count}" for kind, count in kinds.items()) or "-",
+                sum(kill.unanswered for kill in kills),
+            ]
+        )
     report.table(
         "From the kill of the running worker to the next fresh result of another process",
-        ("backup", "came back", "p50 ms", "max ms", "frames on a fallback, each kill", "by fallback", "unanswered"),
+        (
+            "backup",
+            "came back",
+            "p50 ms",
+            "max ms",
+            "frames on a fallback, each kill",
+            "by fallback",
+            "unanswered",
+        ),
         rows,
     )
     return figures
 
 
 def kill_targets(found: dict[str, list[Failover]]) -> list[Target]:
-    """The worst of each backup; of NumPy's maximum NaN is one, so that who never came back counts as worst."""
+    """The worst of each backup.
+
+    Of NumPy's maximum NaN is one, so that who never came back counts as worst.
+    """
     targets = []
     for backup, kills in found.items():
         if backup == "none":
@@ -269,12 +310,22 @@ def _show_frames(
         for fault, cases in found.items()
     }
     report.table(
-        f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms from {arguments.budget_from}, "
-        f"backup {arguments.backup}: each stream of {arguments.seconds:g} s has one frame that makes its worker ...",
+        f"{arguments.size} at {arguments.rate:g} Hz, budget {arguments.budget_ms:g} ms from"
+        f" {arguments.budget_from}, backup {arguments.backup}: each stream of {arguments.seconds:g} s has"
+        " one frame that makes its worker ...",
         ("", "frames not fresh", "fresh again, ms", "unanswered", "lateness p99 ms", "max ms"),
-        [[fault, " ".join(map(str, each["not_fresh"])), max(each["back_ms"]), sum(each["unanswered"]),
-          each["lateness_ms"]["p99"], each["lateness_ms"]["max"]] for fault, each in figures.items()],
-    )  # fmt: skip
+        [
+            [
+                fault,
+                " ".join(map(str, each["not_fresh"])),
+                max(each["back_ms"]),
+                sum(each["unanswered"]),
+                each["lateness_ms"]["p99"],
+                each["lateness_ms"]["max"],
+            ]
+            for fault, each in figures.items()
+        ],
+    )
     return figures
 
 
@@ -283,7 +334,9 @@ def _frame_targets(found: dict[str, list[Poisoned]], backup: str) -> list[Target
     late = [ms for each in cases for ms in each.late_ms]
     targets = [
         Target("frames without an answer", float(sum(each.unanswered for each in cases)), "==", 0.0),
-        Target("answers by the deadline", 100 * share(sum(ms <= 0 for ms in late), len(late)), ">=", 99.9, "%"),
+        Target(
+            "answers by the deadline", 100 * share(sum(ms <= 0 for ms in late), len(late)), ">=", 99.9, "%"
+        ),
         Target("answers by +1 ms", 100 * share(sum(ms <= 1 for ms in late), len(late)), ">=", 100.0, "%"),
     ]
     if backup != "none":

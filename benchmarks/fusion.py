@@ -1,9 +1,11 @@
-"""What camera and lidar find together, and what each alone: average precision seen from above, on drawn scenes.
+"""What camera and lidar find together, and what each alone.
 
-Each scene is drawn for both: an image of 640x360, and a sweep of the closed loop's lidar. Judged is what a vehicle
-would be told, through `FusionAdapter` and its trained networks: with both, without the image, without the cloud.
-Objects in the camera's view count that the lidar has hit once or more; centres within 2 m are found. A cloud of 120,000
-points with intensities and times is decoded beside that.
+Average precision seen from above, on drawn scenes.
+
+Each scene is drawn for both: an image of 640x360, and a sweep of the closed loop's lidar. Judged is what a
+vehicle would be told, through `FusionAdapter` and its trained networks: with both, without the image,
+without the cloud. Objects in the camera's view count that the lidar has hit once or more; centres within 2
+m are found. A cloud of 120,000 points with intensities and times is decoded beside that.
 """
 
 import math
@@ -57,7 +59,11 @@ def main() -> int:
     parser.add_argument("--scenes", type=int, default=200, help="default 200")
     arguments = parser.parse_args()
     report = Report("fusion", arguments)
-    view = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
+    view = {
+        "horizontal_fov_deg": HORIZONTAL_FOV_DEG,
+        "horizon": HORIZON,
+        "camera_height_m": CAMERA_HEIGHT_M,
+    }
     adapter = FusionAdapter({"camera": view, "score_threshold": 0.05}, _CPU)
     model, scene = adapter.build(arguments.tier), RoadScene(*_SIZE)
     found: dict[str, list[list[Box]]] = {name: [] for name in _CASES}
@@ -79,14 +85,18 @@ def main() -> int:
         figures[name] = {"map": float(np.nanmean(list(each.values()))), **each}
     report.table(
         f"{arguments.scenes} scenes, tier {arguments.tier}, centres within {_NEAR_M:g} m",
-        ("sensors", "mAP", *CLASSES), [[name, *own.values()] for name, own in figures.items()],
-    )  # fmt: skip
+        ("sensors", "mAP", *CLASSES),
+        [[name, *own.values()] for name, own in figures.items()],
+    )
     alone = max(figures[name]["map"] for name in ("camera lost", "lidar lost"))
     decode_ms = _decode_ms()
-    report.finish(figures | {"decode_ms": decode_ms}, [
-        Target("mAP of both less that of the better one", figures["both"]["map"] - alone, ">=", 0),
-        Target("120,000 points decoded, ms (p50)", decode_ms["p50"], "<=", _DECODE_MS),
-    ])  # fmt: skip
+    report.finish(
+        figures | {"decode_ms": decode_ms},
+        [
+            Target("mAP of both less that of the better one", figures["both"]["map"] - alone, ">=", 0),
+            Target("120,000 points decoded, ms (p50)", decode_ms["p50"], "<=", _DECODE_MS),
+        ],
+    )
     return 0
 
 
@@ -95,11 +105,19 @@ def _decode_ms() -> dict[str, float]:
     drawn = np.random.default_rng(1)
     fields = [*((name, "<f4") for name in ("x", "y", "z", "intensity")), ("ring", "<u2"), ("t", "<u4")]
     table = np.zeros(MOST_POINTS, fields)
-    for name, low, high in (("x", 1, 76), ("y", -38, 38), ("z", -1, 2), ("intensity", 0, 255), ("t", 0, 1e8)):
+    for name, low, high in (
+        ("x", 1, 76),
+        ("y", -38, 38),
+        ("z", -1, 2),
+        ("intensity", 0, 255),
+        ("t", 0, 1e8),
+    ):
         table[name] = drawn.uniform(low, high, MOST_POINTS)
     data = bytes(encode(cloud_message(table, _STAMP_NS, "base_link"), CLOUD))
     calls = {"read": lambda: read_cloud(decode(data, CLOUD), MOST_POINTS)}
-    return distribution(time_interleaved(calls, _CPU, seconds=0.0, rounds=(_TIMES, _TIMES), inner=1)["read"].times_ms)
+    return distribution(
+        time_interleaved(calls, _CPU, seconds=0.0, rounds=(_TIMES, _TIMES), inner=1)["read"].times_ms
+    )
 
 
 def _seen(cloud: LabelledCloud) -> Any:
@@ -109,7 +127,9 @@ def _seen(cloud: LabelledCloud) -> Any:
     for kind, (x, y, yaw, _, _, length, width) in zip(cloud.kinds, cloud.table.tolist(), strict=True):
         if kind not in CLASSES or not _in_view(x - length / 2, y) or x >= AHEAD_M:
             continue
-        away = (points - (x, y)) @ np.array([[math.cos(yaw), -math.sin(yaw)], [math.sin(yaw), math.cos(yaw)]])
+        away = (points - (x, y)) @ np.array(
+            [[math.cos(yaw), -math.sin(yaw)], [math.sin(yaw), math.cos(yaw)]]
+        )
         inside = (np.abs(away[:, 0]) < length / 2 + 0.1) & (np.abs(away[:, 1]) < width / 2 + 0.1)
         if (inside & (cloud.points.numpy()[:, 2] > 0.1)).any():  # the ground beneath it is none of it
             rows.append((x, y, length, width, yaw, CLASSES.index(kind)))
@@ -133,9 +153,10 @@ def _messages(scene: RoadScene, cloud: LabelledCloud, number: int) -> dict[str, 
     for column, name in enumerate(("x", "y", "z", "intensity")):
         table[name] = points[:, column] * (255.0 if name == "intensity" else 1.0)
     found = {
-        "image": decode(scene.pixels_cdr(pixels), IMAGE_TYPE), "cloud": cloud_message(table, _STAMP_NS, "base_link"),
+        "image": decode(scene.pixels_cdr(pixels), IMAGE_TYPE),
+        "cloud": cloud_message(table, _STAMP_NS, "base_link"),
         "odom": empty_message(ODOMETRY),
-    }  # fmt: skip
+    }
     return {topic: Received(message, _STAMP_NS, 0.0) for topic, message in found.items()}
 
 

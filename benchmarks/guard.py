@@ -2,12 +2,14 @@
 
 Cost: the whole of `Guard.check`, from bytes to verdict, and reading odometry and obstacles.
 
-Scenes differ in what the guard has to look at: a straight road, a bend, where what drives along is predicted to follow
-it, no obstacles, and a plan that has to be replaced. Each plan is another one, so that nothing is remembered.
+Scenes differ in what the guard has to look at: a straight road, a bend, where what drives along is
+predicted to follow it, no obstacles, and a plan that has to be replaced. Each plan is another one, so that
+nothing is remembered.
 
-Noise: what perception sends, without velocities and ids, with noise of its places, in any order, a twentieth missing.
-How many plans are replaced that are accepted with exact objects and velocities; and how many frames later a lead that
-brakes, a pedestrian and a car that cuts in are seen, by a planner that goes on as if there was nothing.
+Noise: what perception sends, without velocities and ids, with noise of its places, in any order, a
+twentieth missing. How many plans are replaced that are accepted with exact objects and velocities; and how
+many frames later a lead that brakes, a pedestrian and a car that cuts in are seen, by a planner that goes
+on as if there was nothing.
 """
 
 import argparse
@@ -48,7 +50,13 @@ examples:
 
 
 def main() -> int:
-    parts = {"cost": _cost, "noise": _noise, "head-on": _head_on, "bends": _bends, "overtaking": _overtaking}
+    parts = {
+        "cost": _cost,
+        "noise": _noise,
+        "head-on": _head_on,
+        "bends": _bends,
+        "overtaking": _overtaking,
+    }
     arguments = _parser(parts).parse_args()
     Report("guard", arguments).finish_parts(arguments, parts)
     return 0
@@ -60,12 +68,16 @@ def _parser(parts: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--times", type=int, default=5000, help="checks of each scene (default 5000)")
     parser.add_argument("--poses", type=int, default=30, help="of each plan (default 30)")
     parser.add_argument("--objects", type=int, default=32, help="around the vehicle (default 32)")
-    parser.add_argument("--drive-s", type=float, default=20.0, help="in each scene, at each noise (default 20)")
+    parser.add_argument(
+        "--drive-s", type=float, default=20.0, help="in each scene, at each noise (default 20)"
+    )
     parser.add_argument("--events", type=int, default=20, help="of each kind, at each noise (default 20)")
     about = "that end head-on, twice as many clear ones, half as many bends (default 500)"
     parser.add_argument("--plans", type=int, default=500, help=about)
     parser.add_argument("--drives", type=int, default=108, help="overtakings (default 108)")
-    parser.add_argument("--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="that plans and traffic are drawn from (default 1)"
+    )
     return parser
 
 
@@ -74,27 +86,42 @@ def _cost(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
     columns = ("", "times", "p50", "p90", "p99", "p99.9", "max")
     keys = ("count", "p50", "p90", "p99", "p99_9", "max")
     size = f"{arguments.poses} poses, {arguments.objects} objects"
-    report.table(f"ms, {size}", columns, [[name, *(took[key] for key in keys)] for name, took in figures.items()])
+    report.table(
+        f"ms, {size}", columns, [[name, *(took[key] for key in keys)] for name, took in figures.items()]
+    )
     checks = [figures[name] for name in ("check, straight", "check, bend")]
     return figures, [
-        Target("p50 of a check, straight or in a bend", max(took["p50"] for took in checks), "<=", 0.5, "ms"),
-        Target("p99 of a check, straight or in a bend", max(took["p99"] for took in checks), "<=", 1.0, "ms"),
+        Target(
+            "p50 of a check, straight or in a bend", max(took["p50"] for took in checks), "<=", 0.5, "ms"
+        ),
+        Target(
+            "p99 of a check, straight or in a bend", max(took["p99"] for took in checks), "<=", 1.0, "ms"
+        ),
     ]
 
 
 def _head_on(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    say(f"{arguments.plans} plans that end head-on, {2 * arguments.plans} clear ones, from seed {arguments.seed}")
+    say(
+        f"{arguments.plans} plans that end head-on, {2 * arguments.plans} clear ones, from seed"
+        f" {arguments.seed}"
+    )
     found: dict[str, list[bool]] = {}
     for scene in traffic.head_on_plans(arguments.seed, arguments.plans):
         kind = "head-on, bends" if scene.road.bends.any() else "head-on, straight"
         found.setdefault(kind, []).append(bool(traffic.refused(scene, 1.0)))
     for scene in traffic.clear_plans(arguments.seed, 2 * arguments.plans):
         found.setdefault(f"clear, {scene.kind}", []).append(bool(traffic.refused(scene, 1.0)))
-    rows = [[kind, len(refused), len(refused) - sum(refused), sum(refused)] for kind, refused in found.items()]
+    rows = [
+        [kind, len(refused), len(refused) - sum(refused), sum(refused)] for kind, refused in found.items()
+    ]
     report.table(f"plans, from seed {arguments.seed}", ("", "drawn", "accepted", "refused"), rows)
-    accepted = sum(len(refused) - sum(refused) for kind, refused in found.items() if kind.startswith("head-on"))
+    accepted = sum(
+        len(refused) - sum(refused) for kind, refused in found.items() if kind.startswith("head-on")
+    )
     clear = [one for kind, refused in found.items() if kind.startswith("clear") for one in refused]
-    return {kind: {"drawn": drawn, "accepted": went, "refused": not_} for kind, drawn, went, not_ in rows}, [
+    return {
+        kind: {"drawn": drawn, "accepted": went, "refused": not_} for kind, drawn, went, not_ in rows
+    }, [
         Target("accepted plans that end head-on", accepted, "==", 0),
         Target("refused clear plans", 100 * sum(clear) / max(len(clear), 1), "<=", 1.0, "%"),
     ]
@@ -105,8 +132,11 @@ def _bends(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
     say(f"{count} passages into a bend beside cars, from seed {arguments.seed}")
     stops = [traffic.false_stops(scene) for scene in traffic.passages(arguments.seed, count)]
     passages, plans = sum(map(bool, stops)), sum(map(len, stops))
-    report.table(f"passages into a bend, from seed {arguments.seed}", ("", "drawn", "with a false stop", "plans"),
-                 [["beside a car", count, passages, plans]])  # fmt: skip
+    report.table(
+        f"passages into a bend, from seed {arguments.seed}",
+        ("", "drawn", "with a false stop", "plans"),
+        [["beside a car", count, passages, plans]],
+    )
     figures = {"drawn": count, "passages": passages, "plans": plans}
     return figures, [Target("passages into a bend with a false stop", passages, "==", 0)]
 
@@ -118,8 +148,11 @@ def _overtaking(arguments: argparse.Namespace, report: Report) -> tuple[dict[str
     contacts = [speed for _, speed, _ in found if not math.isnan(speed)]
     moving = sum(speed > traffic.MOVES for speed in contacts)
     replaced = sum(verdicts != {"accept"} for _, _, verdicts in found)
-    report.table(f"overtakings, from seed {arguments.seed}", ("", "drawn", "replaced", "contacts", "while moving"),
-                 [["the planner does not look", arguments.drives, replaced, len(contacts), moving]])  # fmt: skip
+    report.table(
+        f"overtakings, from seed {arguments.seed}",
+        ("", "drawn", "replaced", "contacts", "while moving"),
+        [["the planner does not look", arguments.drives, replaced, len(contacts), moving]],
+    )
     figures = {"drawn": arguments.drives, "replaced": replaced, "contacts": len(contacts), "moving": moving}
     return figures, [Target("overtakings with a contact of the moving vehicle", moving, "==", 0)]
 
@@ -137,8 +170,10 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
             if hz == _HZ[1]:
                 found = _events(arguments, sigma_m, hz)
                 figures[name]["frames_later"] = found
-                later += [[name, kind, *(found[kind][key] for key in ("drawn", "false", "p50", "p90", "max"))]
-                          for kind in found]  # fmt: skip
+                later += [
+                    [name, kind, *(found[kind][key] for key in ("drawn", "false", "p50", "p90", "max"))]
+                    for kind in found
+                ]
     columns = ("", "plans", "good", "replaced", "%", "most of a scene, %")
     report.table(f"plans in ordinary traffic, from seed {arguments.seed}", columns, rows)
     columns = ("", "what happens", "drawn", "refused before", "frames later: p50", "p90", "max")
@@ -148,12 +183,17 @@ def _noise(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any
 
 
 def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tuple[int, int, int, float]:
-    """Plans drawn; those that are accepted with exact objects; how many of these are replaced; most of a scene in %."""
+    """Plans drawn.
+
+    Those that are accepted with exact objects; how many of these are replaced; most of a scene in %.
+    """
     options, drawn, good, replaced, worst = guard_options({"guard.act": ["all"]}), 0, 0, 0, 0.0
     for scene in detections.SCENES.values():
         exact, guard, of_scene = Guard(options), Guard(options), [0, 0]
         detector = detections.Detector(sigma_m, _MISSING, arguments.seed)
-        for number, moment in enumerate(detections.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)):
+        for number, moment in enumerate(
+            detections.drive(scene, arguments.drive_s, 1.0 / hz, arguments.seed)
+        ):
             drawn += 1
             is_good = detections.check(exact, moment, moment.exact).verdict is GuardVerdict.ACCEPT
             found = detections.check(guard, moment, detector.markers(moment))
@@ -166,7 +206,10 @@ def _good_plans(arguments: argparse.Namespace, sigma_m: float, hz: float) -> tup
 
 
 def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[str, dict[str, float]]:
-    """How many frames later than with exact objects and velocities each event is seen; and plans refused before it."""
+    """How many frames later than with exact objects and velocities each event is seen.
+
+    And plans refused before it.
+    """
     found = {}
     for kind in detections.EVENTS:
         later, false = [], 0
@@ -182,7 +225,9 @@ def _events(arguments: argparse.Namespace, sigma_m: float, hz: float) -> dict[st
     return found
 
 
-def _seen_at(kind: str, hz: float, seed: int, markers: Callable[[detections.Moment], bytes]) -> tuple[int, int]:
+def _seen_at(
+    kind: str, hz: float, seed: int, markers: Callable[[detections.Moment], bytes]
+) -> tuple[int, int]:
     """The frame from which on an event is seen, by which a plan is refused; and plans refused before it."""
     guard, before = Guard(guard_options({"guard.act": ["all"]})), 0
     for number, moment in enumerate(detections.event(kind, 1.0 / hz, seed)):
@@ -203,7 +248,10 @@ def _measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
         ("check and replace", 0.0, arguments.objects, True),
     ):
         say(name)
-        guard, plans = _guard(bend, _boxes(rng, bend, count, blocked=blocked)), _plans(rng, bend, arguments.poses)
+        guard, plans = (
+            _guard(bend, _boxes(rng, bend, count, blocked=blocked)),
+            _plans(rng, bend, arguments.poses),
+        )
         found[name] = _times_ms(
             lambda n, g=guard, p=plans: g.check(p[n % len(p)], 10 * S, START_NS, 60.0), arguments.times
         )
@@ -220,8 +268,12 @@ def _followed(arguments: argparse.Namespace, rng: Any) -> dict[str, float]:
     boxes, arrays = _boxes(rng, 0.0, arguments.objects, blocked=False), []
     for number in range(100):
         off_m, t = rng.normal(0.0, 0.05, (len(boxes), 2)), 0.05 * number
-        seen = [one._replace(x=one.x + one.velocity[0] * t + x, y=one.y + one.velocity[1] * t + y, velocity=None)
-                for one, (x, y) in zip(boxes, off_m, strict=True)]  # fmt: skip
+        seen = [
+            one._replace(
+                x=one.x + one.velocity[0] * t + x, y=one.y + one.velocity[1] * t + y, velocity=None
+            )
+            for one, (x, y) in zip(boxes, off_m, strict=True)
+        ]
         arrays.append(markers_bytes(seen, stamp_ns=START_NS + round(t * S)))
     guard = _guard(0.0, [])
     return _times_ms(lambda n: guard.saw(0, arrays[n % len(arrays)], 10 * S), arguments.times)

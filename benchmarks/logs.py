@@ -1,24 +1,28 @@
-"""What recorded logs cost: to read, to replay, to replay many side by side; and whether a played log keeps its time.
+"""What recorded logs cost.
 
-`reading`: a message, beside the readers of `rosbags` and of the `mcap` package. Three logs of the same raw images: one
-with checksums, one without, one in SQLite. The readers take turns over each; the time of a message is that of one step
-of the iteration, the file in the page cache.
+To read, to replay, to replay many side by side; and whether a played log keeps its time.
 
-`replay`: a log of raw images is replayed as fast as it goes, without an output, through a stage of the benchmark's
-model. The overhead of a frame is the time from one frame to the next, less the steps in the worker: reading the log,
-the copy into shared memory, two processes waking each other, the row that is kept. It is replayed once more, then one
-twice as long, and the memory of the replaying process is read at the end of each.
+`reading`: a message, beside the readers of `rosbags` and of the `mcap` package. Three logs of the same raw
+images: one with checksums, one without, one in SQLite. The readers take turns over each; the time of a
+message is that of one step of the iteration, the file in the page cache.
 
-`many`: whether logs that are replayed side by side take a share of the time. All logs are replayed by clusters of one
-worker and of more, whose start and end come once and have columns of their own. On that of one worker every log is then
-replayed once more, in turns with a replay alone, as `torchperf replay LOG` does it, so that both meet the same machine.
-What a log takes alone besides its frames (starting workers, importing torch, hashing the log, writing results) is the
-fixed cost of a replay, wherever it runs; what it takes longer on the cluster is the cost of distribution, in time and
-in processor time of all processes; on a busy machine the latter says more.
+`replay`: a log of raw images is replayed as fast as it goes, without an output, through a stage of the
+benchmark's model. The overhead of a frame is the time from one frame to the next, less the steps in the
+worker: reading the log, the copy into shared memory, two processes waking each other, the row that is kept.
+It is replayed once more, then one twice as long, and the memory of the replaying process is read at the end
+of each.
 
-`play`: a log of images and of odometry at 200 Hz, not compressed and compressed, is played by `torchperf play` to
-nobody. What goes out more than 5 ms after it is due is late. Then the same while other processes keep every core busy
-several times over.
+`many`: whether logs that are replayed side by side take a share of the time. All logs are replayed by
+clusters of one worker and of more, whose start and end come once and have columns of their own. On that of
+one worker every log is then replayed once more, in turns with a replay alone, as `torchperf replay LOG`
+does it, so that both meet the same machine. What a log takes alone besides its frames (starting workers,
+importing torch, hashing the log, writing results) is the fixed cost of a replay, wherever it runs; what it
+takes longer on the cluster is the cost of distribution, in time and in processor time of all processes; on
+a busy machine the latter says more.
+
+`play`: a log of images and of odometry at 200 Hz, not compressed and compressed, is played by `torchperf
+play` to nobody. What goes out more than 5 ms after it is due is late. Then the same while other processes
+keep every core busy several times over.
 """
 
 import argparse
@@ -74,7 +78,9 @@ _MORE: Final = "on a cluster: processor time more by"
 _ODOMETRY_HZ: Final = 200
 _COMPRESSIONS: Final = ("none", "zstd")
 _BEGIN_NS: Final = 1_700_000_000 * NS_PER_S  # of a log
-_SUMMARY: Final = re.compile(r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms")
+_SUMMARY: Final = re.compile(
+    r"played ([\d,]+) messages in ([\d.]+) s, (?:(\d+) late|none later).* ([\d.]+) ms"
+)
 _EPILOG = """\
 targets: a replay's overhead at 1280x720 p50 <= 0.5 ms, its memory flat; as many times the logs per minute as there are
 workers, 10 % less at most, and 0.1 s per log for distribution; nothing is played late on an otherwise idle machine
@@ -89,18 +95,30 @@ def main() -> int:
     parts = {"reading": _reading, "replay": _replay, "many": _many, "play": _play}
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", parts)
-    parser.add_argument("--frames", type=int, default=300, help="of each log that is read or replayed (default 300)")
+    parser.add_argument(
+        "--frames", type=int, default=300, help="of each log that is read or replayed (default 300)"
+    )
     add_camera(parser)
     reading = parser.add_argument_group("reading")
     reading.add_argument("--turns", type=int, default=3, help="of each reader (default 3)")
     many = parser.add_argument_group("many")
-    many.add_argument("--logs", type=int, default=12, help=f"how many, of images of {_MANY_SIZE} (default 12)")
-    many.add_argument("--model-ms", type=float, default=10.0, help="inference time (default 10; 0: the smallest)")
-    many.add_argument("--parallel", type=int, nargs="+", default=[1, 2], help="logs at a time (default 1 2)")
-    many.add_argument("--idle", type=float, default=5.0, help="seconds of a cluster with nothing to do (default 5)")
+    many.add_argument(
+        "--logs", type=int, default=12, help=f"how many, of images of {_MANY_SIZE} (default 12)"
+    )
+    many.add_argument(
+        "--model-ms", type=float, default=10.0, help="inference time (default 10; 0: the smallest)"
+    )
+    many.add_argument(
+        "--parallel", type=int, nargs="+", default=[1, 2], help="logs at a time (default 1 2)"
+    )
+    many.add_argument(
+        "--idle", type=float, default=5.0, help="seconds of a cluster with nothing to do (default 5)"
+    )
     play = parser.add_argument_group("play")
     play.add_argument("--seconds", type=float, default=20.0, help="of the log (default 20)")
-    play.add_argument("--busy", type=int, default=4, help="processes for each core that keep it busy (default 4)")
+    play.add_argument(
+        "--busy", type=int, default=4, help="processes for each core that keep it busy (default 4)"
+    )
     add_some(play, "--compressions", _COMPRESSIONS)
     arguments = parser.parse_args()
     report = Report("logs", arguments)
@@ -110,7 +128,9 @@ def main() -> int:
     return 0
 
 
-def _write_log(path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False) -> None:
+def _write_log(
+    path: Path, messages: Iterable[tuple[str, str, int, bytes]], *, compress: bool = False
+) -> None:
     """Topic, type, time in ns from the log's begin and CDR bytes of each message, which is stamped with that time."""
     with OutputLog(path, compress) as log:
         for topic, type_name, t_ns, data in messages:
@@ -124,24 +144,31 @@ def _images(path: Path, frames: int, size: str) -> None:
     """Images of noise at 30 Hz, not compressed."""
     say(f"writing {frames} images")
     width, height = (int(word) for word in size.split("x"))
-    image = image_cdr(width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8))
+    image = image_cdr(
+        width, height, np.random.default_rng(1).integers(0, 255, width * height * 3, dtype=np.uint8)
+    )
     _write_log(path, (("/image", IMAGE, number * 33_333_333, image) for number in range(frames)))
 
 
 def _stage(model_ms: float) -> dict[str, object]:
     """Parameters of a stage of the benchmark's model, in eager."""
     return {
-        "stages": ["perception"], "perception.adapter": ADAPTER, "perception.output": "path",
-        "perception.options": json.dumps(model_options(model_ms)), "perception.tiers": ["full"],
+        "stages": ["perception"],
+        "perception.adapter": ADAPTER,
+        "perception.output": "path",
+        "perception.options": json.dumps(model_options(model_ms)),
+        "perception.tiers": ["full"],
         "perception.engine": "eager",
-    }  # fmt: skip
+    }
 
 
 def _reading(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
     figures = {name: _turns(path, arguments.turns) for name, path in _same_logs(arguments).items()}
     for name, readers in figures.items():
         rows = [[reader, *(times[key] for key in _SHOWN)] for reader, times in readers.items()]
-        report.table(f"{name}: {arguments.size} rgb8, ms per message", ("reader", "messages", *_SHOWN[1:]), rows)
+        report.table(
+            f"{name}: {arguments.size} rgb8, ms per message", ("reader", "messages", *_SHOWN[1:]), rows
+        )
     return figures, []
 
 
@@ -202,13 +229,24 @@ def _replay(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, An
     for log, factor in ((short, 1), (long, 2)):
         _images(log, factor * arguments.frames, arguments.size)
     runs = [_run(log, arguments.size) for log in (short, short, long)]
-    rows = [[name, *(runs[0][f"{name}_ms"][key] for key in _SHOWN)] for name in ("overhead", "model", "frame")]
+    rows = [
+        [name, *(runs[0][f"{name}_ms"][key] for key in _SHOWN)] for name in ("overhead", "model", "frame")
+    ]
     report.table(f"{arguments.size} rgb8, --pace {_PACE}, in ms", ("", "frames", *_SHOWN[1:]), rows)
-    report.table("memory of the replaying process", ("frames", "log MB", "RSS MiB"),
-                 [[run["frames"], run["log_mb"], run["rss_mib"]] for run in runs])  # fmt: skip
+    report.table(
+        "memory of the replaying process",
+        ("frames", "log MB", "RSS MiB"),
+        [[run["frames"], run["log_mb"], run["rss_mib"]] for run in runs],
+    )
     return {"runs": runs}, [
         Target("overhead p50", runs[0]["overhead_ms"]["p50"], "<=", _OVERHEAD_MS, "ms"),
-        Target("RSS, log twice as long, less", runs[2]["rss_mib"] - runs[1]["rss_mib"], "<=", _GROWTH_MIB, "MiB"),
+        Target(
+            "RSS, log twice as long, less",
+            runs[2]["rss_mib"] - runs[1]["rss_mib"],
+            "<=",
+            _GROWTH_MIB,
+            "MiB",
+        ),
     ]
 
 
@@ -217,23 +255,30 @@ def _run(log: Path, size: str) -> dict[str, Any]:
     values = {**_stage(0), "perception.max_frame_bytes": max(1024, 2 * width * height * 3)}
     answered_ns: list[int] = []
     say(f"replaying {log.name}")
-    result = replay(log, ReplayOptions(overrides=values), lambda _done, _total: answered_ns.append(time.monotonic_ns()))
+    result = replay(
+        log, ReplayOptions(overrides=values), lambda _done, _total: answered_ns.append(time.monotonic_ns())
+    )
     rows = result.stage("perception").frames
     # the progress is reported when a frame is handed over, which is right after the one before was answered
     frame_ms = np.diff(np.array(answered_ns[: len(rows)])) / 1e6
     model_ms = sum(np.asarray(rows[name]) for name in _STEPS)[: len(frame_ms)]
     kept = slice(_FIRST_FRAMES, None)
     return {
-        "frames": len(rows), "log_mb": log.stat().st_size / 1e6,
+        "frames": len(rows),
+        "log_mb": log.stat().st_size / 1e6,
         "rss_mib": psutil.Process().memory_info().rss / (1 << 20),
-        "overhead_ms": distribution((frame_ms - model_ms)[kept]), "model_ms": distribution(model_ms[kept]),
+        "overhead_ms": distribution((frame_ms - model_ms)[kept]),
+        "model_ms": distribution(model_ms[kept]),
         "frame_ms": distribution(frame_ms[kept]),
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of a replay: its time, the processor time of all processes, and the part of its time in which frames ran."""
+    """Of a replay.
+
+    Its time, the processor time of all processes, and the part of its time in which frames ran.
+    """
 
     wall_s: float
     cpu_s: float
@@ -265,20 +310,30 @@ def _many(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
                 costs = {what: _spread(values) for what, values in found_s.items()}
             ending_s = time.monotonic()
         found = clusters[workers] = {
-            "start_s": ready_s - began_s, "run_s": done_s - ready_s, "end_s": time.monotonic() - ending_s,
-        }  # fmt: skip
+            "start_s": ready_s - began_s,
+            "run_s": done_s - ready_s,
+            "end_s": time.monotonic() - ending_s,
+        }
         found["logs_per_minute"] = len(logs) / found["run_s"] * 60
         found["times_as_fast"] = clusters[1]["run_s"] / found["run_s"]
         found["of_linear"] = found["times_as_fast"] / workers
-    report.table("What a log costs, s", ("", "p50", "p25", "p75", "min", "max"),
-                 [[what, *figures.values()] for what, figures in costs.items()])  # fmt: skip
+    report.table(
+        "What a log costs, s",
+        ("", "p50", "p25", "p75", "min", "max"),
+        [[what, *figures.values()] for what, figures in costs.items()],
+    )
     columns = ("workers", "start s", "logs s", "end s", "logs/min", "times one", "of linear")
-    report.table(f"{len(logs)} logs", columns, [[workers, *found.values()] for workers, found in clusters.items()])
+    report.table(
+        f"{len(logs)} logs", columns, [[workers, *found.values()] for workers, found in clusters.items()]
+    )
     return {"costs": costs, "clusters": clusters}, [
-        *(Target(f"{workers} workers, of linear", found["of_linear"], ">=", _OF_LINEAR)
-          for workers, found in clusters.items() if workers > 1),
+        *(
+            Target(f"{workers} workers, of linear", found["of_linear"], ">=", _OF_LINEAR)
+            for workers, found in clusters.items()
+            if workers > 1
+        ),
         *(Target(what, costs[what]["p50"], "<=", _EACH_S, "s") for what in (_LONGER, _MORE)),
-    ]  # fmt: skip
+    ]
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -381,9 +436,11 @@ def _played(log: Path) -> dict[str, Any]:
     assert found, said
     messages, took_s, late, worst_ms = found.groups()
     return {
-        "messages": int(messages.replace(",", "")), "took_s": float(took_s), "late": int(late or 0),
+        "messages": int(messages.replace(",", "")),
+        "took_s": float(took_s),
+        "late": int(late or 0),
         "worst_late_ms": float(worst_ms),
-    }  # fmt: skip
+    }
 
 
 @contextlib.contextmanager
@@ -401,11 +458,20 @@ def _write(path: Path, arguments: argparse.Namespace, *, compress: bool) -> None
     """Images of a gradient with some noise, which compress as those of a camera do: by a little."""
     width, height = (int(word) for word in arguments.size.split("x"))
     noise = np.random.default_rng(1).integers(0, 32, width * height * 3, dtype=np.uint8)
-    image = image_cdr(width, height, noise + (np.arange(width * height * 3) // (3 * width) % 200).astype(np.uint8))
-    times = [(round(n * NS_PER_S / arguments.rate), True) for n in range(round(arguments.seconds * arguments.rate))]
+    image = image_cdr(
+        width, height, noise + (np.arange(width * height * 3) // (3 * width) % 200).astype(np.uint8)
+    )
+    times = [
+        (round(n * NS_PER_S / arguments.rate), True)
+        for n in range(round(arguments.seconds * arguments.rate))
+    ]
     times += [(n * NS_PER_S // _ODOMETRY_HZ, False) for n in range(round(arguments.seconds * _ODOMETRY_HZ))]
     messages = (
-        ("/image", IMAGE, t_ns, image) if is_image else ("/odom", ODOMETRY_TYPE, t_ns, odometry_cdr(t_ns / NS_PER_S))
+        (
+            ("/image", IMAGE, t_ns, image)
+            if is_image
+            else ("/odom", ODOMETRY_TYPE, t_ns, odometry_cdr(t_ns / NS_PER_S))
+        )
         for t_ns, is_image in sorted(times)
     )
     _write_log(path, messages, compress=compress)

@@ -1,10 +1,11 @@
 """What a node adds to the model's own time, beside the naive node and beside a bare loop.
 
-Both nodes run at once, and with them a loop that calls the same adapter and does nothing else; they work in turns, so
-that all see the same machine. Overhead is the time from the subscription's callback to the published output, less
-decode, preprocess, inference and postprocess. For the naive node the same adapter calls are timed in the callback's
-thread pool; its decoding happens in rclpy before the callback and, like the cost of taking the message, shows in the
-age at receipt (from the stamp, which the camera sets as it publishes).
+Both nodes run at once, and with them a loop that calls the same adapter and does nothing else; they work in
+turns, so that all see the same machine. Overhead is the time from the subscription's callback to the
+published output, less decode, preprocess, inference and postprocess. For the naive node the same adapter
+calls are timed in the callback's thread pool; its decoding happens in rclpy before the callback and, like
+the cost of taking the message, shows in the age at receipt (from the stamp, which the camera sets as it
+publishes).
 """
 
 import argparse
@@ -15,7 +16,14 @@ from benchmarks.rig.arguments import add_backup, add_device, add_stage, argument
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.frames import lateness, steps_ms
-from benchmarks.rig.graph import BareLoopProcess, CameraProcess, Graph, NaiveProcess, PerfNodeProcess, model_options
+from benchmarks.rig.graph import (
+    BareLoopProcess,
+    CameraProcess,
+    Graph,
+    NaiveProcess,
+    PerfNodeProcess,
+    model_options,
+)
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 
@@ -37,7 +45,9 @@ examples:
 
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of stream for each node and size (default 30)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="of stream for each node and size (default 30)"
+    )
     parser.add_argument("--slice", type=float, default=5.0, help="seconds of each node's turn (default 5)")
     parser.add_argument("--sizes", default=",".join(SIZES), help="image sizes, default " + ",".join(SIZES))
     parser.add_argument("--rate", type=float, default=30.0, help="images per second (default 30)")
@@ -107,15 +117,20 @@ def _show(report: Report, size: str, nodes: dict[str, Any]) -> None:
     lines = [
         [f"{what}, {name}", found["count"], *(found[key] for key in ("p50", "p90", "p99", "max"))]
         for what, key in (
-            ("overhead", "overhead_ms"), ("age at receipt", "age_at_receipt_ms"), ("model's steps", "model_ms"),
+            ("overhead", "overhead_ms"),
+            ("age at receipt", "age_at_receipt_ms"),
+            ("model's steps", "model_ms"),
             ("stamp to publish", "stamp_to_publish_ms"),
         )
         for name, node in nodes.items()
         if (found := node.get(key))
-    ]  # fmt: skip
+    ]
     missed = ", ".join(f"{name} {nodes[name]['not_on_time']}" for name in _NAMES.values())
-    report.table(f"{size} rgb8, in ms (not on time, left out: {missed})",
-                 ("", "frames", "p50", "p90", "p99", "max"), lines)  # fmt: skip
+    report.table(
+        f"{size} rgb8, in ms (not on time, left out: {missed})",
+        ("", "frames", "p50", "p90", "p99", "max"),
+        lines,
+    )
 
 
 def _targets(figures: dict[str, Any]) -> list[Target]:
@@ -124,15 +139,24 @@ def _targets(figures: dict[str, Any]) -> list[Target]:
         ours, naive, bare = (nodes[name] for name in (*_NAMES.values(), _BARE))
         if size == "1280x720":
             limits = {"p50": _P50_MS, "p99": _P99_MS}
-            targets += [Target(f"overhead {key}, {size}", ours["overhead_ms"][key], "<=", limits[key], "ms")
-                        for key in limits]  # fmt: skip
+            targets += [
+                Target(f"overhead {key}, {size}", ours["overhead_ms"][key], "<=", limits[key], "ms")
+                for key in limits
+            ]
         if size in _LARGE:
             for key in ("p50", "p99"):
                 steps = ours["model_ms"][key] / bare["model_ms"][key]
                 whole = ours["stamp_to_publish_ms"][key] / naive["stamp_to_publish_ms"][key]
                 targets += [
-                    Target(f"model's steps {key}, {size}, beside the bare loop", steps, "<=", _MOST_OF_BARE),
-                    Target(f"stamp to publish {key}, {size}, beside the naive node", whole, "<=", _MOST_OF_NAIVE),
+                    Target(
+                        f"model's steps {key}, {size}, beside the bare loop", steps, "<=", _MOST_OF_BARE
+                    ),
+                    Target(
+                        f"stamp to publish {key}, {size}, beside the naive node",
+                        whole,
+                        "<=",
+                        _MOST_OF_NAIVE,
+                    ),
                 ]
     return targets
 

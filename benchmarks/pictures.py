@@ -1,7 +1,9 @@
-"""The pictures of README and docs, made anew: drives of this version with faults and under load, a report, a cut-in.
+"""The pictures of README and docs, made anew.
 
-The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`; the one of
-a stutter is of the drive that the page tells of.
+Drives of this version with faults and under load, a report, a cut-in.
+
+The pictures of figures come from their benchmarks: `./run bench curve -o`, `torchperf anomalies --plot`;
+the one of a stutter is of the drive that the page tells of.
 """
 
 import argparse
@@ -38,7 +40,13 @@ def torchperf(*words: object) -> list[str]:
 
 def screenshot(page: Path, picture: Path) -> None:
     """What a browser shows of a page's beginning, without scroll bars."""
-    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=10000"]
+    quiet = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=10000",
+    ]
     size, user = f"--window-size={_WIDTH},{_HEIGHT}", f"--user-data-dir={page.parent / 'user'}"
     command = ["chromium", *quiet, size, user, f"--screenshot={picture}", page.as_uri()]
     subprocess.run(command, check=True, capture_output=True)
@@ -48,7 +56,9 @@ def sabotaged(folder: Path, pictures: Path) -> None:
     """A drive with faults, its picture, and the page of its records."""
     say("a sabotaged drive")
     svg = pictures / "sabotaged_drive.svg"
-    subprocess.run(torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        torchperf("demo", "--no-tui", "--sabotage", "--svg", svg), check=False, stdout=subprocess.DEVNULL
+    )
     records = next(folder.rglob("records.jsonl"))
     page = folder / "drive.html"
     subprocess.run(torchperf("report", records, "-o", page), check=True, stdout=subprocess.DEVNULL)
@@ -58,7 +68,9 @@ def sabotaged(folder: Path, pictures: Path) -> None:
 def loaded(folder: Path, pictures: Path) -> None:
     """A drive while other programs take the machine, seen by `top`."""
     say(f"a drive of {_DRIVE_S} s, under load after {_LOAD_AFTER_S} s")
-    demo = subprocess.Popen(torchperf("demo", "--no-tui", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True)
+    demo = subprocess.Popen(
+        torchperf("demo", "--no-tui", "--seconds", _DRIVE_S), stdout=subprocess.PIPE, text=True
+    )
     assert demo.stdout is not None
     give_up_s = time.monotonic() + _FIRST_IMAGE_S
     while "% on time" not in (line := demo.stdout.readline()) or "- on time" in line:
@@ -91,7 +103,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=callers_path, default=ROOT / "docs" / "pictures", help="where they go")
+    parser.add_argument(
+        "--folder", type=callers_path, default=ROOT / "docs" / "pictures", help="where they go"
+    )
     pictures = parser.parse_args().folder.resolve()
     if shutil.which("chromium") is None:
         sys.stderr.write("chromium is not installed: sudo apt-get install chromium\n")

@@ -1,7 +1,9 @@
-"""The twelve promises of docs/performance.md: measure each by its benchmark, and write the page from the results.
+"""The twelve promises of docs/performance.md.
 
-Each promise is one target of one benchmark. The benchmarks run one after the other, and leave their figures in
-benchmarks/results. The page is made of these files alone, so that no figure on it was typed by hand.
+Measure each by its benchmark, and write the page from the results.
+
+Each promise is one target of one benchmark. The benchmarks run one after the other, and leave their figures
+in benchmarks/results. The page is made of these files alone, so that no figure on it was typed by hand.
 """
 
 import argparse
@@ -78,7 +80,9 @@ def main() -> int:
         description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_some(parser, "--only", COMMANDS)
-    parser.add_argument("--page", action="store_true", help="only write the page, from the results that are there")
+    parser.add_argument(
+        "--page", action="store_true", help="only write the page, from the results that are there"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show the commands, and run none")
     arguments = parser.parse_args()
     if arguments.dry_run:
@@ -103,7 +107,10 @@ def _measured(name: str) -> bool:
     command = [sys.executable, "-m", f"benchmarks.{name}", *COMMANDS[name].split()]
     ended = subprocess.run([*command, "--json", str(_RESULTS / f"{name}.json")], cwd=_ROOT, check=False)
     if ended.returncode not in {0, 1}:
-        say(f"bench {name} ended with status {ended.returncode}: its line of the page keeps the result before")
+        say(
+            f"bench {name} ended with status {ended.returncode}: its line of the page keeps the result"
+            " before"
+        )
         return False
     return True
 
@@ -119,7 +126,10 @@ def page(results: dict[str, dict[str, Any] | None]) -> str:
     lines = [
         "# Measured performance",
         "",
-        "Twelve promises, each measured by one command of this repository. `./run bench promises` runs them and writes",
+        (
+            "Twelve promises, each measured by one command of this repository. `./run bench promises` runs"
+            " them and writes"
+        ),
         "this page. What each figure means, and what else was measured, is in the pages below.",
         "",
         *_about(machines),
@@ -134,19 +144,34 @@ def page(results: dict[str, dict[str, Any] | None]) -> str:
 
 
 _BELOW = (
-    "Times of a shared machine differ by a factor of two within minutes, ratios within one run do not: the lines with",
-    "*times* compare arms that take turns. The naive node is what one writes first: a typed subscription, the model in",
+    (
+        "Times of a shared machine differ by a factor of two within minutes, ratios within one run do not:"
+        " the lines with"
+    ),
+    (
+        "*times* compare arms that take turns. The naive node is what one writes first: a typed"
+        " subscription, the model in"
+    ),
     "the callback, a thread pool's time-out as the deadline. It gets the same images, model and faults.",
     "",
     "| more figures | |",
     "|---|---|",
-    "| deadlines, overhead, failover, poisonous frames, start-up, telemetry, memory | [the node](figures/node.md) |",
-    "| engines, compiled packages, launch-bound chains, optimisations, sizes | [engines](figures/engines.md) |",
+    (
+        "| deadlines, overhead, failover, poisonous frames, start-up, telemetry, memory | [the"
+        " node](figures/node.md) |"
+    ),
+    (
+        "| engines, compiled packages, launch-bound chains, optimisations, sizes |"
+        " [engines](figures/engines.md) |"
+    ),
     "| two stages on two cores | [stages](figures/stages.md) |",
     "| one H100, and what of a Jetson is read | [CUDA](figures/cuda.md) |",
     "| collisions in the closed loop, the guard and the lane in traffic | [safety](safety.md) |",
     "",
-    "**Next:** `./run bench` lists every benchmark; [comparing runs](testing.md#comparing-runs) says whether a",
+    (
+        "**Next:** `./run bench` lists every benchmark; [comparing runs](testing.md#comparing-runs) says"
+        " whether a"
+    ),
     "difference is one.",
 )
 
@@ -155,14 +180,15 @@ def _about(machines: Sequence[dict[str, Any]]) -> list[str]:
     if not machines:
         return ["Nothing was measured yet."]
     kinds = dict.fromkeys(
-        f"{each['cpu']}, {each['cores']} cores, {each['memory_mib'] / 1024:.0f} GiB, Linux {each['kernel']},"
-        f" Python {each['python']}, torch {each['torch']}, rclpy {each['rclpy']}"
+        f"{each['cpu']}, {each['cores']} cores, {each['memory_mib'] / 1024:.0f} GiB, Linux"
+        f" {each['kernel']}, Python {each['python']}, torch {each['torch']}, rclpy {each['rclpy']}"
         for each in machines
     )
     dates = sorted(str(each["date"])[:10] for each in machines)
     taken = [_taken(each) for each in machines]
     disturbed = (
-        f"While they ran, other processes and the machine's host took {min(taken):.1f} to {max(taken):.1f} % of it."
+        f"While they ran, other processes and the machine's host took {min(taken):.1f} to {max(taken):.1f}"
+        " % of it."
     )
     if max(taken) > _BUSY_PERCENT:
         disturbed += " **That is no idle machine: its times count for little.**"

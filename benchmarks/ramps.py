@@ -1,10 +1,11 @@
 """Whether a stage goes down before it breaks: latency drifts by 50 %, memory runs out, a card slows down.
 
-Rules only, on a virtual clock: the ladder, the watch's signals, the alerts' actions and the memory guard of a stage
-answer made-up run times, 30 frames a second, with and without `actions`. The alerts come a second late, as they do
-from the recorder. Then drives in which nothing happens but noise and single stalls.
+Rules only, on a virtual clock: the ladder, the watch's signals, the alerts' actions and the memory guard of
+a stage answer made-up run times, 30 frames a second, with and without `actions`. The alerts come a second
+late, as they do from the recorder. Then drives in which nothing happens but noise and single stalls.
 
-With `--live` a real node, with its workers and its recorder: several stages with a ramp each, of models that wait.
+With `--live` a real node, with its workers and its recorder: several stages with a ramp each, of models
+that wait.
 """
 
 import json
@@ -65,15 +66,24 @@ class Drive:
 
 
 def drive(
-    seed: int, seconds: int, slower: Callable[[float], float], rules: list[str], *, base_ms: float, stall: float = 0.0,
+    seed: int,
+    seconds: int,
+    slower: Callable[[float], float],
+    rules: list[str],
+    *,
+    base_ms: float,
+    stall: float = 0.0,
     alert_at: Callable[[float], str] = lambda at_s: "",
-) -> Drive:  # fmt: skip
+) -> Drive:
     """Drive for so long; a run takes `slower(time in s)` times as long as usual, with noise.
 
-    A share of the runs, `stall`, takes twice as long; `alert_at` names an alert that the machine raises by itself.
+    A share of the runs, `stall`, takes twice as long; `alert_at` names an alert that the machine raises by
+    itself.
     """
     draw, found = random.Random(seed), Drive()
-    config = stage_config("seen", {"adapter": "a:B", "output": "o", "budget_ms": BUDGET_MS, "actions": rules})
+    config = stage_config(
+        "seen", {"adapter": "a:B", "output": "o", "budget_ms": BUDGET_MS, "actions": rules}
+    )
     ladder, actions = TierLadder(len(TIERS)), AlertActions(config)
     ladder.calibrate([Calibration(base_ms * share, 1.1 * base_ms * share) for share in TIERS])
     drift = DriftWatch("seen") if rules else None
@@ -100,11 +110,21 @@ def drive(
         missed = took_ms + OVERHEAD_MS > FRESH_MS
         total_ms = min(took_ms + OVERHEAD_MS, FRESH_MS)
         frame = Frame(seq, None, 1, 1.0, now_ns, now_ns + round(BUDGET_MS * NS_PER_MS), Origin(now_ns, 1.0))
-        signals.answered(Answer(
-            frame, Outcome.LATE if missed else Outcome.ON_TIME, Fallback.HOLD_LAST if missed else None, "", tier, 0.0,
-            total_ms, BUDGET_MS, total_ms - BUDGET_MS, now_ns + round(total_ms * NS_PER_MS),
-            StepTimes(0.5, 0.5, took_ms, 0.5),
-        ))  # fmt: skip
+        signals.answered(
+            Answer(
+                frame,
+                Outcome.LATE if missed else Outcome.ON_TIME,
+                Fallback.HOLD_LAST if missed else None,
+                "",
+                tier,
+                0.0,
+                total_ms,
+                BUDGET_MS,
+                total_ms - BUDGET_MS,
+                now_ns + round(total_ms * NS_PER_MS),
+                StepTimes(0.5, 0.5, took_ms, 0.5),
+            )
+        )
         if drift is not None and not missed:
             drift.add(tier, total_ms)
         ladder.learn(tier, took_ms, OVERHEAD_MS)
@@ -125,21 +145,35 @@ def ramp(seed: int, rules: list[str]) -> Drive:
     base_ms, ramp_s = draw.uniform(0.55, 0.75) * BUDGET_MS, draw.uniform(10.0, _LONGEST_RAMP_S)
     seconds = round(LEARNT_S + ramp_s + AFTER_S)
     return drive(
-        seed, seconds, lambda s: 1.0 + 0.5 * min(max(0.0, (s - LEARNT_S) / ramp_s), 1.0), rules, base_ms=base_ms
+        seed,
+        seconds,
+        lambda s: 1.0 + 0.5 * min(max(0.0, (s - LEARNT_S) / ramp_s), 1.0),
+        rules,
+        base_ms=base_ms,
     )
 
 
 def throttled(seed: int, rules: list[str]) -> Drive:
-    """A card whose clock falls: `gpu` is an alert from two seconds on, runs take up to twice as long after ten."""
+    """A card whose clock falls.
+
+    `gpu` is an alert from two seconds on, runs take up to twice as long after ten.
+    """
     draw = random.Random(seed)
     return drive(
-        seed, LEARNT_S + AFTER_S, lambda s: 1.0 + min(max(0.0, (s - LEARNT_S) / 10.0), 1.0), rules,
-        base_ms=draw.uniform(0.55, 0.75) * BUDGET_MS, alert_at=lambda s: "gpu" if s >= LEARNT_S + 2 else "",
-    )  # fmt: skip
+        seed,
+        LEARNT_S + AFTER_S,
+        lambda s: 1.0 + min(max(0.0, (s - LEARNT_S) / 10.0), 1.0),
+        rules,
+        base_ms=draw.uniform(0.55, 0.75) * BUDGET_MS,
+        alert_at=lambda s: "gpu" if s >= LEARNT_S + 2 else "",
+    )
 
 
 def memory_at_last_step(seed: int) -> float:
-    """Memory in use, as a share of the limit, when only the cheapest tier is left; it grows by up to 5 % a second."""
+    """Memory in use, as a share of the limit, when only the cheapest tier is left.
+
+    It grows by up to 5 % a second.
+    """
     draw, guard, used = random.Random(seed), MemoryGuard(), 0.4
     growth = draw.uniform(0.001, 0.05)
     while guard.left_out < len(TIERS) - 1:
@@ -161,33 +195,51 @@ def live_round(number: int) -> list[Drive]:
     for place, name in enumerate(names):
         draw = random.Random(number * _LIVE_STAGES + place)
         options = {
-            "base_ms": draw.uniform(0.55, 0.75) * BUDGET_MS, "after_s": LEARNT_S,
-            "ramp_s": draw.uniform(10.0, _LONGEST_RAMP_S), "seed": place,
-        }  # fmt: skip
+            "base_ms": draw.uniform(0.55, 0.75) * BUDGET_MS,
+            "after_s": LEARNT_S,
+            "ramp_s": draw.uniform(10.0, _LONGEST_RAMP_S),
+            "seed": place,
+        }
         stages[name] = {
-            "adapter": "benchmarks.rig.ramp_adapter:RampAdapter", "options": json.dumps(options), "engine": "eager",
-            "tiers": list(TIER_NAMES), "output": "answer" if name == STAGE else f"answer_{place}", "backup": "none",
-            "fallback": ["hold_last"], "budget_ms": BUDGET_MS, "actions": RULES,
-        }  # fmt: skip
+            "adapter": "benchmarks.rig.ramp_adapter:RampAdapter",
+            "options": json.dumps(options),
+            "engine": "eager",
+            "tiers": list(TIER_NAMES),
+            "output": "answer" if name == STAGE else f"answer_{place}",
+            "backup": "none",
+            "fallback": ["hold_last"],
+            "budget_ms": BUDGET_MS,
+            "actions": RULES,
+        }
     with Graph((OURS,), outputs=False) as graph:
         first = stages.pop(STAGE)
         node = PerfNodeProcess(
-            graph, first.pop("adapter"), json.loads(first.pop("options")), node_parameters={"stages": names, **stages},
+            graph,
+            first.pop("adapter"),
+            json.loads(first.pop("options")),
+            node_parameters={"stages": names, **stages},
             **first,
-        )  # fmt: skip
+        )
         observer = graph.observer
         graph.wait(
             lambda: all(observer.values(f"perf: {name}").get("worker_0_state") == "idle" for name in names),
-            "every worker ready", node.process, _LIVE_READY_S,
-        )  # fmt: skip
+            "every worker ready",
+            node.process,
+            _LIVE_READY_S,
+        )
         camera = CameraProcess(graph)
         camera.stream(OURS, seconds=LEARNT_S + _LONGEST_RAMP_S + _LIVE_AFTER_S, rate=HZ, size="128x72")
         rows = observer.seen[OURS].rows
-        return [since_its_ramp([row for row in rows if row["stage"] == place]) for place in range(_LIVE_STAGES)]
+        return [
+            since_its_ramp([row for row in rows if row["stage"] == place]) for place in range(_LIVE_STAGES)
+        ]
 
 
 def since_its_ramp(rows: Sequence[Row]) -> Drive:
-    """Of the rows of one stage; one that was not on its first tier when the ramp began was led down by nothing."""
+    """Of the rows of one stage.
+
+    One that was not on its first tier when the ramp began was led down by nothing.
+    """
     found, begin_ns = Drive(), rows[0].written_ns + LEARNT_S * NS_PER_S
     for row in rows:
         at_s, missed = (row.written_ns - begin_ns) / NS_PER_S, row["outcome"] not in IN_TIME
@@ -205,26 +257,50 @@ def live(rounds: int, report: Report) -> None:
     """Ramps in a real node."""
     drives = []
     for number in range(rounds):
-        say(f"round {number + 1} of {rounds}: {_LIVE_STAGES} stages, {LEARNT_S + _LONGEST_RAMP_S + _LIVE_AFTER_S:g} s")
+        say(
+            f"round {number + 1} of {rounds}: {_LIVE_STAGES} stages,"
+            f" {LEARNT_S + _LONGEST_RAMP_S + _LIVE_AFTER_S:g} s"
+        )
         drives += live_round(number)
     down_before = [drive for drive in drives if drive.first_down_s < 1 / HZ]
     counted = [drive for drive in drives if drive not in down_before]
     led, kept = sum(drive.led_down for drive in counted), sum(not drive.misses for drive in counted)
     misses, frames = sum(drive.misses for drive in counted), sum(drive.frames for drive in counted)
-    columns = ("ramps", "led down before a miss", "no miss at all", "misses", "of frames", "down before: left out")
+    columns = (
+        "ramps",
+        "led down before a miss",
+        "no miss at all",
+        "misses",
+        "of frames",
+        "down before: left out",
+    )
     report.table("a real node", columns, [(len(counted), led, kept, misses, frames, len(down_before))])
-    report.finish({"ramps": [vars(drive) for drive in drives]}, [
-        Target("latency drifts by 50 %: led down before the first miss", led / max(1, len(counted)), ">=", 0.9),
-    ])  # fmt: skip
+    report.finish(
+        {"ramps": [vars(drive) for drive in drives]},
+        [
+            Target(
+                "latency drifts by 50 %: led down before the first miss",
+                led / max(1, len(counted)),
+                ">=",
+                0.9,
+            ),
+        ],
+    )
 
 
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument(
-        "--live", type=int, default=0, metavar="ROUNDS", help="rounds of 8 ramps in a real node, of 3 minutes each"
+        "--live",
+        type=int,
+        default=0,
+        metavar="ROUNDS",
+        help="rounds of 8 ramps in a real node, of 3 minutes each",
     )
     parser.add_argument("--seeds", type=int, default=100, help="ramps of each kind (default 100)")
-    parser.add_argument("--drives", type=int, default=10, help="normal drives of 10,000 frames (default 10)")
+    parser.add_argument(
+        "--drives", type=int, default=10, help="normal drives of 10,000 frames (default 10)"
+    )
     arguments = parser.parse_args()
     report, rows, down = Report("ramps", arguments), [], {}
     if arguments.live:
@@ -237,23 +313,43 @@ def main() -> int:
             led, kept = ([d.led_down for d in drives], [not d.misses for d in drives])
             down[what, with_rules] = sum(led) / len(drives)
             rows.append(
-                (what, with_rules, down[what, with_rules], sum(kept) / len(drives), sum(d.misses for d in drives))
+                (
+                    what,
+                    with_rules,
+                    down[what, with_rules],
+                    sum(kept) / len(drives),
+                    sum(d.misses for d in drives),
+                )
             )
     columns = ("what happens", "who answers", "led down before a miss", "no miss at all", "misses")
     report.table(f"{arguments.seeds} ramps of each kind, share", columns, rows)
     used = max(memory_at_last_step(seed) for seed in range(arguments.seeds))
-    report.text(f"memory that grows by up to 5 % a second: only the cheapest tier is left at {used:.0%} of the limit")
+    report.text(
+        f"memory that grows by up to 5 % a second: only the cheapest tier is left at {used:.0%} of the"
+        " limit"
+    )
     say("normal drives")
     drives = [normal(seed, RULES, _NORMAL_FRAMES) for seed in range(arguments.drives)]
     false = sum(d.steps for d in drives) / max(1, len(drives))
-    report.text(f"{len(drives)} normal drives of {_NORMAL_FRAMES:,} frames: {false:.2f} degradations in each")
-    figures = {"led_down": {f"{what}, {who}": value for (what, who), value in down.items()}, "memory_share": used}
-    report.finish({**figures, "false_degradations": false}, [
-        *(Target(f"{what}: led down before the first miss", value, ">=", 0.9) for (what, who), value in down.items()
-          if who != "ladder alone"),
-        Target("memory: share of the limit when led down", used, "<=", 1.0),
-        Target("false degradations in 10,000 frames", false, "<=", 1.0),
-    ])  # fmt: skip
+    report.text(
+        f"{len(drives)} normal drives of {_NORMAL_FRAMES:,} frames: {false:.2f} degradations in each"
+    )
+    figures = {
+        "led_down": {f"{what}, {who}": value for (what, who), value in down.items()},
+        "memory_share": used,
+    }
+    report.finish(
+        {**figures, "false_degradations": false},
+        [
+            *(
+                Target(f"{what}: led down before the first miss", value, ">=", 0.9)
+                for (what, who), value in down.items()
+                if who != "ladder alone"
+            ),
+            Target("memory: share of the limit when led down", used, "<=", 1.0),
+            Target("false degradations in 10,000 frames", false, "<=", 1.0),
+        ],
+    )
     return 0
 
 

@@ -1,8 +1,9 @@
 """How often `torchperf compare` is wrong: false alarms on identical runs, and changes of 5 % that it finds.
 
-Every run is simulated: 20 ms times the exponential of an AR(1) with deviation 0.1, plus Pareto spikes (tail index 2.5)
-on a share of the frames; 3 % of the frames miss their budget, in bursts. Two runs are compared as by the command, with
-its defaults, and again with margins of zero, so that only the statistics stand between noise and an alarm.
+Every run is simulated: 20 ms times the exponential of an AR(1) with deviation 0.1, plus Pareto spikes (tail
+index 2.5) on a share of the frames; 3 % of the frames miss their budget, in bursts. Two runs are compared
+as by the command, with its defaults, and again with margins of zero, so that only the statistics stand
+between noise and an alarm.
 """
 
 import argparse
@@ -39,8 +40,9 @@ ALPHA = 0.05
 _LEAST_INTERVALS = 50  # for a share of them
 _SHOWN = {"alarm": "alarm", "p99_worse": "p99 worse", "p99_equivalent": "p99 equivalent"}
 _OF_IDENTICAL = {
-    **{f"interval_{key}": f"interval {key}" for key in TESTED}, "alarm_without_margins": "alarm, no margins",
-}  # fmt: skip
+    **{f"interval_{key}": f"interval {key}" for key in TESTED},
+    "alarm_without_margins": "alarm, no margins",
+}
 _OF_CHANGED = {"p99_not_enough": "p99 not enough data", "p99_frames_needed": "frames needed, it says"}
 _EPILOG = """\
 interval: 95 % intervals that do not hold the true difference, 0; of those that there were data enough for, if 50 were
@@ -67,10 +69,15 @@ class LatencyModel:
         """Latencies in ms, shape (frames,)."""
         noise = random.standard_normal(frames + _WARM_UP)
         body = _TYPICAL_MS * np.exp(_SPREAD * _ar1(noise, self.phi)[_WARM_UP:])
-        return body + (random.random(frames) < self.spikes) * _SPIKE_MS * (1 + random.pareto(_TAIL_INDEX, frames))
+        return body + (random.random(frames) < self.spikes) * _SPIKE_MS * (
+            1 + random.pareto(_TAIL_INDEX, frames)
+        )
 
     def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> Run:
-        """A run of one stage; 3 % of the frames of a run that is not slower are over the budget, in bursts."""
+        """A run of one stage.
+
+        3 % of the frames of a run that is not slower are over the budget, in bursts.
+        """
         p95, p97, p99 = _quantiles_ms(self.spikes)
         total_ms = self.draw(frames, random)
         if slower is not None:
@@ -137,7 +144,10 @@ class Cell:
 
 @dataclass
 class Counts:
-    """What came of the pairs of one cell: how many intervals there were and missed 0, alarms, and p99 verdicts."""
+    """What came of the pairs of one cell.
+
+    How many intervals there were and missed 0, alarms, and p99 verdicts.
+    """
 
     intervals: dict[str, int]
     missed: dict[str, int]
@@ -164,7 +174,9 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
                 counts.intervals[one.metric.key] += 1
                 counts.missed[one.metric.key] += not one.tested.low <= 0 <= one.tested.high
         counts.alarms += bool(found.with_verdict(Verdict.WORSE))
-        counts.alarms_without_margins += any(one.verdict is Verdict.WORSE for one in judge(found.findings, none))
+        counts.alarms_without_margins += any(
+            one.verdict is Verdict.WORSE for one in judge(found.findings, none)
+        )
         p99 = _p99(found)
         counts.p99_worse += p99.verdict is Verdict.WORSE
         counts.p99_equivalent += p99.verdict is Verdict.EQUIVALENT
@@ -177,7 +189,8 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
 def save(folder: Path, seed: int) -> None:
     """Write runs of 9,000 frames that `torchperf compare` can be tried on.
 
-    `branch` has a longer tail than `main`; of `burst`, 60 % of the frames miss their deadline, all in a row.
+    `branch` has a longer tail than `main`; of `burst`, 60 % of the frames miss their deadline, all in a
+    row.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model, random = LatencyModel(0.8, 0.01), np.random.default_rng(seed)
@@ -202,21 +215,35 @@ def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
     parser.add_argument("--pairs", type=int, default=200, help="of runs, for each line (default 200)")
     parser.add_argument("--resamples", type=int, default=500, help="of each run (default 500)")
-    parser.add_argument("--frames", type=int, nargs="+", default=[300, 1000, 3000, 10_000], help="in each run")
-    parser.add_argument("--phi", type=float, nargs="+", default=[0.0, 0.5, 0.9, 0.97], help="autocorrelation")
-    parser.add_argument("--spikes", type=float, nargs="+", default=[0.002, 0.02], help="share of frames with a spike")
-    parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated")
+    parser.add_argument(
+        "--frames", type=int, nargs="+", default=[300, 1000, 3000, 10_000], help="in each run"
+    )
+    parser.add_argument(
+        "--phi", type=float, nargs="+", default=[0.0, 0.5, 0.9, 0.97], help="autocorrelation"
+    )
+    parser.add_argument(
+        "--spikes", type=float, nargs="+", default=[0.002, 0.02], help="share of frames with a spike"
+    )
+    parser.add_argument(
+        "--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES), help="what is simulated"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of everything that is drawn (default 1)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--save", type=callers_path, metavar="FOLDER", help="write runs to try it on, and stop")
+    parser.add_argument(
+        "--save", type=callers_path, metavar="FOLDER", help="write runs to try it on, and stop"
+    )
     arguments = parser.parse_args()
     if arguments.save:
         save(arguments.save, arguments.seed)
         return 0
     report = Report("regress", arguments)
-    cells = [Cell(*told) for told in itertools.product(
-        arguments.phi, arguments.spikes, arguments.frames, arguments.changes)]  # fmt: skip
-    figures = {cell: _figures(counts, arguments.pairs) for cell, counts in _counted(cells, arguments).items()}
+    cells = [
+        Cell(*told)
+        for told in itertools.product(arguments.phi, arguments.spikes, arguments.frames, arguments.changes)
+    ]
+    figures = {
+        cell: _figures(counts, arguments.pairs) for cell, counts in _counted(cells, arguments).items()
+    }
     _show(report, figures)
     targets = []
     if identical := [found for cell, found in figures.items() if cell.change == "identical"]:
@@ -233,9 +260,13 @@ def main() -> int:
 
 def _counted(cells: list[Cell], arguments: argparse.Namespace) -> dict[Cell, Counts]:
     found = {}
-    with concurrent.futures.ProcessPoolExecutor(arguments.workers, initializer=os.nice, initargs=(2,)) as pool:
-        waiting = {pool.submit(count, cell, arguments.pairs, arguments.resamples, arguments.seed): cell
-                   for cell in sorted(cells, key=lambda cell: -cell.frames)}  # fmt: skip
+    with concurrent.futures.ProcessPoolExecutor(
+        arguments.workers, initializer=os.nice, initargs=(2,)
+    ) as pool:
+        waiting = {
+            pool.submit(count, cell, arguments.pairs, arguments.resamples, arguments.seed): cell
+            for cell in sorted(cells, key=lambda cell: -cell.frames)
+        }
         for number, done in enumerate(concurrent.futures.as_completed(waiting), 1):
             found[waiting[done]] = done.result()
             say(f"{number} of {len(cells)}: {waiting[done]}")
@@ -245,8 +276,14 @@ def _counted(cells: list[Cell], arguments: argparse.Namespace) -> dict[Cell, Cou
 def _figures(counts: Counts, pairs: int) -> dict[str, float]:
     known = [value for value in counts.needed if math.isfinite(value)]
     return {
-        **{f"interval_{key}": counts.missed[key] / counts.intervals[key]
-           if counts.intervals[key] >= _LEAST_INTERVALS else math.nan for key in TESTED},
+        **{
+            f"interval_{key}": (
+                counts.missed[key] / counts.intervals[key]
+                if counts.intervals[key] >= _LEAST_INTERVALS
+                else math.nan
+            )
+            for key in TESTED
+        },
         **{f"intervals_{key}": counts.intervals[key] for key in TESTED},
         "alarm": counts.alarms / pairs,
         "alarm_without_margins": counts.alarms_without_margins / pairs,
@@ -254,7 +291,7 @@ def _figures(counts: Counts, pairs: int) -> dict[str, float]:
         "p99_equivalent": counts.p99_equivalent / pairs,
         "p99_not_enough": counts.p99_unknown / pairs,
         "p99_frames_needed": float(np.median(known)) if known else math.nan,
-    }  # fmt: skip
+    }
 
 
 def _show(report: Report, figures: dict[Cell, dict[str, float]]) -> None:
@@ -262,8 +299,9 @@ def _show(report: Report, figures: dict[Cell, dict[str, float]]) -> None:
         columns = _SHOWN | (_OF_IDENTICAL if change == "identical" else _OF_CHANGED)
         rows = [
             [f"{cell.phi:g}", f"{cell.spikes:.1%}", cell.frames, *(found[key] for key in columns)]
-            for cell, found in figures.items() if cell.change == change
-        ]  # fmt: skip
+            for cell, found in figures.items()
+            if cell.change == change
+        ]
         if rows:
             title = "Identical runs" if change == "identical" else f"p99 longer by 5 %: {change}"
             report.table(title, ("phi", "spikes", "frames", *columns.values()), rows)

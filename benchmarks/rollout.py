@@ -1,10 +1,10 @@
 """How often a roll-out's verdict is wrong when it is looked at every minute, and how soon bad candidates are stopped.
 
-False decisions: fleets on which both versions are the same. Minutes are drawn from correlated frames with Pareto spikes
-(`rollout/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets each vehicle does, for good.
-The verdict on latency, p99 and misses is looked at whenever it can have changed; one look at which any of them is
-decided, with margins of zero, makes the fleet a false one. The roll-outs are `torchperf rollout simulate`, its owner
-looking once a day.
+False decisions: fleets on which both versions are the same. Minutes are drawn from correlated frames with
+Pareto spikes (`rollout/simulate.py`); each drive shifts each version's times by 2 %, and in some fleets
+each vehicle does, for good. The verdict on latency, p99 and misses is looked at whenever it can have
+changed; one look at which any of them is decided, with margins of zero, makes the fleet a false one. The
+roll-outs are `torchperf rollout simulate`, its owner looking once a day.
 """
 
 import argparse
@@ -21,8 +21,24 @@ from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.rollout.plan import Margins, RolloutPlan, new_plan, utc_now
 from torchperf_ros.rollout.records import BLOCK_S
-from torchperf_ros.rollout.sequence import ALPHA, METRICS, STRETCH_BLOCKS, Units, Verdict, interval, margin_of, units_of
-from torchperf_ros.rollout.simulate import CANDIDATES, Candidate, Minutes, all_at_once, built_in_minutes, simulate
+from torchperf_ros.rollout.sequence import (
+    ALPHA,
+    METRICS,
+    STRETCH_BLOCKS,
+    Units,
+    Verdict,
+    interval,
+    margin_of,
+    units_of,
+)
+from torchperf_ros.rollout.simulate import (
+    CANDIDATES,
+    Candidate,
+    Minutes,
+    all_at_once,
+    built_in_minutes,
+    simulate,
+)
 
 _DRIVE, _VEHICLE = 0.02, 0.02  # of the logarithm
 _DAY_MIN = 1440
@@ -36,7 +52,10 @@ example:
 
 @dataclass(frozen=True)
 class NullFleet:
-    """A fleet on which nothing differs but by chance; `vehicle_sigma`: by which each vehicle's versions differ."""
+    """A fleet on which nothing differs but by chance.
+
+    `vehicle_sigma`: by which each vehicle's versions differ.
+    """
 
     vehicles: int
     days: int
@@ -47,13 +66,18 @@ class NullFleet:
         rows = []
         drive = 0
         for vehicle, day in itertools.product(range(self.vehicles), range(self.days)):
-            at, left = day * _DAY_MIN + int(random.integers(_LATEST_MIN)), int(random.integers(_LEAST_MIN, _MOST_MIN))
+            at, left = (
+                day * _DAY_MIN + int(random.integers(_LATEST_MIN)),
+                int(random.integers(_LEAST_MIN, _MOST_MIN)),
+            )
             while left > 0:
                 length = min(left, int(random.integers(_SHORTEST, _LONGEST)))
                 rows.append((vehicle, drive, at, length))
                 drive, at, left = drive + 1, at + length + _PAUSE, left - length
         vehicles, drives, begins, lengths = np.array(rows).T
-        padded = -(-lengths // STRETCH_BLOCKS) * STRETCH_BLOCKS  # `draw` draws whole stretches; what is over is cut
+        padded = (
+            -(-lengths // STRETCH_BLOCKS) * STRETCH_BLOCKS
+        )  # `draw` draws whole stretches; what is over is cut
         effects = random.normal(0.0, _DRIVE, (drive, 2))
         effects += random.normal(0.0, self.vehicle_sigma, (self.vehicles, 2))[vehicles]
         stretches = np.repeat(effects, padded // STRETCH_BLOCKS, axis=0)
@@ -63,10 +87,14 @@ class NullFleet:
         blocks = {name: column[kept] for name, column in drawn.items()}
         zeros = np.zeros(int(kept.sum()), np.int64)
         blocks |= {
-            "vehicle": np.repeat(vehicles, lengths), "drive": np.repeat(drives, lengths), "version": zeros,
-            "role": zeros, "t_s": BLOCK_S * (np.repeat(begins, lengths) + place[kept]), "compared": zeros,
+            "vehicle": np.repeat(vehicles, lengths),
+            "drive": np.repeat(drives, lengths),
+            "version": zeros,
+            "role": zeros,
+            "t_s": BLOCK_S * (np.repeat(begins, lengths) + place[kept]),
+            "compared": zeros,
             "agreed": zeros,
-        }  # fmt: skip
+        }
         units = units_of(blocks)
         return units.chosen(np.argsort(units.end_s, kind="stable"))
 
@@ -109,7 +137,8 @@ NULL_FLEETS = {
 
 def _plan() -> RolloutPlan:
     return new_plan(
-        {"name": "bench", "stage": "perception", "version": "2", "candidate": {"engine": "eager"}}, utc_now()
+        {"name": "bench", "stage": "perception", "version": "2", "candidate": {"engine": "eager"}},
+        utc_now(),
     )
 
 
@@ -127,8 +156,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rollouts", type=int, default=200, help="of each candidate (default 200)")
     parser.add_argument("--vehicles", type=int, default=10_000, help="of a roll-out (default 10000)")
-    parser.add_argument("--candidates", default=",".join(CANDIDATES), help="of the roll-outs (default: all)")
-    parser.add_argument("--same", type=int, default=20, help="roll-outs that are not stopped soon (default 20)")
+    parser.add_argument(
+        "--candidates", default=",".join(CANDIDATES), help="of the roll-outs (default: all)"
+    )
+    parser.add_argument(
+        "--same", type=int, default=20, help="roll-outs that are not stopped soon (default 20)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes (default 1)")
     return parser.parse_args()
 
@@ -149,33 +182,68 @@ def main() -> int:
             figures["null"][name] = dict(zip(("margin_0", "margins"), shares, strict=True))
             targets.append(Target(f"false decisions, {name}", shares[0], "<=", 5.0, "%"))
             rows.append([name, *shares])
-        report.table("Fleets on which nothing differs, called better or worse at any minute, %",
-                     ("", "margins of 0", "margins of a plan"), rows)  # fmt: skip
+        report.table(
+            "Fleets on which nothing differs, called better or worse at any minute, %",
+            ("", "margins of 0", "margins of a plan"),
+            rows,
+        )
         rows = []
         for kind in arguments.candidates.split(","):
             count = arguments.same if kind in {"same", "better"} else arguments.rollouts
             say(f"{count} roll-outs of a candidate of kind {kind}")
-            found = list(each(one_rollout, itertools.repeat(kind), itertools.repeat(arguments.vehicles), range(count)))
+            found = list(
+                each(
+                    one_rollout, itertools.repeat(kind), itertools.repeat(arguments.vehicles), range(count)
+                )
+            )
             once = one_rollout(kind, arguments.vehicles, 0, at_once=True)
             stopped = [one for one in found if one["stopped"]]
             early = 100 * sum(one["step"] <= 2 for one in stopped) / count  # step 2 is the one of 5 %
             reached = [float(one["reached"]) for one in found]
-            rows.append([kind, 100 * len(stopped) / count, early, float(np.median(reached)), max(reached),
-                         float(np.median([one["hours"] for one in found])),
-                         float(np.median([one["exposure_h"] for one in found])), float(once["reached"]),
-                         float(once["exposure_h"])])  # fmt: skip
-            figures["rollouts"][kind] = {"stopped": len(stopped) / count, "early": early, "each": found, "once": once}
+            rows.append(
+                [
+                    kind,
+                    100 * len(stopped) / count,
+                    early,
+                    float(np.median(reached)),
+                    max(reached),
+                    float(np.median([one["hours"] for one in found])),
+                    float(np.median([one["exposure_h"] for one in found])),
+                    float(once["reached"]),
+                    float(once["exposure_h"]),
+                ]
+            )
+            figures["rollouts"][kind] = {
+                "stopped": len(stopped) / count,
+                "early": early,
+                "each": found,
+                "once": once,
+            }
             if kind == "crashing":
                 targets.append(
-                    Target("vehicles that a crashing candidate reaches, the most", max(reached), "<=", 1.5, "%")
+                    Target(
+                        "vehicles that a crashing candidate reaches, the most", max(reached), "<=", 1.5, "%"
+                    )
                 )
             elif kind in {"worse", "worse-tail"}:
                 targets.append(Target(f"stopped by the 5 % step: {kind} by 5 %", early, ">=", 95.0, "%"))
             elif kind in {"same", "better"}:
                 targets.append(Target(f"stopped: {kind}", 100 * len(stopped) / count, "<=", 5.0, "%"))
-    report.table(f"Roll-outs on {arguments.vehicles:,} vehicles; at once: one of the same on all of them",
-                 ("candidate", "stopped %", "by the 5 % step", "reached %", "most", "hours", "driven with it, h",
-                  "at once: reached %", "driven, h"), rows)  # fmt: skip
+    report.table(
+        f"Roll-outs on {arguments.vehicles:,} vehicles; at once: one of the same on all of them",
+        (
+            "candidate",
+            "stopped %",
+            "by the 5 % step",
+            "reached %",
+            "most",
+            "hours",
+            "driven with it, h",
+            "at once: reached %",
+            "driven, h",
+        ),
+        rows,
+    )
     report.finish(figures, targets)
     return 0
 

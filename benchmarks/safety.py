@@ -1,18 +1,21 @@
-"""Whether keeping deadlines, and checking plans, makes driving safer: collisions in a closed loop, by who drives.
+"""Whether keeping deadlines, and checking plans, makes driving safer.
 
-drives: each arm drives the same scenarios on the same seeds with the same latencies and faults, on a virtual clock: the
-planner without any latency (the bound), the naive node, and these stages without fallbacks, without the guard, and with
-all. Collisions are those that the vehicle is to blame for. Differences between arms are of pairs, with an interval of
-95 % from a paired bootstrap within each scenario.
+Collisions in a closed loop, by who drives.
 
-restarts: the naive node's collisions by how long it takes to come back and by how often something goes wrong, beside
-those of all stages; and how long a naive node really takes to come back here.
+drives: each arm drives the same scenarios on the same seeds with the same latencies and faults, on a
+virtual clock: the planner without any latency (the bound), the naive node, and these stages without
+fallbacks, without the guard, and with all. Collisions are those that the vehicle is to blame for.
+Differences between arms are of pairs, with an interval of 95 % from a paired bootstrap within each
+scenario.
 
-ordinary: drives in which nothing goes wrong, in ordinary traffic and in the same scenarios: whether the emergency lane
-latches, and whether the guard replaces a plan.
+restarts: the naive node's collisions by how long it takes to come back and by how often something goes
+wrong, beside those of all stages; and how long a naive node really takes to come back here.
 
-lane: drawn sequences of what can happen to the emergency lane, whose stop paths the vehicle follows: whether it stands
-once it stands, until a person has cleared the lane.
+ordinary: drives in which nothing goes wrong, in ordinary traffic and in the same scenarios: whether the
+emergency lane latches, and whether the guard replaces a plan.
+
+lane: drawn sequences of what can happen to the emergency lane, whose stop paths the vehicle follows:
+whether it stands once it stands, until a person has cleared the lane.
 """
 
 import argparse
@@ -99,25 +102,43 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", _PARTS)
-    parser.add_argument("--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)")
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="drives of each scenario by each arm (default 10)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="the first one (default 1)")
     parser.add_argument(
-        "--minutes", type=float, default=0.0, help="end the drives after so long; 0: with the last seed (default)"
+        "--minutes",
+        type=float,
+        default=0.0,
+        help="end the drives after so long; 0: with the last seed (default)",
     )
     parser.add_argument("--quick", action="store_true", help="a fifth of all drives and sequences")
-    parser.add_argument("--ordinary", type=int, default=1000, help="drives without faults, at least (default 1000)")
-    parser.add_argument("--sequences", type=int, default=1000, help="that are drawn for the lane (default 1000)")
+    parser.add_argument(
+        "--ordinary", type=int, default=1000, help="drives without faults, at least (default 1000)"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=1000, help="that are drawn for the lane (default 1000)"
+    )
     usual = [
         arm for arm in ARMS if arm not in {_CAMERA, _WATCHED}
     ]  # which runs a network for every frame: ten times as long
     add_some(parser, "--arms", ARMS, usual)
     add_some(parser, "--scenarios", (*SCENARIOS, *TRAFFIC), SCENARIOS)
-    parser.add_argument("--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)")
-    parser.add_argument("--faults", default="bench", help=f"of {', '.join(FAULTS)}, or by rate (default bench)")
-    parser.add_argument("--collisions", type=callers_path, metavar="FOLDER", help="write log, picture and test of each")
+    parser.add_argument(
+        "--load", type=int, default=1, choices=(1, 4), help="work on the machine (default 1)"
+    )
+    parser.add_argument(
+        "--faults", default="bench", help=f"of {', '.join(FAULTS)}, or by rate (default bench)"
+    )
+    parser.add_argument(
+        "--collisions", type=callers_path, metavar="FOLDER", help="write log, picture and test of each"
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
-        "--jobs", type=int, default=cores, help=f"processes that drive side by side (default {cores}, a core each)"
+        "--jobs",
+        type=int,
+        default=cores,
+        help=f"processes that drive side by side (default {cores}, a core each)",
     )
     return parser
 
@@ -125,7 +146,10 @@ def _parser() -> argparse.ArgumentParser:
 def _spread(
     what: str, work: Callable[[_In], _Out], items: Sequence[_In], arguments: argparse.Namespace
 ) -> Iterator[_Out]:
-    """The result of each item as it comes, beside a bar; a process keeps its workers from drive to drive."""
+    """The result of each item as it comes, beside a bar.
+
+    A process keeps its workers from drive to drive.
+    """
     with progress_bars() as bars:
         tell = follow(bars, f"{len(items):,} {what}")
         for done, result in enumerate(_spread_silently(work, items, arguments.jobs), 1):
@@ -150,12 +174,15 @@ def _work_all(work: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
 
 
 def _begin() -> None:
-    """A process of the pool: it ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark."""
+    """A process of the pool.
+
+    It ends with the benchmark, whatever ends that; Ctrl-C is for the benchmark.
+    """
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-# -- drives -----------------------------------------------------------------------------------------------------------
+# -- drives
 
 
 def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
@@ -163,8 +190,10 @@ def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[T
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     wanted = [
         _Wanted(arm, name, seed, arguments.load, arguments.faults)
-        for seed in seeds for name in scenarios for arm in arms
-    ]  # fmt: skip
+        for seed in seeds
+        for name in scenarios
+        for arm in arms
+    ]
     rows: list[_Row] = []
     begun_s = time.monotonic()
     for row in _spread("drives", _drive, wanted, arguments):
@@ -180,8 +209,8 @@ def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[T
     driven = len(rows) // len(arms) // len(scenarios)
     _show(report, (figures, differences), scenarios, driven, arguments)
     report.text(
-        f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes: {driven_s / took_s:.1f} times"
-        " real time"
+        f"{driven_s:,.0f} s driven in {took_s:,.0f} s by {arguments.jobs} processes:"
+        f" {driven_s / took_s:.1f} times real time"
     )
     if arguments.collisions is not None:
         for row in (row for row in rows if row["collision"]):
@@ -190,7 +219,12 @@ def _drives(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[T
             write_drive(one, folder, _workers)
             report.text(f"wrote {folder}: a log to replay, a picture, and a test")
         end_workers(_workers)
-    result = {"arms": figures, "less_naive": differences, "times_real_time": driven_s / took_s, "drives": rows}
+    result = {
+        "arms": figures,
+        "less_naive": differences,
+        "times_real_time": driven_s / took_s,
+        "drives": rows,
+    }
     return result, _targets(figures, differences, driven_s / took_s)
 
 
@@ -204,15 +238,21 @@ def _whole(rows: list[_Row], drives: int) -> list[_Row]:
 
 def _drive(wanted: _Wanted) -> _Row:
     driven = drive(wanted.drive, workers=_workers)
-    return {**wanted._asdict(), "driven_s": driven.world.now_s, **driven.row(), "faults": len(driven.injected),
-            "goes_wrong": wanted.faults}  # fmt: skip
+    return {
+        **wanted._asdict(),
+        "driven_s": driven.world.now_s,
+        **driven.row(),
+        "faults": len(driven.injected),
+        "goes_wrong": wanted.faults,
+    }
 
 
 def pdms(score: _Row, possible_m: float) -> float:
     """The score of NAVSIM, from 0 to 1: NC * DAC * (5 TTC + 5 EP + 2 C) / 12, of the figures of a `Score`.
 
-    Dauner et al., "NAVSIM", NeurIPS 2024. No collision, on the road, time to collision above 0.95 s, progress as a
-    share of what was possible (to the arm without latency and faults on the same scenario and seed), comfort.
+    Dauner et al., "NAVSIM", NeurIPS 2024. No collision, on the road, time to collision above 0.95 s,
+    progress as a share of what was possible (to the arm without latency and faults on the same scenario and
+    seed), comfort.
     """
     if score["collision"] or score["left_road"]:
         return 0.0
@@ -220,11 +260,15 @@ def pdms(score: _Row, possible_m: float) -> float:
     return (5.0 * (score["min_ttc_s"] > _TTC_BOUND_S) + 5.0 * progress + 2.0 * score["comfortable"]) / 12.0
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float], groups: Sequence[str]) -> dict[str, Any]:
-    """First less second, by a paired bootstrap of the drives within each group (scenario), seeded; 95 % interval.
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], groups: Sequence[str]
+) -> dict[str, Any]:
+    """First less second, by a paired bootstrap of the drives within each group (scenario), seeded.
 
-    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993: the 2.5 and 97.5 % quantiles of the mean of pairs
-    that are drawn with replacement.
+    95 % interval.
+
+    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993: the 2.5 and 97.5 % quantiles of the mean
+    of pairs that are drawn with replacement.
     """
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
     rng, names, sums = np.random.default_rng(0), np.asarray(groups), np.zeros(_RESAMPLES)
@@ -232,7 +276,12 @@ def paired_difference(first: Sequence[float], second: Sequence[float], groups: S
         own = differences[names == name]
         sums += own[rng.integers(len(own), size=(_RESAMPLES, len(own)))].sum(axis=1)
     low, high = np.quantile(sums / len(differences), (0.025, 0.975)).tolist()
-    return {"mean": float(differences.mean()), "low": low, "high": high, "excludes_zero": low > 0 or high < 0}
+    return {
+        "mean": float(differences.mean()),
+        "low": low,
+        "high": high,
+        "excludes_zero": low > 0 or high < 0,
+    }
 
 
 def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
@@ -243,15 +292,19 @@ def _figures(own: list[_Row], rows: list[_Row]) -> dict[str, Any]:
         counts.update(row["counts"])
     hit = [row["impact_ms"] for row in own if row["collision"]]
     return {
-        "drives": len(own), "collisions": len(hit), "collision_share": len(hit) / len(own),
+        "drives": len(own),
+        "collisions": len(hit),
+        "collision_share": len(hit) / len(own),
         "by_scenario": dict(Counter(row["scenario"] for row in own if row["collision"])),
         "impact_kmh": 3.6 * float(np.mean(hit)) if hit else 0.0,
         "min_ttc_s": float(np.mean([row["min_ttc_s"] for row in own])),
         "ttc_below_s_share": float(np.mean([row["min_ttc_s"] <= _TTC_BOUND_S for row in own])),
         "comfortable_share": float(np.mean([row["comfortable"] for row in own])),
         "progress_m": float(np.mean([row["progress_m"] for row in own])),
-        "pdms": float(np.mean(scores)), "faults": sum(row["faults"] for row in own), "counts": dict(counts),
-    }  # fmt: skip
+        "pdms": float(np.mean(scores)),
+        "faults": sum(row["faults"] for row in own),
+        "counts": dict(counts),
+    }
 
 
 def _difference(rows: list[_Row], arm: str, other: str) -> dict[str, Any]:
@@ -262,7 +315,11 @@ def _difference(rows: list[_Row], arm: str, other: str) -> dict[str, Any]:
 
 
 def _show(
-    report: Report, compared: tuple[_Row, _Row], scenarios: list[str], seeds: int, arguments: argparse.Namespace
+    report: Report,
+    compared: tuple[_Row, _Row],
+    scenarios: list[str],
+    seeds: int,
+    arguments: argparse.Namespace,
 ) -> None:
     figures, differences = compared
 
@@ -274,7 +331,8 @@ def _show(
 
     arms = figures.values()
     report.table(
-        f"{seeds} seeds of each scenario, load x{arguments.load}, faults {arguments.faults}", ("", *figures),
+        f"{seeds} seeds of each scenario, load x{arguments.load}, faults {arguments.faults}",
+        ("", *figures),
         [
             ["drives", *(arm["drives"] for arm in arms)],
             ["faults injected", *(arm["faults"] for arm in arms)],
@@ -288,10 +346,11 @@ def _show(
             ["progress, m, mean", *(arm["progress_m"] for arm in arms)],
             ["PDMS, mean", *(arm["pdms"] for arm in arms)],
         ],
-    )  # fmt: skip
+    )
     for name, arm in figures.items():
         report.text(
-            f"{name}: {', '.join(f'{word} {count:,}' for word, count in sorted(arm['counts'].items()) if count)}"
+            f"{name}:"
+            f" {', '.join(f'{word} {count:,}' for word, count in sorted(arm['counts'].items()) if count)}"
         )
 
 
@@ -304,18 +363,22 @@ def _targets(figures: dict[str, Any], differences: dict[str, Any], speed: float)
         found = differences[_FULL]
         share = 100 * found["fewer"] if not math.isnan(found["fewer"]) else math.nan
         targets.append(Target("fewer collisions than the naive node", share, ">=", 80.0, "%"))
-        targets.append(Target("upper end of the difference's interval", 100 * found["high"], "<", 0.0, "points"))
+        targets.append(
+            Target("upper end of the difference's interval", 100 * found["high"], "<", 0.0, "points")
+        )
     return targets
 
 
-# -- restart times and fault rates ------------------------------------------------------------------------------------
+# -- restart times and fault rates
 
 
 def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
     real = measured_restart()
     restarts_s = sorted({*_RESTARTS_S, real["processor_s"]})
     drawn = [
-        (name, seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds) for name in arguments.scenarios
+        (name, seed)
+        for seed in range(arguments.seed, arguments.seed + arguments.seeds)
+        for name in arguments.scenarios
     ]
     cells = [(_FULL, faults, NAIVE_RESTART_S) for faults in _RATES]
     cells += [(_NAIVE, faults, restart_s) for faults in _RATES for restart_s in restarts_s]
@@ -331,11 +394,17 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
             [found[one] for one in drawn]
             for found in (hits[arm, faults, restart_s], hits[_FULL, faults, NAIVE_RESTART_S])
         )
-        figures.append({
-            "arm": arm, "faults": faults, "restart_s": restart_s if arm == _NAIVE else None, "drives": len(own),
-            "collisions": sum(own), "share": wilson(sum(own), len(own)),
-            "more_than_full": paired_difference(own, full, [name for name, _ in drawn]),
-        })  # fmt: skip
+        figures.append(
+            {
+                "arm": arm,
+                "faults": faults,
+                "restart_s": restart_s if arm == _NAIVE else None,
+                "drives": len(own),
+                "collisions": sum(own),
+                "share": wilson(sum(own), len(own)),
+                "more_than_full": paired_difference(own, full, [name for name, _ in drawn]),
+            }
+        )
     found = {(one["arm"], one["faults"], one["restart_s"]): one for one in figures}
 
     def shown(arm: str, faults: str, restart_s: float | None) -> str:
@@ -345,24 +414,34 @@ def _restarts(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
         return f"{one['collisions']} ({100 * low:.0f} to {100 * high:.0f} %){'' if same else ' ='}"
 
     report.table(
-        f"Collisions in {len(drawn)} drives each (95 %), from seed {arguments.seed}, by how long the naive node is"
-        f" gone after a death; =: no difference to {_FULL}",
+        f"Collisions in {len(drawn)} drives each (95 %), from seed {arguments.seed}, by how long the naive"
+        f" node is gone after a death; =: no difference to {_FULL}",
         ("faults of each kind", _FULL, *(_title_of(restart_s, real) for restart_s in restarts_s)),
         [
-            [name, shown(_FULL, faults, None), *(shown(_NAIVE, faults, restart_s) for restart_s in restarts_s)]
+            [
+                name,
+                shown(_FULL, faults, None),
+                *(shown(_NAIVE, faults, restart_s) for restart_s in restarts_s),
+            ]
             for faults, name in _RATES.items()
         ],
     )
     report.text(
-        f"A naive node was ready {real['elapsed_s']:.1f} s after its process began (median of {real['starts']}), of"
-        f" which it used a processor for {real['processor_s']:.1f} s: that is what it takes on a machine with nothing"
-        " else to do. Imports of torch and rclpy, the reference perception, 5 runs to warm up."
+        f"A naive node was ready {real['elapsed_s']:.1f} s after its process began (median of"
+        f" {real['starts']}), of which it used a processor for {real['processor_s']:.1f} s: that is what it"
+        " takes on a machine with nothing else to do. Imports of torch and rclpy, the reference"
+        " perception, 5 runs to warm up."
     )
     worst = found[_NAIVE, "bench", real["processor_s"]]["more_than_full"]
     return {"cells": figures, "measured_restart": real}, [
-        Target("restarts: as measured, faults as bench: lower end of naive less full", 100 * worst["low"], ">=", 0.0,
-               "points")
-    ]  # fmt: skip
+        Target(
+            "restarts: as measured, faults as bench: lower end of naive less full",
+            100 * worst["low"],
+            ">=",
+            0.0,
+            "points",
+        )
+    ]
 
 
 def _title_of(restart_s: float, real: _Row) -> str:
@@ -370,14 +449,29 @@ def _title_of(restart_s: float, real: _Row) -> str:
 
 
 def measured_restart(starts: int = 3) -> _Row:
-    """Seconds from the start of a naive node's process until it takes images: that pass, and of a processor."""
-    options: _Row = {"adapter": "torchperf_ros.models.camera:CameraAdapter", "options": {}, "budget_ms": 79.0}
-    command = [sys.executable, "-m", "benchmarks.rig.naive_node", "--config", json.dumps({**options, "margin_ms": 1.0})]
+    """Seconds from the start of a naive node's process until it takes images.
+
+    That pass, and of a processor.
+    """
+    options: _Row = {
+        "adapter": "torchperf_ros.models.camera:CameraAdapter",
+        "options": {},
+        "budget_ms": 79.0,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.rig.naive_node",
+        "--config",
+        json.dumps({**options, "margin_ms": 1.0}),
+    ]
     elapsed_s, processor_s = [], []
     for number in range(starts):
         say(f"start {number + 1} of {starts} of a naive node")
         begun_s = time.monotonic()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as node:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        ) as node:
             assert node.stdout is not None
             if not any(line.strip() == "ready" for line in node.stdout):
                 sys.exit("the naive node did not start: see above")
@@ -386,9 +480,10 @@ def measured_restart(starts: int = 3) -> _Row:
             processor_s.append(used.user + used.system)
             node.kill()
     return {
-        "starts": starts, "elapsed_s": float(np.median(elapsed_s)),
+        "starts": starts,
+        "elapsed_s": float(np.median(elapsed_s)),
         "processor_s": round(float(np.median(processor_s)), 1),
-    }  # fmt: skip
+    }
 
 
 def wilson(hits: int, drives: int) -> tuple[float, float]:
@@ -398,11 +493,13 @@ def wilson(hits: int, drives: int) -> tuple[float, float]:
     """
     z, share = 1.959964, hits / drives
     middle = (share + z * z / (2 * drives)) / (1 + z * z / drives)
-    half = z / (1 + z * z / drives) * math.sqrt(share * (1 - share) / drives + z * z / (4 * drives * drives))
+    half = (
+        z / (1 + z * z / drives) * math.sqrt(share * (1 - share) / drives + z * z / (4 * drives * drives))
+    )
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-# -- nothing goes wrong -----------------------------------------------------------------------------------------------
+# -- nothing goes wrong
 
 
 def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
@@ -410,7 +507,9 @@ def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
     names = [*TRAFFIC, *SCENARIOS] if chosen == list(SCENARIOS) else chosen
     seeds = range(arguments.seed, arguments.seed + math.ceil(arguments.ordinary / len(names)))
     wanted = [_Wanted(_WATCHED, name, seed) for seed in seeds for name in names]
-    rows = sorted(_spread("drives", _drive, wanted, arguments), key=lambda row: (row["scenario"], row["seed"]))
+    rows = sorted(
+        _spread("drives", _drive, wanted, arguments), key=lambda row: (row["scenario"], row["seed"])
+    )
 
     def checked(row: _Row) -> int:
         return sum(number for word, number in row["counts"].items() if word.startswith("guard "))
@@ -420,19 +519,29 @@ def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
 
     figures = {
         name: {
-            "drives": len(own), "latched": sum(bool(row["latch"]) for row in own),
+            "drives": len(own),
+            "latched": sum(bool(row["latch"]) for row in own),
             "checked": sum(map(checked, own)),
-            "replaced": sum(map(replaced, own)), "drives_with_replaced": sum(replaced(row) > 0 for row in own),
+            "replaced": sum(map(replaced, own)),
+            "drives_with_replaced": sum(replaced(row) > 0 for row in own),
             "collisions": sum(bool(row["collision"]) for row in own),
         }
-        for name in names if (own := [row for row in rows if row["scenario"] == name])
-    }  # fmt: skip
+        for name in names
+        if (own := [row for row in rows if row["scenario"] == name])
+    }
     report.table(
-        f"{len(rows):,} drives without faults, {len(seeds)} seeds from {arguments.seed} on", (
-            "", "drives", "the lane latched", "plans checked", "the guard replaced", "in drives", "collisions",
+        f"{len(rows):,} drives without faults, {len(seeds)} seeds from {arguments.seed} on",
+        (
+            "",
+            "drives",
+            "the lane latched",
+            "plans checked",
+            "the guard replaced",
+            "in drives",
+            "collisions",
         ),
         [[name, *one.values()] for name, one in figures.items()],
-    )  # fmt: skip
+    )
     wrong = [row for row in rows if row["latch"] or (replaced(row) and row["scenario"] in TRAFFIC)]
     for row in wrong[:_SHOWN]:
         what = f"the lane latched after {row['latch']}" if row["latch"] else f"the guard: {row['counts']}"
@@ -445,7 +554,7 @@ def _ordinary(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list
     ]
 
 
-# -- the emergency lane -----------------------------------------------------------------------------------------------
+# -- the emergency lane
 
 
 def _lane(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Target]]:
@@ -461,28 +570,45 @@ def _lane(arguments: argparse.Namespace, report: Report) -> tuple[_Row, list[Tar
         return sum(getattr(held, name) > above for held in rows)
 
     report.table(
-        f"{len(rows):,} sequences of {SEQUENCE_S:g} s, from seed {arguments.seed}", ("", "sequences", "largest"),
+        f"{len(rows):,} sequences of {SEQUENCE_S:g} s, from seed {arguments.seed}",
+        ("", "sequences", "largest"),
         [
             ["the lane latched", count("latched"), most("latched")],
             ["speed after the first standstill, m/s", count("fastest_ms"), most("fastest_ms")],
-            [f"distance past the first stop's end, m, above {_PAST_M}", count("past_m", _PAST_M), most("past_m")],
-            ["a path asks for more speed than the vehicle had, m/s", count("faster_by_ms", FASTER_MS),
-             most("faster_by_ms")],
+            [
+                f"distance past the first stop's end, m, above {_PAST_M}",
+                count("past_m", _PAST_M),
+                most("past_m"),
+            ],
+            [
+                "a path asks for more speed than the vehicle had, m/s",
+                count("faster_by_ms", FASTER_MS),
+                most("faster_by_ms"),
+            ],
             ["paths that do not end at a standstill", count("moving_ends"), most("moving_ends")],
             ["clears granted while a reason lasted", count("cleared_too_early"), most("cleared_too_early")],
             ["paths that the vehicle could not follow", count("refused"), most("refused")],
         ],
-    )  # fmt: skip
+    )
     shown = sorted(wrong, key=lambda held: -held.fastest_ms)[:_SHOWN]
-    shown += sorted((held for held in rows if held.past_m > _PAST_M and held.holds), key=lambda held: -held.past_m)[:1]
+    shown += sorted(
+        (held for held in rows if held.past_m > _PAST_M and held.holds), key=lambda held: -held.past_m
+    )[:1]
     for held in shown:
-        report.text(f"seed {held.seed}: {held.fastest_ms:.2f} m/s, {held.past_m:.1f} m past; {', '.join(held.kinds)}")
+        report.text(
+            f"seed {held.seed}: {held.fastest_ms:.2f} m/s, {held.past_m:.1f} m past;"
+            f" {', '.join(held.kinds)}"
+        )
     figures = {
-        "sequences": len(rows), "seed": arguments.seed, "latched": count("latched"), "hold": len(rows) - len(wrong),
-        "fastest_ms": most("fastest_ms"), "past_m": most("past_m"),
+        "sequences": len(rows),
+        "seed": arguments.seed,
+        "latched": count("latched"),
+        "hold": len(rows) - len(wrong),
+        "fastest_ms": most("fastest_ms"),
+        "past_m": most("past_m"),
         "past_m_p99": float(np.percentile(past_m, 99)) if len(past_m) else math.nan,
         "wrong": [asdict(held) for held in wrong],
-    }  # fmt: skip
+    }
     return figures, [
         Target("lane: largest speed after the first standstill", most("fastest_ms"), "==", 0.0, "m/s"),
         Target("lane: sequences in which an invariant does not hold", len(wrong), "==", 0),

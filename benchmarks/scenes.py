@@ -1,8 +1,8 @@
 """What scenes cost: choosing one for each frame, a switch, and compilations while frames come.
 
-A stage without a node, with a real worker, whose scenes `default` and `highway` have a tier each. The speed flaps from
-frame to frame, so that the scene changes as often as `scene_hold_s` lets it. A frame's overhead is its latency less the
-steps in its worker; a switch's is compared with that of the frames between.
+A stage without a node, with a real worker, whose scenes `default` and `highway` have a tier each. The speed
+flaps from frame to frame, so that the scene changes as often as `scene_hold_s` lets it. A frame's overhead
+is its latency less the steps in its worker; a switch's is compared with that of the frames between.
 """
 
 import argparse
@@ -39,8 +39,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of frames (default 60)")
     parser.add_argument("--rate", type=float, default=30.0, help="frames a second (default 30)")
     parser.add_argument("--hold", type=float, default=0.2, help="scene_hold_s (default 0.2)")
-    parser.add_argument("--engine", default="compile", help="of both tiers (default compile, whose shapes are guarded)")
-    parser.add_argument("--model-ms", type=float, default=2.0, help="what the slower tier takes (default 2)")
+    parser.add_argument(
+        "--engine", default="compile", help="of both tiers (default compile, whose shapes are guarded)"
+    )
+    parser.add_argument(
+        "--model-ms", type=float, default=2.0, help="what the slower tier takes (default 2)"
+    )
     arguments = parser.parse_args()
     report = Report("scenes", arguments)
     stage = _stage(arguments)
@@ -53,7 +57,9 @@ def main() -> int:
         stage.actor.stop()
     good = [answer for answer in answers if answer.outcome is Outcome.ON_TIME]
     switches = np.diff([answer.frame.scene for answer in good]) != 0
-    overhead_ms = np.array([answer.total_ms - answer.wait_ms - answer.steps.total_ms for answer in good[1:]])
+    overhead_ms = np.array(
+        [answer.total_ms - answer.wait_ms - answer.steps.total_ms for answer in good[1:]]
+    )
     found = {
         "choosing, us": distribution(choosing_us),
         "overhead of a switch, ms": distribution(overhead_ms[switches]),
@@ -61,31 +67,47 @@ def main() -> int:
     }
     columns = ("count", "p50", "p99", "max")
     rows = [[name, *(figures[column] for column in columns)] for name, figures in found.items()]
-    report.table(f"engine {arguments.engine}; {len(good)} of {len(answers)} frames on time", ("", *columns), rows)
+    report.table(
+        f"engine {arguments.engine}; {len(good)} of {len(answers)} frames on time", ("", *columns), rows
+    )
     _, switch, other = found.values()
     per_hold = stage.actor.scenes.switches / max(arguments.seconds / arguments.hold, 1.0)
-    report.finish({**found, "recompiles": compiled, "switches": stage.actor.scenes.switches}, [
-        Target("choosing, p99", found["choosing, us"]["p99"], "<=", 50.0, "us"),
-        Target("a switch adds, p50", switch["p50"] - other["p50"], "<=", 1.0, "ms"),
-        Target("compilations while frames come", compiled, "==", 0),
-        Target("switches in scene_hold_s", per_hold, "<=", 1.0),
-    ])  # fmt: skip
+    report.finish(
+        {**found, "recompiles": compiled, "switches": stage.actor.scenes.switches},
+        [
+            Target("choosing, p99", found["choosing, us"]["p99"], "<=", 50.0, "us"),
+            Target("a switch adds, p50", switch["p50"] - other["p50"], "<=", 1.0, "ms"),
+            Target("compilations while frames come", compiled, "==", 0),
+            Target("switches in scene_hold_s", per_hold, "<=", 1.0),
+        ],
+    )
     return 0
 
 
 def _stage(arguments: argparse.Namespace) -> BareStage:
     own = {
-        "adapter": ADAPTER, "output": "a", "engine": arguments.engine, "backup": "none", "tiers": [TIERS[0]],
-        "budget_ms": 200.0, "fallback": ["hold_last"], "scenes": ["highway"], "scene_hold_s": arguments.hold,
-        "scene.highway.tiers": [TIERS[1]], "scene.highway.min_speed": _LIMIT,
-    }  # fmt: skip
+        "adapter": ADAPTER,
+        "output": "a",
+        "engine": arguments.engine,
+        "backup": "none",
+        "tiers": [TIERS[0]],
+        "budget_ms": 200.0,
+        "fallback": ["hold_last"],
+        "scenes": ["highway"],
+        "scene_hold_s": arguments.hold,
+        "scene.highway.tiers": [TIERS[1]],
+        "scene.highway.min_speed": _LIMIT,
+    }
     config = node_config({"stages": ["bench"], "worker_threads": 1, "device": "cpu"}, {"bench": own})
     prefer_this_process(config)
     return BareStage(config, "bench", model_options(arguments.model_ms), compile_first=True)
 
 
 def _drive(stage: BareStage, seconds: float, rate: float) -> tuple[list[Answer], list[float]]:
-    """What frames were answered with, and how long each scene took to be chosen, in us; the first ones left out."""
+    """What frames were answered with, and how long each scene took to be chosen, in us.
+
+    The first ones left out.
+    """
     scenes, took_us = stage.actor.scenes, list[float]()
     choose: Callable[[int], int] = scenes.choose
 
@@ -96,7 +118,9 @@ def _drive(stage: BareStage, seconds: float, rate: float) -> tuple[list[Answer],
         return scene
 
     scenes.choose = timed  # type: ignore[method-assign]
-    stage.feed(seconds, rate, lambda number: scenes.moved(_FAST if number % 2 else _SLOW, time.monotonic_ns()))
+    stage.feed(
+        seconds, rate, lambda number: scenes.moved(_FAST if number % 2 else _SLOW, time.monotonic_ns())
+    )
     stage.actor.finish()
     return stage.answers[_WARM:], took_us[_WARM:]
 

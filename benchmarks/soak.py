@@ -1,7 +1,7 @@
 """Whether memory and descriptors of the node and its workers grow over many frames.
 
-One stage, small images at a high rate. Resident memory and open descriptors are sampled each second; the trend is the
-least-squares slope over the last 80 % of the samples, in KiB per 1,000 frames.
+One stage, small images at a high rate. Resident memory and open descriptors are sampled each second; the
+trend is the least-squares slope over the last 80 % of the samples, in KiB per 1,000 frames.
 """
 
 import argparse
@@ -103,16 +103,30 @@ def _trend(sampler: Sampler, name: str) -> dict[str, Any]:
 def _show(report: Report, figures: dict[str, Any]) -> None:
     rows = [
         [
-            name, process["rss_kib"][0] / 1024, process["rss_kib"][-1] / 1024, process["kib_per_1000_frames"],
-            process["standard_error"], process["descriptors"][0], max(process["descriptors"]),
+            name,
+            process["rss_kib"][0] / 1024,
+            process["rss_kib"][-1] / 1024,
+            process["kib_per_1000_frames"],
+            process["standard_error"],
+            process["descriptors"][0],
+            max(process["descriptors"]),
             process["descriptors"][-1],
         ]
         for name, process in figures["processes"].items()
-    ]  # fmt: skip
+    ]
     counters = figures["counters"]
     report.table(
         f"{counters['answered']:.0f} frames answered of {counters['frames']:.0f} received",
-        ("", "first MiB", "last MiB", "KiB/1,000 frames", "std. error", "descriptors: first", "most", "last"),
+        (
+            "",
+            "first MiB",
+            "last MiB",
+            "KiB/1,000 frames",
+            "std. error",
+            "descriptors: first",
+            "most",
+            "last",
+        ),
         rows,
     )
     for name, process in figures["processes"].items():

@@ -1,11 +1,13 @@
 """How long from configure to active and to the first answers, and whether the first seconds are as good as any other.
 
-Each start is a new node process with a camera already streaming. `active` is the lifecycle state: frames are taken, and
-answered by fallbacks until a worker is ready. The time to the first fresh answer is what a vehicle waits for; how much
-of it is the time in which node and camera find each other, the first frame's line tells.
+Each start is a new node process with a camera already streaming. `active` is the lifecycle state: frames
+are taken, and answered by fallbacks until a worker is ready. The time to the first fresh answer is what a
+vehicle waits for; how much of it is the time in which node and camera find each other, the first frame's
+line tells.
 
-Then every frame of the first seconds counts, the first one included: how late its answer left, by the time at which DDS
-wrote it, and on which tier the frames run once the ladder has had 3 s. The model is such that every tier fits easily.
+Then every frame of the first seconds counts, the first one included: how late its answer left, by the time
+at which DDS wrote it, and on which tier the frames run once the ladder has had 3 s. The model is such that
+every tier fits easily.
 """
 
 import argparse
@@ -47,11 +49,13 @@ class Start:
 
     Attributes:
         events: seconds from configure of what happened, in order.
-        late_ms: of each answer of the first seconds, from its deadline to when it was written; negative: before.
+        late_ms: of each answer of the first seconds, from its deadline to when it was written; negative:
+            before.
         skipped: frames sent after the first that was answered, and not answered themselves.
         without_output: answers for which there was nothing to publish, as none had been good yet.
         tier: that most of ten frames ran on once the ladder had had its time, -1: none.
-        best_after_s: from activation to the first of ten frames in a row on the best tier; NaN: there were none.
+        best_after_s: from activation to the first of ten frames in a row on the best tier; NaN: there were
+            none.
     """
 
     events: dict[str, float]
@@ -64,14 +68,22 @@ class Start:
 
 def main() -> int:
     parser = arguments_of(__doc__ or "", _EPILOG)
-    parser.add_argument("--times", type=int, default=3, help="starts for each way to count the budget (default 3)")
+    parser.add_argument(
+        "--times", type=int, default=3, help="starts for each way to count the budget (default 3)"
+    )
     add_some(parser, "--budget-from", FROM)
-    parser.add_argument("--engine", choices=ENGINE_CHOICES, default="eager",
-                        help="of the tiers (default eager); the packages of others are built before")  # fmt: skip
+    parser.add_argument(
+        "--engine",
+        choices=ENGINE_CHOICES,
+        default="eager",
+        help="of the tiers (default eager); the packages of others are built before",
+    )
     add_camera(parser)
     add_stage(parser, model_ms=2.3)
     add_backup(parser)
-    parser.add_argument("--adapter", default=ADAPTER, help="module:Class of another adapter than the benchmark's own")
+    parser.add_argument(
+        "--adapter", default=ADAPTER, help="module:Class of another adapter than the benchmark's own"
+    )
     parser.add_argument("--options", type=json.loads, help="its options as JSON")
     arguments = parser.parse_args()
     report = Report("startup", arguments)
@@ -91,7 +103,9 @@ def main() -> int:
 
 def _show(report: Report, found: dict[str, list[Start]]) -> None:
     starts = [start for each in found.values() for start in each]
-    phases = {name: [start.events[name] for start in starts if name in start.events] for name in starts[0].events}
+    phases = {
+        name: [start.events[name] for start in starts if name in start.events] for name in starts[0].events
+    }
     phases_s = {name: distribution(times) for name, times in phases.items()}
     report.table(
         "Seconds from configure, median and maximum of the starts",
@@ -101,21 +115,50 @@ def _show(report: Report, found: dict[str, list[Start]]) -> None:
     frames = {counted: _frame_figures(each) for counted, each in found.items()}
     report.table(
         f"Every frame of the first {_LOOK_S:g} s after activation",
-        ("budget from", "starts", "frames", "by the deadline", "by +1 ms", "latest, ms", "no output", "skipped"),
-        [[counted, len(found[counted]), each["late_ms"]["count"], each["by_deadline_share"],
-          each["by_deadline_plus_1_ms_share"], each["late_ms"]["max"], each["without_output"], each["skipped"]]
-         for counted, each in frames.items()],
-    )  # fmt: skip
+        (
+            "budget from",
+            "starts",
+            "frames",
+            "by the deadline",
+            "by +1 ms",
+            "latest, ms",
+            "no output",
+            "skipped",
+        ),
+        [
+            [
+                counted,
+                len(found[counted]),
+                each["late_ms"]["count"],
+                each["by_deadline_share"],
+                each["by_deadline_plus_1_ms_share"],
+                each["late_ms"]["max"],
+                each["without_output"],
+                each["skipped"],
+            ]
+            for counted, each in frames.items()
+        ],
+    )
     report.table(
         f"The tier on which frames run {_SETTLED_S:g} s after activation",
         ("budget from", "starts", "on the best", "seconds to the best, p50", "max"),
-        [[counted, len(found[counted]), each["on_best"], each["best_after_s"]["p50"], each["best_after_s"]["max"]]
-         for counted, each in frames.items()],
-    )  # fmt: skip
+        [
+            [
+                counted,
+                len(found[counted]),
+                each["on_best"],
+                each["best_after_s"]["p50"],
+                each["best_after_s"]["max"],
+            ]
+            for counted, each in frames.items()
+        ],
+    )
     figures = {
-        "phases_s": phases_s, "starts": [start.events for start in starts], "first_seconds": frames,
+        "phases_s": phases_s,
+        "starts": [start.events for start in starts],
+        "first_seconds": frames,
         "each": {counted: [asdict(start) for start in each] for counted, each in found.items()},
-    }  # fmt: skip
+    }
     active, served = (phases_s.get(name, {"p50": math.nan}) for name in ("active", "first fresh answer"))
     targets = [
         Target("configure to active, p50", active["p50"], "<=", 1.5, "s"),
@@ -124,7 +167,9 @@ def _show(report: Report, found: dict[str, list[Start]]) -> None:
     for counted, each in frames.items():
         share_in_time, on_best = each["by_deadline_plus_1_ms_share"], float(each["on_best"])
         targets.append(Target(f"budget from {counted}: frames by +1 ms, share", share_in_time, "==", 1.0))
-        targets.append(Target(f"budget from {counted}: starts on the best tier", on_best, "==", len(found[counted])))
+        targets.append(
+            Target(f"budget from {counted}: starts on the best tier", on_best, "==", len(found[counted]))
+        )
     report.finish(figures, targets)
 
 
@@ -144,8 +189,19 @@ def _frame_figures(starts: list[Start]) -> dict[str, Any]:
 def _compile(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     """Have every tier's package in the cache, as `torchperf compile` does."""
     say("compiling packages, unless they are there")
-    command = [sys.executable, "-m", "torchperf_ros.cli", "compile", arguments.adapter, "--device", "cpu",
-               "--engine", arguments.engine, "--options", json.dumps(options)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torchperf_ros.cli",
+        "compile",
+        arguments.adapter,
+        "--device",
+        "cpu",
+        "--engine",
+        arguments.engine,
+        "--options",
+        json.dumps(options),
+    ]
     tiers = [word for tier in TIERS for word in ("--tier", tier)]
     subprocess.run([*command, *tiers], check=True, stdout=subprocess.DEVNULL)
 
@@ -157,28 +213,45 @@ def _start(arguments: argparse.Namespace, options: dict[str, Any], counted: str)
         camera = CameraProcess(graph)
         spawned_s, to_ros_s = time.monotonic(), time.time() - time.monotonic()
         node = PerfNodeProcess(
-            graph, arguments.adapter, options, file, backup=arguments.backup, engine=arguments.engine,
-            budget_ms=arguments.budget_ms, budget_from=counted,
-        )  # fmt: skip
+            graph,
+            arguments.adapter,
+            options,
+            file,
+            backup=arguments.backup,
+            engine=arguments.engine,
+            budget_ms=arguments.budget_ms,
+            budget_from=counted,
+        )
         stamps_ns: list[int] = []
         for _ in range(_STREAMS):
-            stamps_ns += camera.stream(OURS, seconds=_STREAM_S, rate=arguments.rate, size=arguments.size)["stamps"]
+            stamps_ns += camera.stream(OURS, seconds=_STREAM_S, rate=arguments.rate, size=arguments.size)[
+                "stamps"
+            ]
             if any(row["outcome"] == Outcome.ON_TIME for row in seen.rows):
                 break
         graph.wait(
-            lambda: any(row["outcome"] == Outcome.ON_TIME for row in seen.rows), "the first answer", node.process
+            lambda: any(row["outcome"] == Outcome.ON_TIME for row in seen.rows),
+            "the first answer",
+            node.process,
         )
         node.wait_ready()
         node.process.end()
         events = json.loads(file.read_text(encoding="utf-8"))["events"]
     events["process started"] = spawned_s
-    ordered = {name: at_s - events["configure"] for name, at_s in sorted(events.items(), key=lambda event: event[1])}
+    ordered = {
+        name: at_s - events["configure"]
+        for name, at_s in sorted(events.items(), key=lambda event: event[1])
+    }
     active_ns = round((events["active"] + to_ros_s) * 1e9)
     return _judged(ordered, active_ns, stamps_ns, match(stamps_ns, seen.rows, seen.outputs), counted)
 
 
 def _judged(
-    events: dict[str, float], active_ns: int, stamps_ns: list[int], frames: list[AnsweredFrame], counted: str
+    events: dict[str, float],
+    active_ns: int,
+    stamps_ns: list[int],
+    frames: list[AnsweredFrame],
+    counted: str,
 ) -> Start:
     """Look at the first seconds after activation."""
     until_ns, settled_ns = (active_ns + round(after_s * 1e9) for after_s in (_LOOK_S, _SETTLED_S))
@@ -187,7 +260,11 @@ def _judged(
     due = [stamp for stamp in stamps_ns if min(answered, default=math.inf) <= stamp < until_ns]
     after = [frame.row["tier"] for frame in frames if frame.stamp_ns >= settled_ns][:_IN_A_ROW]
     tiers = [frame.row["tier"] for frame in frames]
-    best = [frame for number, frame in enumerate(frames) if tiers[number : number + _IN_A_ROW] == [0.0] * _IN_A_ROW]
+    best = [
+        frame
+        for number, frame in enumerate(frames)
+        if tiers[number : number + _IN_A_ROW] == [0.0] * _IN_A_ROW
+    ]
     return Start(
         events=events,
         late_ms=[_late_ms(frame, counted) for frame in first],

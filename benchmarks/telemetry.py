@@ -1,15 +1,16 @@
 """What telemetry costs: per frame, per second, in processor time, and whether scraping makes answers late.
 
-`frames`: a real node process with a camera at 30 Hz and an onlooker that subscribes to everything; a stopwatch sits
-around the node's own functions. Wall time is what the next frame waits for; processor time leaves out what others took.
+`frames`: a real node process with a camera at 30 Hz and an onlooker that subscribes to everything; a
+stopwatch sits around the node's own functions. Wall time is what the next frame waits for; processor time
+leaves out what others took.
 
-`beside`: without the stopwatch, the processor time of the node with recorder and exporter (scraped every second), and
-of one without, in turns.
+`beside`: without the stopwatch, the processor time of the node with recorder and exporter (scraped every
+second), and of one without, in turns.
 
-`scrapes`: one node, the same stream with a scrape every second and without, in turns. The scraper asks as Prometheus
-does, and notes when each scrape began and ended; so the frames that were on their way through the node during a scrape
-can be looked at alone. Lateness is receipt to publish less the budget; overhead is the same less the model's own steps,
-which the scrape has no part in.
+`scrapes`: one node, the same stream with a scrape every second and without, in turns. The scraper asks as
+Prometheus does, and notes when each scrape began and ended; so the frames that were on their way through
+the node during a scrape can be looked at alone. Lateness is receipt to publish less the budget; overhead is
+the same less the model's own steps, which the scrape has no part in.
 """
 
 import argparse
@@ -32,8 +33,14 @@ from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.rig.scraper import Scrapes, free_port
 
-_PER_FRAME = ("record and publish", "encode the record", "publish latency_stages", "publish latency",
-              "tell the recorder", "count and judge health")  # fmt: skip
+_PER_FRAME = (
+    "record and publish",
+    "encode the record",
+    "publish latency_stages",
+    "publish latency",
+    "tell the recorder",
+    "count and judge health",
+)
 _FIRST_FRAMES = 10  # of each stream: after the pause, caches are cold
 _REPORTS_PER_S = 1.0
 _WARM_UP_S = 5.0
@@ -52,9 +59,15 @@ def main() -> int:
     parts = {"frames": _frames, "beside": _beside, "scrapes": _scrapes}
     parser = arguments_of(__doc__ or "", _EPILOG)
     add_some(parser, "--parts", parts)
-    parser.add_argument("--seconds", type=float, default=60.0,
-                        help="of stream: of frames, and with and without scrapes each (default 60)")  # fmt: skip
-    parser.add_argument("--turns", type=int, default=3, help="with and without recorder and exporter (default 3)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="of stream: of frames, and with and without scrapes each (default 60)",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=3, help="with and without recorder and exporter (default 3)"
+    )
     parser.add_argument("--slice", type=float, default=10.0, help="seconds of each turn (default 10)")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between scrapes (default 1)")
     add_camera(parser)
@@ -82,9 +95,14 @@ def _frames(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, An
         return [name, wall["count"], wall["p50"], wall["p99"], wall["max"], cpu["p50"], cpu["p99"]]
 
     columns = ("us", "calls", "wall p50", "p99", "max", "processor p50", "p99")
-    report.table("Per frame, on the stage's thread; lines two to four are parts of the first, timed apart", columns,
-                 [row(name) for name in _PER_FRAME if name in figures])  # fmt: skip
-    report.table("Once a second, on the reporter's thread, from the node's start on", columns, [row("report")])
+    report.table(
+        "Per frame, on the stage's thread; lines two to four are parts of the first, timed apart",
+        columns,
+        [row(name) for name in _PER_FRAME if name in figures],
+    )
+    report.table(
+        "Once a second, on the reporter's thread, from the node's start on", columns, [row("report")]
+    )
     per_frame_us = figures["record and publish"]["wall_us"]["p50"]
     return {**figures, "reporter_cpu_percent": cpu_percent}, [
         Target("record and publish, per frame, p50", per_frame_us, "<=", 40.0, "us"),
@@ -93,11 +111,17 @@ def _frames(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, An
 
 
 def _times(found: list[tuple[float, float]]) -> dict[str, Any]:
-    return {"wall_us": distribution([wall for wall, _ in found]), "cpu_us": distribution([cpu for _, cpu in found])}
+    return {
+        "wall_us": distribution([wall for wall, _ in found]),
+        "cpu_us": distribution([cpu for _, cpu in found]),
+    }
 
 
 def _beside(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any], list[Target]]:
-    """Processor time in % of a core: of the node with recorder and exporter, of the recorder, of the node without."""
+    """Processor time in % of a core.
+
+    Of the node with recorder and exporter, of the recorder, of the node without.
+    """
     shares: dict[str, list[float]] = {"node on": [], "node off": [], "recorder": []}
     for turn in range(2 * arguments.turns):
         on = turn % 2 == 0
@@ -128,7 +152,9 @@ def _processor_percent(arguments: argparse.Namespace, *, on: bool) -> tuple[floa
         before_s, began = [_processor_s(process) for process in watched], time.monotonic()
         with Scrapes().every(1.0, port) if on else contextlib.nullcontext():
             streaming.stream(arguments.slice)
-            took_s = [_processor_s(process) - start_s for process, start_s in zip(watched, before_s, strict=True)]
+            took_s = [
+                _processor_s(process) - start_s for process, start_s in zip(watched, before_s, strict=True)
+            ]
             wall_s = time.monotonic() - began
         return 100 * took_s[0] / wall_s, 100 * sum(took_s[1:]) / wall_s
 
@@ -157,17 +183,24 @@ def _scrapes(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, A
     took_ms = distribution([(ended_ns - began_ns) / _NS_PER_MS for began_ns, ended_ns in scrapes.spans_ns])
     each_ms = 1000 * (processor_s[_WITH] - processor_s[_WITHOUT]) / max(1, len(scrapes.spans_ns))
     show_lateness(report, late)
-    report.table("The scrapes", ("", ""), [
-        ["scrapes", took_ms["count"]],
-        ["took, p50 / max, in ms", f"{took_ms['p50']:.2f} / {took_ms['max']:.2f}"],
-        ["processor time of the node for each, in ms", each_ms],
-        ["page", f"{scrapes.page_lines} lines, {scrapes.page_bytes / 1024:.0f} KiB"],
-    ])  # fmt: skip
+    report.table(
+        "The scrapes",
+        ("", ""),
+        [
+            ["scrapes", took_ms["count"]],
+            ["took, p50 / max, in ms", f"{took_ms['p50']:.2f} / {took_ms['max']:.2f}"],
+            ["processor time of the node for each, in ms", each_ms],
+            ["page", f"{scrapes.page_lines} lines, {scrapes.page_bytes / 1024:.0f} KiB"],
+        ],
+    )
     moved_ms = late[_WITH]["lateness_ms"]["p99_9"] - late[_WITHOUT]["lateness_ms"]["p99_9"]
     figures = {
-        **late, "scrape_ms": took_ms, "processor_ms_per_scrape": each_ms, "page_bytes": scrapes.page_bytes,
+        **late,
+        "scrape_ms": took_ms,
+        "processor_ms_per_scrape": each_ms,
+        "page_bytes": scrapes.page_bytes,
         "page_lines": scrapes.page_lines,
-    }  # fmt: skip
+    }
     return figures, [Target("p99.9 of the lateness, with scrapes less without", moved_ms, "<=", 0.1, "ms")]
 
 

@@ -1,4 +1,7 @@
-"""The perception and planning node, configured and activated: `ros2 launch torchperf_ros perception.launch.py`."""
+"""The perception and planning node, configured and activated.
+
+`ros2 launch torchperf_ros perception.launch.py`.
+"""
 
 import difflib
 import re
@@ -27,7 +30,9 @@ FILE, PLAYED = "perception.launch.py", "replay.launch.py"
 REMAP = re.compile(r"(?:\w+:)?[~/\w{}]+:=[~/\w{}]+")
 OF_LAUNCH = ("launch-prefix", "launch-prefix-filter")
 NEAR = 0.8  # of difflib: one or two letters differ
-END_WITH_LAUNCH = "setpriv --pdeathsig TERM "  # a launch that is terminated leaves its processes behind otherwise
+END_WITH_LAUNCH = (  # a launch that is terminated leaves its processes behind otherwise
+    "setpriv --pdeathsig TERM "
+)
 TOPICS = {
     "image": "Camera images, sensor_msgs/msg/Image: the frames that perception answers by their deadline.",
     "odom": "The vehicle's motion, nav_msgs/msg/Odometry: planning's second input.",
@@ -38,14 +43,18 @@ TOPICS = {
 
 def arguments() -> list[DeclareLaunchArgument]:
     """The arguments of this file."""
-    found = [DeclareLaunchArgument(name, default_value=name, description=text) for name, text in TOPICS.items()]
+    found = [
+        DeclareLaunchArgument(name, default_value=name, description=text) for name, text in TOPICS.items()
+    ]
     every = Path(__file__).resolve().parents[1] / "config" / "perception.yaml"
     return [
         *found,
         DeclareLaunchArgument(
             "remap",
             default_value="",
-            description="Remappings of any topic of any stage, such as 'camera_info:=/camera/info points:=/lidar'.",
+            description=(
+                "Remappings of any topic of any stage, such as 'camera_info:=/camera/info points:=/lidar'."
+            ),
         ),
         DeclareLaunchArgument(
             "params_file",
@@ -59,11 +68,18 @@ def arguments() -> list[DeclareLaunchArgument]:
             "use_sim_time",
             default_value="",
             choices=["", "true", "false"],
-            description="Take the time from /clock, as for a replayed bag or a simulator; empty: as params_file says.",
+            description=(
+                "Take the time from /clock, as for a replayed bag or a simulator; empty: as params_file"
+                " says."
+            ),
         ),
-        DeclareLaunchArgument("namespace", default_value="", description="Namespace of the node and its topics."),
         DeclareLaunchArgument(
-            "log_level", default_value="info", description="debug, info, warn, error or fatal, of the node's log."
+            "namespace", default_value="", description="Namespace of the node and its topics."
+        ),
+        DeclareLaunchArgument(
+            "log_level",
+            default_value="info",
+            description="debug, info, warn, error or fatal, of the node's log.",
         ),
     ]
 
@@ -74,7 +90,9 @@ def generate_launch_description() -> LaunchDescription:
 
 
 def _check_names(context: LaunchContext) -> None:
-    """See that no argument is misspelt: launch takes any name, and the default would stay in force without a word.
+    """See that no argument is misspelt.
+
+    Launch takes any name, and the default would stay in force without a word.
 
     A launch file that includes this one has arguments of its own, which are seen here, too.
     """
@@ -85,7 +103,9 @@ def _check_names(context: LaunchContext) -> None:
         close = difflib.get_close_matches(name, known, 1, NEAR)
         if close or (name in typed and launched & {FILE, PLAYED}):
             hint = (
-                f"{close[0]} is" if close else f"there are {', '.join(known)}; topics of your own stages go into remap"
+                f"{close[0]} is"
+                if close
+                else f"there are {', '.join(known)}; topics of your own stages go into remap"
             )
             raise RuntimeError(f"argument {name} is not there; {hint}")
 
@@ -139,7 +159,10 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
         handle_once=True,  # who cleans the node up later and configures it anew decides when to activate it
     )
     return [
-        *(SetEnvironmentVariable(name, value) for name, value in image_transport(context.environment).items()),
+        *(
+            SetEnvironmentVariable(name, value)
+            for name, value in image_transport(context.environment).items()
+        ),
         RegisterEventHandler(configured),
         node,
         _change(node, lifecycle_msgs.msg.Transition.TRANSITION_CONFIGURE),
@@ -147,4 +170,6 @@ def _start(context: LaunchContext) -> list[LaunchDescriptionEntity]:
 
 
 def _change(node: LifecycleNode, transition_id: int) -> EmitEvent:
-    return EmitEvent(event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition_id))
+    return EmitEvent(
+        event=ChangeState(lifecycle_node_matcher=matches_action(node), transition_id=transition_id)
+    )

@@ -1,4 +1,7 @@
-"""A recorded log, played to the node as if it happened now: `ros2 launch torchperf_ros replay.launch.py log:=drive`."""
+"""A recorded log, played to the node as if it happened now.
+
+`ros2 launch torchperf_ros replay.launch.py log:=drive`.
+"""
 
 import shlex
 import sys
@@ -21,11 +24,14 @@ NODE = Path(__file__).resolve().with_name("perception.launch.py")
 def generate_launch_description() -> LaunchDescription:
     """The node with the log's time, and the player, whose end ends everything.
 
-    The arguments of `perception.launch.py` are arguments here as well: `image` and `odom` name topics of the log.
+    The arguments of `perception.launch.py` are arguments here as well: `image` and `odom` name topics of
+    the log.
     """
     return LaunchDescription(
         [
-            DeclareLaunchArgument("log", description="A rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag."),
+            DeclareLaunchArgument(
+                "log", description="A rosbag2 folder, an .mcap or .db3 file, or a ROS 1 .bag."
+            ),
             DeclareLaunchArgument(
                 "play",
                 default_value="",
@@ -41,11 +47,17 @@ def generate_launch_description() -> LaunchDescription:
 
 def _play(context: LaunchContext) -> list[LaunchDescriptionEntity]:
     """The player: it begins when the node can answer frames, and gives it the log's time."""
-    log, options, namespace = (LaunchConfiguration(name).perform(context) for name in ("log", "play", "namespace"))
+    log, options, namespace = (
+        LaunchConfiguration(name).perform(context) for name in ("log", "play", "namespace")
+    )
     node = "/".join(["", *filter(None, namespace.split("/")), "perf"])
     player = ExecuteProcess(
         cmd=[
-            *("setpriv", "--pdeathsig", "TERM"),  # a launch that is terminated leaves its processes behind otherwise
+            *(
+                "setpriv",
+                "--pdeathsig",
+                "TERM",
+            ),  # a launch that is terminated leaves its processes behind otherwise
             *(sys.executable, "-m", "torchperf_ros.cli", "play", log),
             *("--clock", "--wait-for-node", node),
             *shlex.split(options),

@@ -1,4 +1,7 @@
-"""For all tests: Ctrl-C works, what runs beside what, and what nodes and drives write goes to a folder of their own."""
+"""For all tests.
+
+Ctrl-C works, what runs beside what, and what nodes and drives write goes to a folder of their own.
+"""
 
 import contextlib
 import ctypes
@@ -12,9 +15,12 @@ from hypothesis import HealthCheck, settings
 from torchperf_ros.frame.frame import Answer, Frame, Origin
 from torchperf_ros.frame.outcome import Outcome
 
-# Others use this machine as well: how long an example takes says nothing. The examples are the same in every run, so
-# that a test fails with the change that broke it; `--hypothesis-profile search` draws new ones.
-settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# Others use this machine as well: how long an example takes says nothing. The examples are the same in
+# every run, so that a test fails with the change that broke it; `--hypothesis-profile search` draws new
+# ones.
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.register_profile("repeatable", settings.get_profile("search"), derandomize=True)
 settings.load_profile("repeatable")
 
@@ -31,10 +37,15 @@ FIRST = (
     "test/world/",
 )
 """The files that take longest begin, so that neither process is left with one of them at the end."""
-PACKAGES = tuple(f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader"))
+PACKAGES = tuple(
+    f"test/engines/test_{name}.py" for name in ("package_build", "ready_package", "tier_loader")
+)
 """Files that read the same compiled packages: one process has them, and builds the packages once."""
 ALONE = (
-    *(f"test/node/test_{name}" for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")),
+    *(
+        f"test/node/test_{name}"
+        for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")
+    ),
     "test/stage/test_stage_actor",
     "test/stage/test_capture.py",
     "test/demo/test_drive.py",
@@ -53,9 +64,12 @@ def pytest_configure():
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    # Packages wait for the C++ compiler. Headers compiled ahead pay only for more packages than are built here. torch
-    # reads both when it is imported.
-    os.environ |= {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    # Packages wait for the C++ compiler. Headers compiled ahead pay only for more packages than are built
+    # here. torch reads both when it is imported.
+    os.environ |= {
+        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
 
 
 def pytest_collection_modifyitems(items):
@@ -70,7 +84,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `-n 2`: whole files side by side, in their order; then those of `ALONE`, when one process has ended."""
+    """With `-n 2`.
+
+    Whole files side by side, in their order; then those of `ALONE`, when one process has ended.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class AloneLast(LoadFileScheduling):
@@ -87,15 +104,20 @@ def pytest_xdist_make_scheduler(config, log):
             return next((node for node in self.nodes if not node.shutting_down), None)
 
         def remove_node(self, node):
-            # Of a process that crashed, what it had done would be queued again as well, and nobody ends that.
+            # Of a process that crashed, what it had done would be queued again as well, and nobody ends
+            # that.
             units = self.assigned_work[node]
-            self.assigned_work[node] = {scope: unit for scope, unit in units.items() if not all(unit.values())}
+            self.assigned_work[node] = {
+                scope: unit for scope, unit in units.items() if not all(unit.values())
+            }
             crashed = super().remove_node(node)
             for other in self.nodes:
                 self._reschedule(other)
             return crashed
 
-    config.option.loadscopereorder = False  # the first files are not those with the most tests, but with the longest
+    config.option.loadscopereorder = (
+        False  # the first files are not those with the most tests, but with the longest
+    )
     return AloneLast(config, log)
 
 
@@ -103,7 +125,8 @@ def pytest_xdist_make_scheduler(config, log):
 def own_scheduling():
     """A command that ran in this process, a replay for example, leaves no real-time priority behind.
 
-    Nor does one that counts what its processes use make this one take in orphans, which nobody here would wait for.
+    Nor does one that counts what its processes use make this one take in orphans, which nobody here would
+    wait for.
     """
     yield
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -138,10 +161,27 @@ def make_frame():
 
 @pytest.fixture
 def make_answer(make_frame):
-    def make(outcome=Outcome.ON_TIME, fallback=None, *, seq=0, now_ns=0, total_ms=10.0, lateness_ms=-1.0, reason=""):
+    def make(
+        outcome=Outcome.ON_TIME,
+        fallback=None,
+        *,
+        seq=0,
+        now_ns=0,
+        total_ms=10.0,
+        lateness_ms=-1.0,
+        reason="",
+    ):
         return Answer(
-            make_frame(seq), outcome, fallback, reason, tier=0, wait_ms=0.5, total_ms=total_ms, budget_ms=50.0,
-            lateness_ms=lateness_ms, published_ns=now_ns,
-        )  # fmt: skip
+            make_frame(seq),
+            outcome,
+            fallback,
+            reason,
+            tier=0,
+            wait_ms=0.5,
+            total_ms=total_ms,
+            budget_ms=50.0,
+            lateness_ms=lateness_ms,
+            published_ns=now_ns,
+        )
 
     return make

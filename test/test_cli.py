@@ -16,9 +16,13 @@ RUNNER = CliRunner()
 def python(program, **environment):
     """Run a program where this checkout's package is imported."""
     return subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True,
-        cwd=Path(cli.__file__).parents[1], env=os.environ | environment,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(cli.__file__).parents[1],
+        env=os.environ | environment,
+    )
 
 
 def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_loaded() -> None:
@@ -38,7 +42,9 @@ assert not loaded, loaded
 
 
 @pytest.mark.parametrize("columns", ["80", "40"])
-def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_is_cut_off(columns: str) -> None:
+def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_is_cut_off(
+    columns: str,
+) -> None:
     program = r"""
 import re
 from click.testing import CliRunner
@@ -63,7 +69,9 @@ look(whole, [])
 
 
 @pytest.mark.parametrize("columns", ["80", "50"])
-def test_given_any_width_when_help_is_asked_then_prose_fills_it_and_each_example_has_its_line(columns: str) -> None:
+def test_given_any_width_when_help_is_asked_then_prose_fills_it_and_each_example_has_its_line(
+    columns: str,
+) -> None:
     program = f"""
 from typer.testing import CliRunner
 from torchperf_ros.cli import main as cli
@@ -78,7 +86,9 @@ assert not short, short
 
 
 @pytest.mark.parametrize("command", ["demo", "node", "record"])
-def test_given_no_rclpy_when_run_then_it_says_what_to_install(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_no_rclpy_when_run_then_it_says_what_to_install(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = RUNNER.invoke(cli.app, [command])
     assert result.exit_code == 2
@@ -86,7 +96,9 @@ def test_given_no_rclpy_when_run_then_it_says_what_to_install(command: str, monk
     assert "pip install" in result.output
 
 
-def test_given_a_log_that_does_not_exist_when_driven_then_one_line_says_so_and_the_status_is_2(tmp_path: Path) -> None:
+def test_given_a_log_that_does_not_exist_when_driven_then_one_line_says_so_and_the_status_is_2(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("rclpy")
     result = RUNNER.invoke(cli.app, ["demo", "--log", str(tmp_path / "none.mcap")])
     assert result.exit_code == 2
@@ -94,7 +106,9 @@ def test_given_a_log_that_does_not_exist_when_driven_then_one_line_says_so_and_t
 
 
 @pytest.mark.parametrize("flag", ["--json", "--svg"])
-def test_given_a_file_in_no_folder_when_driven_then_it_is_refused_before_the_drive(tmp_path: Path, flag: str) -> None:
+def test_given_a_file_in_no_folder_when_driven_then_it_is_refused_before_the_drive(
+    tmp_path: Path, flag: str
+) -> None:
     pytest.importorskip("rclpy")
     result = RUNNER.invoke(cli.app, ["demo", flag, str(tmp_path / "none" / "file")])
     assert result.exit_code == 2

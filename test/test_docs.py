@@ -1,4 +1,6 @@
-"""README and docs do what they print: every command is one, and what can run here in seconds runs, in the page's order.
+"""README and docs do what they print.
+
+Every command is one, and what can run here in seconds runs, in the page's order.
 
 `NOT_RUN` says of every other command why not, and `SHORTER` what is put behind one that would take long.
 """
@@ -30,9 +32,7 @@ TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
 COMMANDS = typer.main.get_command(app).commands
 RUN_COMMANDS = {"demo", "test", "node", "shell", "pack"}
-PROGRAMS = (
-    r"\./run|torchperf|ros2|colcon|rqt|alias|export|sudo|cd|prometheus|dask|git|mkdir|ls|pip|pytest|python3?|ssh|jq"
-)
+PROGRAMS = r"\./run|torchperf|ros2|colcon|rqt|alias|export|sudo|cd|prometheus|dask|git|mkdir|ls|pip|pytest|python3?|ssh|jq"  # noqa: E501
 SHELL = re.compile(rf"^(?: {{4,7}}|\s+run: )(?:\$ )?((?:{PROGRAMS}) (?!=).*)$", re.MULTILINE)
 INLINE = re.compile(r"`((?:\./run|torchperf) [^`]+)`")
 BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -47,24 +47,39 @@ NOT_RUN = {
     r"cd examples": "test/examples/test_examples.py",
     r"torchperf inspect": "test/optimize/test_inspect_command.py has the models that it is for",
     r"torchperf drive .*(--arm|-o) ": "test/world/test_loop.py drives them all",
-    r"(torchperf replay|pytest --refresh-golden) drives/": "test/world/test_loop.py replays a drive and runs its test",
-    r"torchperf train .*(--log|--adapter|--device)": "needs a log with labels, or a GPU: test/train has a log",
+    r"(torchperf replay|pytest --refresh-golden) drives/": (
+        "test/world/test_loop.py replays a drive and runs its test"
+    ),
+    r"torchperf train .*(--log|--adapter|--device)": (
+        "needs a log with labels, or a GPU: test/train has a log"
+    ),
     r"ls ": "shows what the recorder has written: test/node/test_recording.py",
     r"torchperf doctor( +#| --)": "listens to a running node: test/node/test_doctor.py",
-    r"torchperf (node|top|play)|.*--live": "talks to a running node: test/node, test/top, test/logs/test_play.py",
+    r"torchperf (node|top|play)|.*--live": (
+        "talks to a running node: test/node, test/top, test/logs/test_play.py"
+    ),
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
-    r"torchperf tune (my_robot|--params segmenter.yaml -o)": "with the parameter file and a budget it is run",
+    r"torchperf tune (my_robot|--params segmenter.yaml -o)": (
+        "with the parameter file and a budget it is run"
+    ),
     r"torchperf compile --params my.yaml": "is the README's segmenter.yaml, with which it is run",
     r"torchperf replay \S+ .*--parallel": "starts a cluster: test/replay/batch",
     r"torchperf replay (logs/)?drive.mcap --pace real": "the project below is made with it",
-    r"torchperf rollout (start|serve|back|end)": "talks to a running node: test/node/test_candidate_live.py",
-    r"torchperf rollout sign .*--gate": "test/rollout/test_rollout_command.py has gates that are open, and closed ones",
+    r"torchperf rollout (start|serve|back|end)": (
+        "talks to a running node: test/node/test_candidate_live.py"
+    ),
+    r"torchperf rollout sign .*--gate": (
+        "test/rollout/test_rollout_command.py has gates that are open, and closed ones"
+    ),
     r"torchperf rollout advance": "refuses without records: test/rollout/test_rollout_command.py has some",
     r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
 }
-QUICK = {f"{stage}.{name}": value for stage in ("perception", "planning")
-         for name, value in (("tiers", ["fast"]), ("backup", "none"))}  # fmt: skip
+QUICK = {
+    f"{stage}.{name}": value
+    for stage in ("perception", "planning")
+    for name, value in (("tiers", ["fast"]), ("backup", "none"))
+}
 """Parameters with as little of the reference models as a replay needs, and as options."""
 SET = [f"--set={name}={json.dumps(value, separators=(',', ':'))}" for name, value in QUICK.items()]
 SHORTER = {
@@ -111,7 +126,9 @@ def options_of(benchmark: Path) -> str:
 
 
 @pytest.mark.parametrize("where", printed())
-def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known(where, tmp_path, monkeypatch):
+def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known(
+    where, tmp_path, monkeypatch
+):
     program, name, *arguments = words_of(where.partition(": ")[2].lstrip("`"))
     if program == "./run" and name == "torchperf":
         program, (name, *arguments) = name, arguments
@@ -127,7 +144,9 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
             name, *arguments = arguments
             command = command.commands[name]
         monkeypatch.chdir(tmp_path)
-        for word in arguments:  # an option's file may have to be there: whether it is, is the reader's affair
+        for (
+            word
+        ) in arguments:  # an option's file may have to be there: whether it is, is the reader's affair
             if Path(word).suffix and not Path(word).is_absolute():
                 Path(word).parent.mkdir(parents=True, exist_ok=True)
                 Path(word).touch()
@@ -142,7 +161,8 @@ def test_given_a_printed_command_when_parsed_then_its_name_and_options_are_known
 def torchperf(*words: str) -> str:
     """Run a command in this process; what it printed."""
     done = CliRunner().invoke(app, words)
-    # its verdict; and a replay in real time, on a machine that others keep busy, leaves frames without an answer
+    # its verdict; and a replay in real time, on a machine that others keep busy, leaves frames without an
+    # answer
     is_verdict = words[0] in {"compare", "doctor"} or (words[0] == "replay" and "real" in words)
     expected = {0, 1, 3} if is_verdict else {0}
     assert done.exit_code in expected, f"{shlex.join(words)} ends with {done.exit_code}:\n{done.output}"
@@ -153,8 +173,10 @@ def torchperf(*words: str) -> str:
 def project(tmp_path_factory):
     """A user's folder: the README's model, a drive, an incident of it, and runs; `HOME` lies in it."""
     folder = tmp_path_factory.mktemp("project")
-    python, parameters = (next(text for kind, text in BLOCK.findall(TEXTS["README.md"]) if kind == name)
-                          for name in ("python", "yaml"))  # fmt: skip
+    python, parameters = (
+        next(text for kind, text in BLOCK.findall(TEXTS["README.md"]) if kind == name)
+        for name in ("python", "yaml")
+    )
     (folder / "my_robot").mkdir()
     (folder / "my_robot" / "segmenter.py").write_text(python, encoding="utf-8")
     for name in ("segmenter.yaml", "my.yaml"):
@@ -167,7 +189,10 @@ def project(tmp_path_factory):
         torchperf("make-log", "drive.mcap", "--seconds", "1", "--size", "64x48")
         (folder / "monday").mkdir()
         outputs = ("--json", "run.json", "--parquet", "main.parquet", "-o", "monday/drive.mcap")
-        patience = ("--set=perception.budget_ms=1000.0", "--set=planning.budget_ms=1000.0")  # on a busy machine, too
+        patience = (
+            "--set=perception.budget_ms=1000.0",
+            "--set=planning.budget_ms=1000.0",
+        )  # on a busy machine, too
         torchperf("replay", "drive.mcap", "--pace", "real", *SET, *patience, *outputs)
         for name in ("run", "branch", "base", "new"):
             shutil.copy("main.parquet", f"{name}.parquet")
@@ -186,11 +211,27 @@ def make_incident(folder, log):
     (folder / "parameters.json").write_text(json.dumps(QUICK), encoding="utf-8")
     stages = [{"name": name, "tiers": ["fast"]} for name in ("perception", "planning")]
     frame = {
-        "v": 1, "kind": "frame", "seq": 0, "t_ns": 2, "stamp_ns": 5, "total_ms": 9.0, "tier": "fast", "wait_ms": 0,
-        "inference_ms": 9.0, "decode_ms": 0, "preprocess_ms": 0, "postprocess_ms": 0, "outcome": "on_time",
-    }  # fmt: skip
-    records = [{"v": 1, "kind": "start", "t_ns": 1, "stages": stages}, *(frame | {"stage": s["name"]} for s in stages)]
-    (folder / "records.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+        "v": 1,
+        "kind": "frame",
+        "seq": 0,
+        "t_ns": 2,
+        "stamp_ns": 5,
+        "total_ms": 9.0,
+        "tier": "fast",
+        "wait_ms": 0,
+        "inference_ms": 9.0,
+        "decode_ms": 0,
+        "preprocess_ms": 0,
+        "postprocess_ms": 0,
+        "outcome": "on_time",
+    }
+    records = [
+        {"v": 1, "kind": "start", "t_ns": 1, "stages": stages},
+        *(frame | {"stage": s["name"]} for s in stages),
+    ]
+    (folder / "records.jsonl").write_text(
+        "".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8"
+    )
 
 
 @pytest.fixture
@@ -198,7 +239,11 @@ def own_project(project, tmp_path, monkeypatch):
     """A copy for one page, in which the test is."""
     folder = shutil.copytree(project, tmp_path / "project")
     monkeypatch.chdir(folder)
-    for name, value in {"HOME": "home", "XDG_STATE_HOME": "home/.local/state", "XDG_CACHE_HOME": "home/.cache"}.items():
+    for name, value in {
+        "HOME": "home",
+        "XDG_STATE_HOME": "home/.local/state",
+        "XDG_CACHE_HOME": "home/.cache",
+    }.items():
         monkeypatch.setenv(name, str(folder / value))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))
@@ -217,12 +262,16 @@ def run_line(line: str) -> None:
     words = [*words_of(line), *added.split()]
     if words[0] == "torchperf" and "|" not in line:
         paths = (os.path.expanduser(word) for word in words[1:])
-        torchperf(*(found for path in paths for found in (sorted(glob.glob(path)) if "*" in path else [path])))
+        torchperf(
+            *(found for path in paths for found in (sorted(glob.glob(path)) if "*" in path else [path]))
+        )
     else:
         subprocess.run(line, shell=True, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if not all(map(why_not, shell_lines(TEXTS[name])))])
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if not all(map(why_not, shell_lines(TEXTS[name])))]
+)
 def test_given_a_page_when_its_commands_are_run_in_its_order_then_each_does_well(name, own_project):
     for line in dict.fromkeys(shell_lines(TEXTS[name])):
         if not why_not(line):
@@ -230,7 +279,9 @@ def test_given_a_page_when_its_commands_are_run_in_its_order_then_each_does_well
 
 
 @pytest.mark.parametrize("pattern", [*NOT_RUN, *SHORTER])
-def test_given_a_reason_not_to_run_a_command_when_the_pages_are_read_then_one_is_there_that_it_is_for(pattern):
+def test_given_a_reason_not_to_run_a_command_when_the_pages_are_read_then_one_is_there_that_it_is_for(
+    pattern,
+):
     assert any(re.match(pattern, line) for text in TEXTS.values() for line in shell_lines(text))
 
 
@@ -241,11 +292,15 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_given_a_page_when_read_to_its_end_then_every_link_leads_somewhere_and_the_last_lines_say_what_next(name):
+def test_given_a_page_when_read_to_its_end_then_every_link_leads_somewhere_and_the_last_lines_say_what_next(
+    name,
+):
     broken = []
     for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", TEXTS[name]):
         target = (PAGES[name].parent / file).resolve() if file else PAGES[name]
-        if not target.exists() or (target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8"))):
+        if not target.exists() or (
+            target.suffix == ".md" and anchor not in anchors(target.read_text("utf-8"))
+        ):
             broken.append(f"{file}#{anchor}")
     assert broken == []
     assert re.search(r"^(\*\*Next:\*\* |## What next)", TEXTS[name], re.MULTILINE)
@@ -256,8 +311,9 @@ def blocks(kind: str, *, tests: bool = False) -> dict[str, str]:
     found = {
         f"{name.removesuffix('.md')}-{number}": text
         for name, page in TEXTS.items()
-        for number, (language, text) in enumerate(BLOCK.findall(page)) if language == kind
-    }  # fmt: skip
+        for number, (language, text) in enumerate(BLOCK.findall(page))
+        if language == kind
+    }
     return {name: text for name, text in found.items() if ("pytest" in text) == tests or kind != "python"}
 
 
@@ -272,8 +328,12 @@ def test_given_a_program_of_a_page_when_run_then_it_does_well(name, own_project)
 def test_given_the_tests_of_the_pages_when_pytest_runs_them_then_they_pass(pytester, own_project):
     for name, text in blocks("python", tests=True).items():
         if "drive.mcap" not in text:  # that one is the example's: test/examples/test_examples.py
-            (own_project / ("conftest.py" if "golden_rules" in text else f"test_{name}.py")).write_text(text)
-    pytest.importorskip("scipy.optimize")  # which cannot be imported a second time; the run in this process would
+            (own_project / ("conftest.py" if "golden_rules" in text else f"test_{name}.py")).write_text(
+                text
+            )
+    pytest.importorskip(
+        "scipy.optimize"
+    )  # which cannot be imported a second time; the run in this process would
     done = pytester.runpytest_inprocess("-p", "torchperf", "--refresh-golden")
     done.assert_outcomes(passed=1)
 

@@ -87,12 +87,22 @@ def checkout(tmp_path):
 
 
 def job(checkout, event, name="gate", changes=(), **variables):
-    """Run the workflow's own commands as a runner does, but for `changes`; statuses by step, and the job's log."""
+    """Run the workflow's own commands as a runner does, but for `changes`.
+
+    Statuses by step, and the job's log.
+    """
     place = str(checkout.parent)
     paths = os.pathsep.join([f"{place}/bin", os.environ["PATH"]])
-    environment = {**os.environ, "PATH": paths, "XDG_STATE_HOME": place, "GITHUB_SHA": "1" * 40,
-                   "GITHUB_STEP_SUMMARY": f"{place}/summary.md", "PYTHONPATH": str(ROOT),
-                   "RUNNER_TEMP": place, **variables}  # fmt: skip
+    environment = {
+        **os.environ,
+        "PATH": paths,
+        "XDG_STATE_HOME": place,
+        "GITHUB_SHA": "1" * 40,
+        "GITHUB_STEP_SUMMARY": f"{place}/summary.md",
+        "PYTHONPATH": str(ROOT),
+        "RUNNER_TEMP": place,
+        **variables,
+    }
     statuses, text = {}, ""
     found = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"][name]
     assert found["if"] == f"github.event_name {'==' if name == 'candidate' else '!='} 'workflow_dispatch'"
@@ -123,7 +133,9 @@ def job(checkout, event, name="gate", changes=(), **variables):
     return statuses, text
 
 
-def test_given_an_empty_checkout_then_main_leaves_a_baseline_and_a_slower_model_is_named_in_the_log(checkout):
+def test_given_an_empty_checkout_then_main_leaves_a_baseline_and_a_slower_model_is_named_in_the_log(
+    checkout,
+):
     statuses, text = job(checkout, "push")
     assert statuses == {"Replay": 0, "Keep as the baseline": 0}, text
 
@@ -134,7 +146,9 @@ def test_given_an_empty_checkout_then_main_leaves_a_baseline_and_a_slower_model_
     assert re.search(r"perception miss ratio \[%\].*BREAKS the limit of 1 %", text), text
 
 
-def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_it_is_as_good_as_the_base(checkout):
+def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_it_is_as_good_as_the_base(
+    checkout,
+):
     from typer.testing import CliRunner
 
     from torchperf_ros.cli.main import app
@@ -157,7 +171,9 @@ def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_i
     ):
         assert CliRunner().invoke(app, ["rollout", *words]).exit_code == 0
     key = (checkout.parent / "fleet.key").read_text()
-    (config / "candidate.yaml").write_text(PARAMETERS.replace("brightness:Brightness", "candidate:Brightness"))
+    (config / "candidate.yaml").write_text(
+        PARAMETERS.replace("brightness:Brightness", "candidate:Brightness")
+    )
     (checkout / "times.yaml").write_text("perception: {full: {inference_ms: {median: 20, p99: 35}}}")
     candidate = checkout / "candidate.py"
     candidate.write_text(ADAPTER)
@@ -169,7 +185,10 @@ def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_i
     statuses, text = judged()
     assert not any(statuses.values()), text
     assert list(statuses)[-2:] == ["Sign the roll-out", "Remove the key"]
-    signed, public = (checkout / "plan.json").read_bytes(), read_public_key(checkout.parent / "fleet.key.pub")
+    signed, public = (
+        (checkout / "plan.json").read_bytes(),
+        read_public_key(checkout.parent / "fleet.key.pub"),
+    )
     assert read_signed(signed, public, "plan").version == "b"
     assert not (checkout.parent / "rollout.key").exists()
 
@@ -178,7 +197,9 @@ def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_i
     statuses, text = judged()
     assert statuses["Replay base and candidate"] == 1, text
     line = ADAPTER[: ADAPTER.index('messages["image"]')].count("\n") + 1
-    assert re.search(rf"^perception frame \d+ and \d+ more: KeyError: 'img' \(candidate.py:{line}\)$", text, re.M)
+    assert re.search(
+        rf"^perception frame \d+ and \d+ more: KeyError: 'img' \(candidate.py:{line}\)$", text, re.M
+    )
     assert "perception: no frame was answered by the model; the first reasons are above\n" in text
     assert "Sign the roll-out" not in statuses
     assert not (checkout / "plan.json").exists()

@@ -32,16 +32,36 @@ ALLOWED = {
     "logs": RULES | {"workers", "telemetry", "node", "top"},
     "runs": NODE_SIDE | {"logs"},
     "replay": NODE_SIDE | {"logs", "runs"},
-    "rollout": RULES
-    | {"runs", "replay.golden.message_rule", "workers.process_setup", "safety.guard", "stage.pair_figures"}
-    | {"model.adapter"},  # in the process that compares outputs only
+    "rollout": (
+        RULES
+        | {
+            "runs",
+            "replay.golden.message_rule",
+            "workers.process_setup",
+            "safety.guard",
+            "stage.pair_figures",
+        }
+        | {"model.adapter"}
+    ),  # in the process that compares outputs only
     "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
     "models": RULES | {"model", "train"},  # `training_task` only
-    "train": RULES
-    | {"model", "models", "world", "logs", "runs"}
-    | {"workers.process_setup", "engines.model_transforms", "packages.package_manifest"},
-    "world": NODE_SIDE
-    | {"safety", "logs", "runs", "replay", "models.driving_rules", "models.driving_messages", "models.point_cloud"},
+    "train": (
+        RULES
+        | {"model", "models", "world", "logs", "runs"}
+        | {"workers.process_setup", "engines.model_transforms", "packages.package_manifest"}
+    ),
+    "world": (
+        NODE_SIDE
+        | {
+            "safety",
+            "logs",
+            "runs",
+            "replay",
+            "models.driving_rules",
+            "models.driving_messages",
+            "models.point_cloud",
+        }
+    ),
 }
 """What a layer may import of this package beside itself; a layer that is not named is free."""
 MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize", "train"}
@@ -65,7 +85,10 @@ def imported(path):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *filter(None, [node.module])])
             # `from torchperf_ros import model` imports a layer, too
-            found += [(name, node.lineno) for name in (module, *(f"{module}.{alias.name}" for alias in node.names))]
+            found += [
+                (name, node.lineno)
+                for name in (module, *(f"{module}.{alias.name}" for alias in node.names))
+            ]
     return found
 
 
@@ -84,10 +107,11 @@ def test_given_the_package_when_searched_then_the_layers_of_the_design_are_there
 def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_may(name):
     forbidden = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
-        for path in FILES if layer(path) == name
+        for path in FILES
+        if layer(path) == name
         for module, line in imported(path)
         if module.startswith("torchperf_ros.") and not within(module, ALLOWED[name] | {name})
-    ]  # fmt: skip
+    ]
     assert forbidden == []
 
 
@@ -103,10 +127,11 @@ def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_ma
 def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import_it(library, may):
     forbidden = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
-        for path in FILES if layer(path) not in may
+        for path in FILES
+        if layer(path) not in may
         for module, line in imported(path)
         if module.partition(".")[0] == library
-    ]  # fmt: skip
+    ]
     assert forbidden == []
 
 
@@ -118,8 +143,13 @@ def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
 
 def loaded_by(*modules):
     """Names of all modules in a fresh interpreter that has imported these."""
-    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}:"
+        " importlib.import_module(name)\nprint(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
@@ -127,8 +157,9 @@ def loaded_by(*modules):
 def modules_of(*layers):
     return [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in FILES if layer(path) in layers
-    ]  # fmt: skip
+        for path in FILES
+        if layer(path) in layers
+    ]
 
 
 def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_then_neither_torch_nor_rclpy_is_loaded():

@@ -42,9 +42,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_with_its_stamp_are_published() -> None:
+def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_with_its_stamp_are_published() -> (
+    None
+):
     values = yaml.safe_load(block("yaml"))["/**/perf"]["ros__parameters"]
-    stages = {"segmentation": values["segmentation"] | {"budget_ms": 5_000.0, "hang_ms": 10_000.0, "backup": "none"}}
+    stages = {
+        "segmentation": (
+            values["segmentation"] | {"budget_ms": 5_000.0, "hang_ms": 10_000.0, "backup": "none"}
+        )
+    }
     stages["segmentation"]["engine"] = "eager"
     node = node_config({"stages": values["stages"], "device": "cpu", "worker_threads": 1}, stages)
     (config,) = node.stages
@@ -82,7 +88,9 @@ def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_
     assert (labels.header.stamp.sec, labels.header.stamp.nanosec) == (12, 34)
 
 
-def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_so_that_packages_fit() -> None:
+def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_so_that_packages_fit() -> (
+    None
+):
     names: dict[str, Any] = {}
     exec(block("python"), names)
     adapter = names["Segmenter"]({}, torch.device("cpu"))
@@ -90,7 +98,9 @@ def test_given_the_readmes_model_when_built_twice_then_its_weights_are_the_same_
         assert changing_weights(tier, adapter.build(tier), adapter.build(tier)) == ""
 
 
-def test_given_the_readmes_commands_on_a_robot_when_read_then_the_shell_that_listens_sets_no_transport() -> None:
+def test_given_the_readmes_commands_on_a_robot_when_read_then_the_shell_that_listens_sets_no_transport() -> (
+    None
+):
     commands = README.partition("## On a robot")[2].strip().partition("\n\n")[0]
     assert "ros2 topic echo" in commands
     assert "export" not in commands

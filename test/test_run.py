@@ -54,7 +54,9 @@ def calls(run, monkeypatch, tmp_path):
     def call(*command):
         if "venv" in command:
             make_by(Path(command[-1]), platform.python_version())
-        calls.append("venv" if "venv" in command else "packages" if "--requirement" in command else "project")
+        calls.append(
+            "venv" if "venv" in command else "packages" if "--requirement" in command else "project"
+        )
 
     monkeypatch.setattr(run, "_call", call)
     return calls
@@ -66,7 +68,9 @@ def test_second_start_installs_nothing(run, calls):
     assert calls == ["venv", "packages", "project"]
 
 
-def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_their_folder(run, calls, tmp_path):
+def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_their_folder(
+    run, calls, tmp_path
+):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "perception.launch.py").touch()
     share = tmp_path / ".venv" / "share" / "torchperf_ros"
@@ -82,7 +86,9 @@ def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_the
         name for _, _, files in os.walk(share) for name in files
     ]  # as ros2launch looks, not through linked folders
     assert "perception.launch.py" in found
-    assert (share / "launch" / "perception.launch.py").resolve() == tmp_path / "launch" / "perception.launch.py"
+    assert (
+        share / "launch" / "perception.launch.py"
+    ).resolve() == tmp_path / "launch" / "perception.launch.py"
 
 
 def test_interrupted_installation_is_begun_anew(run, calls, monkeypatch):
@@ -182,7 +188,10 @@ def test_what_the_machine_brings_is_not_installed(run, calls, monkeypatch, kept,
     monkeypatch.setattr(run, "_check_rclpy_imports", lambda: None)
     environment = run.Environment("kilted")
     environment.make()
-    chosen = {line.partition(" ;")[0] for line in (environment.folder / "requirements.txt").read_text().splitlines()}
+    chosen = {
+        line.partition(" ;")[0]
+        for line in (environment.folder / "requirements.txt").read_text().splitlines()
+    }
     assert present <= chosen
     assert not absent & chosen
 
@@ -198,7 +207,10 @@ def test_each_command_installs_what_it_needs_and_none_takes_away_what_another_ne
         environment.make()
         return installed(environment)
 
-    tests_only, tools_only = {"mypy", "ruff", "shapely"}, {"openvino", "plotly", "scipy", "pyarrow", "dask", "pytest"}
+    tests_only, tools_only = (
+        {"mypy", "ruff", "shapely"},
+        {"openvino", "plotly", "scipy", "pyarrow", "dask", "pytest"},
+    )
     runtime = set_up("demo")
     assert {"torch", "ros-rclpy", "rosbags"} <= runtime
     assert not (tests_only | tools_only) & runtime
@@ -213,7 +225,10 @@ def test_each_command_installs_what_it_needs_and_none_takes_away_what_another_ne
     assert calls == ["venv", *["packages", "project"] * 3]
 
 
-PIP = "import sys; print('Collecting torch==2.13.0'); print('  Downloading torch'); sys.exit(int(sys.argv[1]))"
+PIP = (
+    "import sys; print('Collecting torch==2.13.0'); print('  Downloading torch');"
+    " sys.exit(int(sys.argv[1]))"
+)
 
 
 def test_what_pip_says_is_shown_only_where_it_fails(run, capfd):
@@ -265,13 +280,18 @@ def test_without_a_network_and_without_a_torch_it_says_so(run, calls, packed):
 
 def test_what_was_packed_for_another_python_is_named(run, calls, packed):
     shutil.rmtree(packed / f"python{HERE}-{platform.machine()}")
-    with pytest.raises(run.SetupError, match=f"packed is python3.9-{platform.machine()}. Where there is a network: "):
+    with pytest.raises(
+        run.SetupError, match=f"packed is python3.9-{platform.machine()}. Where there is a network: "
+    ):
         run.Environment("kilted", packed)
 
 
 def test_what_is_packed_has_the_versions_of_the_python_there(run):
     lines = run._locked(run._sections() - {*run.WHEELS, *run.NO_NETWORK, "torch"})
-    found = {python: [one for line in lines if (one := run._line_for(line, python))] for python in ("3.10", "3.12")}
+    found = {
+        python: [one for line in lines if (one := run._line_for(line, python))]
+        for python in ("3.10", "3.12")
+    }
     assert {"numpy==2.2.6", "tomli==2.5.0"} <= set(found["3.10"])
     assert {"numpy==2.4.6"} <= set(found["3.12"])
     assert not {"numpy==2.4.6"} & set(found["3.10"])
@@ -281,10 +301,14 @@ def test_what_is_packed_has_the_versions_of_the_python_there(run):
 
 def test_alone_it_says_what_it_can_do():
     done = subprocess.run([ROOT / "run"], capture_output=True, text=True, check=True)
-    assert all(command in done.stdout for command in ("demo", "test", "bench", "node", "torchperf", "shell"))
+    assert all(
+        command in done.stdout for command in ("demo", "test", "bench", "node", "torchperf", "shell")
+    )
 
 
-def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new_name_is_told(run, monkeypatch, capsys):
+def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new_name_is_told(
+    run, monkeypatch, capsys
+):
     for old, new in run.MERGED.items():
         monkeypatch.setattr(run.sys, "argv", ["run", "bench", old])
         monkeypatch.setattr(run, "_leave_other_environments", lambda but_torchs: None)
@@ -297,7 +321,11 @@ def test_given_a_benchmark_that_is_a_part_of_another_when_asked_for_then_its_new
 
 @pytest.mark.parametrize(
     ("arguments", "ways"),
-    [([], ["-n", "2"]), (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]), (["--ros", "jazzy"], ["-m", "ros"])],
+    [
+        ([], ["-n", "2"]),
+        (["test/test_run.py", "-x"], ["test/test_run.py", "-x"]),
+        (["--ros", "jazzy"], ["-m", "ros"]),
+    ],
 )
 def test_all_tests_run_side_by_side_and_a_choice_of_them_in_one_process(
     run, calls, monkeypatch, tmp_path, arguments, ways
@@ -324,14 +352,39 @@ def test_given_another_folder_when_tests_are_run_then_paths_are_from_there_and_w
         (here / name).write_text("")
     monkeypatch.chdir(here)
     given = [
-        "-q", "test_a.py::test_one[a/b]", "-k", "outcome", "-m", "slow", "--junitxml=out.xml", "--basetemp", "tmp",
-        "-x", "nowhere.py", "--ignore=slow", str(here / "test_a.py"), "../frame/slow", "-m=slow",
-    ]  # fmt: skip
+        "-q",
+        "test_a.py::test_one[a/b]",
+        "-k",
+        "outcome",
+        "-m",
+        "slow",
+        "--junitxml=out.xml",
+        "--basetemp",
+        "tmp",
+        "-x",
+        "nowhere.py",
+        "--ignore=slow",
+        str(here / "test_a.py"),
+        "../frame/slow",
+        "-m=slow",
+    ]
     assert run._from_here(given) == [
-        "-q", f"{here}/test_a.py::test_one[a/b]", "-k", "outcome", "-m", "slow", f"--junitxml={here}/out.xml",
-        "--basetemp", f"{here}/tmp", "-x", "nowhere.py", f"--ignore={here}/slow", str(here / "test_a.py"),
-        f"{here}/../frame/slow", "-m=slow",
-    ]  # fmt: skip
+        "-q",
+        f"{here}/test_a.py::test_one[a/b]",
+        "-k",
+        "outcome",
+        "-m",
+        "slow",
+        f"--junitxml={here}/out.xml",
+        "--basetemp",
+        f"{here}/tmp",
+        "-x",
+        "nowhere.py",
+        f"--ignore={here}/slow",
+        str(here / "test_a.py"),
+        f"{here}/../frame/slow",
+        "-m=slow",
+    ]
     monkeypatch.chdir(tmp_path)
     assert run._from_here(["test/frame/slow"]) == ["test/frame/slow"]
 
@@ -374,14 +427,25 @@ def test_files_that_run_alone_run_last_and_with_nothing_beside_them(tmp_path):
     pytest.importorskip("xdist")
     test = "import time\ndef test_it():\n    for word in 'begin', 'end':\n"
     test += (
-        f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n        time.sleep(0.2)\n"
+        f"        open({str(tmp_path / 'log')!r}, 'a').write(f'{{word}} {{__file__}}\\n')\n       "
+        " time.sleep(0.2)\n"
     )
     live = ["node/test_lifecycle", "node/test_watch_live"]
     for name in (*live, "frame/test_a", "frame/test_b", "watch/test_c"):
         (tmp_path / "test" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "test" / f"{name}.py").write_text(test)
     shutil.copy(ROOT / "test" / "conftest.py", tmp_path / "test")
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "test"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={tmp_path}",
+        "test",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "5 passed" in done.stdout, done.stdout + done.stderr
     words = [line.split("/test/") for line in (tmp_path / "log").read_text().splitlines()]
@@ -405,13 +469,16 @@ def test_versions_of_package_and_manifest_agree():
 
 @pytest.fixture
 def debian(run, monkeypatch, tmp_path):
-    """A machine of Debian's without the optional packages, on which this is root; what apt-get was asked is noted."""
+    """A machine of Debian's without the optional packages, on which this is root.
+
+    What apt-get was asked is noted.
+    """
     (tmp_path / "bin").mkdir()
     apt = tmp_path / "bin" / "apt-get"
     policy = tmp_path / "policy-rc.d"
     apt.write_text(
-        f'#!/bin/sh\n{policy} prometheus start; echo "$* | policy $? | $DEBIAN_FRONTEND" >>{tmp_path}/asked\n'
-        f"if [ -e {tmp_path}/offline ]; then echo E: no network; exit 100; fi\n"
+        f'#!/bin/sh\n{policy} prometheus start; echo "$* | policy $? | $DEBIAN_FRONTEND"'
+        f" >>{tmp_path}/asked\nif [ -e {tmp_path}/offline ]; then echo E: no network; exit 100; fi\n"
     )
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", str(apt.parent))
@@ -493,11 +560,24 @@ def test_a_test_that_ends_its_process_fails_and_every_other_is_run(tmp_path):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
-            "import os, pathlib, pytest, time\n@pytest.mark.parametrize('number', range(4))\ndef test_one(number):\n"
-            + (body or "    pass\n")
+            "import os, pathlib, pytest, time\n@pytest.mark.parametrize('number', range(4))\ndef"
+            " test_one(number):\n" + (body or "    pass\n")
         )
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-q",
+        "--rootdir",
+        str(tmp_path),
+        "-p",
+        "no:cacheprovider",
+    ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
+    )
     assert "crashed while running 'test_ends.py::test_one[1]'" in done.stdout
     assert "1 failed, 88 passed" in done.stdout

@@ -1,1 +1,4 @@
-"""What the benchmarks share: a camera, an onlooker, the two nodes that are compared, and how figures are written."""
+"""What the benchmarks share.
+
+A camera, an onlooker, the two nodes that are compared, and how figures are written.
+"""

@@ -1,4 +1,7 @@
-"""Series with known anomalies: recorded while a model runs and is disturbed, and generated ones of every kind."""
+"""Series with known anomalies.
+
+Recorded while a model runs and is disturbed, and generated ones of every kind.
+"""
 
 import gc
 import math
@@ -31,7 +34,10 @@ class Labelled:
 def recorded(samples: int) -> Iterator[Labelled]:
     """Latency and resident memory of a small model in a loop, with real disturbances at known iterations."""
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU()
+        torch.nn.Conv2d(3, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 16, 3, padding=1),
+        torch.nn.ReLU(),
     ).eval()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -92,11 +98,16 @@ def _memory(model: torch.nn.Module, samples: int) -> Labelled:
             held.append(bytearray(b"\1" * (48 * _MIB)))
         times.append(time.perf_counter())
         values.append(process.memory_info().rss / _MIB)
-    return Labelled("memory of a model", "recorded", times, values, [(leak, leak + length), (jump, jump + 100)])
+    return Labelled(
+        "memory of a model", "recorded", times, values, [(leak, leak + length), (jump, jump + 100)]
+    )
 
 
 def drive(seed: int, count: int, change: str = "") -> list[float]:
-    """Latencies in ms: noise, a level that wanders, 0.3 % stalls; from the middle on 20 % more, a ramp or variance."""
+    """Latencies in ms.
+
+    Noise, a level that wanders, 0.3 % stalls; from the middle on 20 % more, a ramp or variance.
+    """
     draw = random.Random(seed)
     values, wander = [], 0.0
     for i in range(count):
@@ -195,9 +206,13 @@ def _missing(values: list[float], at: int, spread: float, draw: random.Random) -
 _BASES = {
     "steady": _sampled(lambda i, draw: draw.gauss(100, 2)),
     "trend": _sampled(lambda i, draw: 100 + 0.01 * i + draw.gauss(0, 2)),
-    "daily season": _sampled(lambda i, draw: 100 + 30 * math.sin(2 * math.pi * i / _DAY) + draw.gauss(0, 3)),
+    "daily season": _sampled(
+        lambda i, draw: 100 + 30 * math.sin(2 * math.pi * i / _DAY) + draw.gauss(0, 3)
+    ),
     "heavy tails": _sampled(  # 2 % of the samples are some times as large
-        lambda i, draw: 12 * math.exp(draw.gauss(0, 0.12)) + (draw.expovariate(0.12) if draw.random() < 0.02 else 0)
+        lambda i, draw: (
+            12 * math.exp(draw.gauss(0, 0.12)) + (draw.expovariate(0.12) if draw.random() < 0.02 else 0)
+        )
     ),
     "wandering": _wandering,
     "daily counts": _sampled(_count),

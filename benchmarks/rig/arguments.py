@@ -9,7 +9,10 @@ from torchperf_ros.cli.shell import words
 
 
 def callers_path(text: str) -> Path:
-    """A path from where `./run bench` was called, which changes into the checkout; the type of every such argument."""
+    """A path from where `./run bench` was called, which changes into the checkout.
+
+    The type of every such argument.
+    """
     return Path(os.environ.get("TORCHPERF_CALLED_FROM", "")) / text
 
 
@@ -18,7 +21,9 @@ def arguments_of(description: str, epilog: str = "") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=callers_path, metavar="FILE", help="write figures, parameters and machine to it")
+    parser.add_argument(
+        "--json", type=callers_path, metavar="FILE", help="write figures, parameters and machine to it"
+    )
     return parser
 
 
@@ -30,24 +35,38 @@ def add_camera(parser: argparse.ArgumentParser, *, size: str = "1280x720", rate:
 
 def add_stage(parser: argparse.ArgumentParser, *, model_ms: float = 10.0, budget_ms: float = 33.0) -> None:
     """`--model-ms` and `--budget-ms` of the stage."""
-    parser.add_argument("--model-ms", type=float, default=model_ms,
-                        help=f"inference time of the full tier (default {model_ms:g}; 0: the smallest)")  # fmt: skip
-    parser.add_argument("--budget-ms", type=float, default=budget_ms,
-                        help=f"budget of each frame (default {budget_ms:g})")  # fmt: skip
+    parser.add_argument(
+        "--model-ms",
+        type=float,
+        default=model_ms,
+        help=f"inference time of the full tier (default {model_ms:g}; 0: the smallest)",
+    )
+    parser.add_argument(
+        "--budget-ms", type=float, default=budget_ms, help=f"budget of each frame (default {budget_ms:g})"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device` that every model runs on."""
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of all models (default cpu)")
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="of all models (default cpu)"
+    )
 
 
 def add_backup(parser: argparse.ArgumentParser) -> None:
     """`--backup` of the stage."""
-    parser.add_argument("--backup", default="standby", choices=("none", "standby", "active"), help="default standby")
+    parser.add_argument(
+        "--backup", default="standby", choices=("none", "standby", "active"), help="default standby"
+    )
 
 
-def add_some(parser: argparse.ArgumentParser, option: str, names: Iterable[str], chosen: Iterable[str] = ()) -> None:
-    """An option that takes some of these names, with commas between; `chosen` or, by default, all of them."""
+def add_some(
+    parser: argparse.ArgumentParser, option: str, names: Iterable[str], chosen: Iterable[str] = ()
+) -> None:
+    """An option that takes some of these names, with commas between.
+
+    `chosen` or, by default, all of them.
+    """
     known, default = tuple(names), tuple(chosen) or tuple(names)
 
     def some(text: str) -> list[str]:

@@ -1,8 +1,8 @@
 """The adapter's steps in a bare loop: no ROS, no node, no deadline; what a worker is compared with.
 
-Reads one JSON object per line from standard input, `{"seconds": 5, "rate": 30, "size": "1280x720"}`, runs the adapter's
-first tier on an image of that size at that pace, and answers with one line: the milliseconds of each run, from the
-message's bytes to the output's.
+Reads one JSON object per line from standard input, `{"seconds": 5, "rate": 30, "size": "1280x720"}`, runs
+the adapter's first tier on an image of that size at that pace, and answers with one line: the milliseconds
+of each run, from the message's bytes to the output's.
 """
 
 import argparse
@@ -47,7 +47,9 @@ class BareLoop:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=json.loads, required=True, help="adapter, options and tier as JSON")
+    parser.add_argument(
+        "--config", type=json.loads, required=True, help="adapter, options and tier as JSON"
+    )
     loop = BareLoop(**parser.parse_args().config)
     with torch.inference_mode():
         print(json.dumps({"event": "ready"}), flush=True)

@@ -31,13 +31,17 @@ class BareStage:
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
-        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: None  # to the next stage
+        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: (
+            None
+        )  # to the next stage
         stage = next(each for each in config.stages if each.name == name)
         ports = StagePorts(
-            publish=lambda payload: None, hand_on=self._hand_on,
+            publish=lambda payload: None,
+            hand_on=self._hand_on,
             answered=self._answered,
-            anomaly=lambda alert: None, log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
-        )  # fmt: skip
+            anomaly=lambda alert: None,
+            log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
+        )
         setup = {**worker_setup(stage, config), "options": dict(options), **setup}
         self.actor = StageActor(stage, setup, ports, time.time_ns)
         self._image = image_cdr(WIDTH, HEIGHT)
@@ -71,7 +75,9 @@ class BareStage:
         data[len(data) - HEIGHT * WIDTH * 3] = first_byte
         self.actor.offer(restamped(bytes(data), stamp_ns), stamp_ns, stamped=True)
 
-    def feed(self, seconds: float, rate: float, before: Callable[[int], None] = lambda number: None) -> None:
+    def feed(
+        self, seconds: float, rate: float, before: Callable[[int], None] = lambda number: None
+    ) -> None:
         """Offer images at this pace, and before each call what is given with its number."""
 
         def offer(number: int) -> None:

@@ -1,8 +1,8 @@
 """How late a bare timer is on this machine, meanwhile: what no node can be better than.
 
-`python -m benchmarks.rig.bare_timer` wakes every 5 ms and does nothing, under SCHED_FIFO where that is permitted, above
-any node. When its standard input ends it prints the lateness of each wake-up in us as JSON. On a virtual machine whose
-host takes its processors away for a while, that while is in here.
+`python -m benchmarks.rig.bare_timer` wakes every 5 ms and does nothing, under SCHED_FIFO where that is
+permitted, above any node. When its standard input ends it prints the lateness of each wake-up in us as
+JSON. On a virtual machine whose host takes its processors away for a while, that while is in here.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ class BareTimer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rig.bare_timer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "benchmarks.rig.bare_timer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def lateness_ms(self) -> dict[str, Any]:

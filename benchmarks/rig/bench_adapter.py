@@ -1,6 +1,7 @@
 """A model of a chosen cost: image in, short path out, whose header names the process that computed it.
 
-As a program, `python -m benchmarks.rig.bench_adapter MS` prints the options for a model of MS milliseconds here.
+As a program, `python -m benchmarks.rig.bench_adapter MS` prints the options for a model of MS milliseconds
+here.
 """
 
 import argparse
@@ -70,7 +71,11 @@ class BenchAdapter(Adapter):
         image = messages["image"].message
         pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
         rows, columns = np.linspace(0, image.height - 1, _HEIGHT, dtype=int), image.width // _WIDTH
-        small = pixels[rows, :: max(1, columns)][:, :_WIDTH] if columns else pixels[rows].repeat(2, axis=1)[:, :_WIDTH]
+        small = (
+            pixels[rows, :: max(1, columns)][:, :_WIDTH]
+            if columns
+            else pixels[rows].repeat(2, axis=1)[:, :_WIDTH]
+        )
         tensor = torch.from_numpy(np.ascontiguousarray(small)).to(self._device)
         return (tensor.permute(2, 0, 1).unsqueeze(0).float().div_(255.0),)
 
@@ -79,7 +84,10 @@ class BenchAdapter(Adapter):
         return outputs[0].tolist()
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
-        pose_class, stamped = message_class("geometry_msgs/msg/Pose"), message_class("geometry_msgs/msg/PoseStamped")
+        pose_class, stamped = (
+            message_class("geometry_msgs/msg/Pose"),
+            message_class("geometry_msgs/msg/PoseStamped"),
+        )
         point = message_class("geometry_msgs/msg/Point")
         upright = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
         stamp_ns = messages["image"].stamp_ns
@@ -106,7 +114,9 @@ def layers_for(model_ms: float, device: str = "cpu") -> dict[str, int]:
             net(image).cpu()
             took_ms.append((time.perf_counter() - started) * 1e3)
     layer_ms = float(np.percentile(took_ms[10:], 25)) / sample  # of what is not disturbed by others
-    return {tier: max(1, round(model_ms * share / layer_ms)) for tier, share in zip(TIERS, SHARES, strict=True)}
+    return {
+        tier: max(1, round(model_ms * share / layer_ms)) for tier, share in zip(TIERS, SHARES, strict=True)
+    }
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """A camera: publishes images of one size at a fixed rate, in a process of its own, so that nothing else sets its pace.
 
-Reads one JSON object per line from standard input, `{"topic": "/x/image", "seconds": 10, "rate": 30, "size": "64x48"}`,
-streams accordingly (with `"first_bytes": {"30": 2}` image 30 begins with a 2 and not a 0), and answers each with one
+Reads one JSON object per line from standard input, `{"topic": "/x/image", "seconds": 10, "rate": 30,
+"size": "64x48"}`, streams accordingly (with `"first_bytes": {"30": 2}` image 30 begins with a 2 and not a
+0), and answers each with one
 line: the stamps of the images that it published (ROS time, ns), and how late the latest of them went out.
 """
 
@@ -30,7 +31,9 @@ _LEAD_NS = 20_000_000
 class Camera:
     def __init__(self) -> None:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = Node("camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._node = Node(
+            "camera", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
+        )
         self._publishers: dict[str, Any] = {}
         self._images: dict[str, list[bytearray]] = {}
 
@@ -45,13 +48,17 @@ class Camera:
         """
         publisher = self._publisher(topic)
         images = self._some_images(size)
-        first = len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3  # the pixels come last
+        first = (
+            len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3
+        )  # the pixels come last
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0
         for number in range(round(seconds * rate)):
             due_ns = start_ns + round(number * 1e9 / rate)
-            cdr = images[number % len(images)]  # a camera that sends the same pixels again and again counts as frozen
+            cdr = images[
+                number % len(images)
+            ]  # a camera that sends the same pixels again and again counts as frozen
             cdr[first] = (first_bytes or {}).get(str(number), 0)
             image = restamped(bytes(cdr), due_ns + to_ros_ns)
             while (ahead_ns := due_ns - time.monotonic_ns()) > 0:
@@ -81,7 +88,8 @@ class Camera:
 
 
 def main() -> None:
-    # A camera does not wait for a free processor core. Before DDS starts its threads, so that they have it as well.
+    # A camera does not wait for a free processor core. Before DDS starts its threads, so that they have it
+    # as well.
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     camera = Camera()

@@ -1,7 +1,9 @@
-"""Launch-bound chains: so little arithmetic per operation that what one costs to start is nearly all there is.
+"""Launch-bound chains.
 
-A chain is n elementwise operations and a sum, on inputs of changing batch size. The curve says how many times faster
-than eager each engine runs it, by n.
+So little arithmetic per operation that what one costs to start is nearly all there is.
+
+A chain is n elementwise operations and a sum, on inputs of changing batch size. The curve says how many
+times faster than eager each engine runs it, by n.
 """
 
 import tempfile
@@ -66,9 +68,9 @@ class _Chain(torch.nn.Module):
 def make_chain(length: int) -> torch.nn.Module:
     """`length` >= 1 operations and a sum: (batch, 16) -> scalar.
 
-    Written out operation by operation, as a person would write a short one, so that eager does not pay for the loop.
-    Each chain has code of its own: torch.compile keeps what it compiled by code, and looks through all of it at every
-    call.
+    Written out operation by operation, as a person would write a short one, so that eager does not pay for
+    the loop. Each chain has code of its own: torch.compile keeps what it compiled by code, and looks
+    through all of it at every call.
     """
     return torch.fx.symbolic_trace(_Chain(length)).eval()
 
@@ -85,10 +87,13 @@ def chain_engines(device: torch.device) -> list[str]:
 
 
 def build_chain(engine: str, length: int, device: torch.device, folder: Path) -> Call:
-    """A chain, compiled for every batch size and checked against eager at every one. Call it under inference mode.
+    """A chain, compiled for every batch size and checked against eager at every one.
 
-    `static` is one function with a specialisation for each size, behind torch.compile's own guards: what a model
-    with static shapes costs where sizes change from call to call. `graphs` is a captured CUDA graph for each size.
+    Call it under inference mode.
+
+    `static` is one function with a specialisation for each size, behind torch.compile's own guards: what a
+    model with static shapes costs where sizes change from call to call. `graphs` is a captured CUDA graph
+    for each size.
 
     Args:
         engine: out of `chain_engines`.
@@ -140,8 +145,12 @@ def _graphs(chain: torch.nn.Module, inputs: list[torch.Tensor], _path: Path) -> 
 
 
 _MAKERS: dict[str, Callable[[torch.nn.Module, list[torch.Tensor], Path], Call]] = {
-    EAGER: _eager, STATIC: _static, DYNAMIC: _dynamic, AOTI: _aoti, GRAPHS: _graphs,
-}  # fmt: skip
+    EAGER: _eager,
+    STATIC: _static,
+    DYNAMIC: _dynamic,
+    AOTI: _aoti,
+    GRAPHS: _graphs,
+}
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,8 @@ class CurvePoint:
         length: operations before the sum.
         engine: its name; `auto` is the engine that the project would choose.
         runs: the engine that ran: for `auto` the chosen one.
-        median_us, p99_us: microseconds per call, over the batch sizes 4 to 13 alike; NaN where it could not be built.
+        median_us, p99_us: microseconds per call, over the batch sizes 4 to 13 alike; NaN where it could not
+        be built.
         times_eager: eager's median over this one; above 1 is faster.
         reference: the published ratio, None where there is none.
         compile_s: seconds to compile and check; less where Inductor finds its work in its cache.
@@ -179,8 +189,9 @@ def measure_curve(
 ) -> list[CurvePoint]:
     """Build every chain for every engine, let the project choose, then time all of them in turns.
 
-    One thread, as a chain's tensors of 64 to 208 elements are never shared out to several. The choice is made from
-    samples of its own; those that are reported come after. A call that is timed is a pass over the ten batch sizes.
+    One thread, as a chain's tensors of 64 to 208 elements are never shared out to several. The choice is
+    made from samples of its own; those that are reported come after. A call that is timed is a pass over
+    the ten batch sizes.
 
     Args:
         lengths: ascending, each at least 1.
@@ -192,7 +203,11 @@ def measure_curve(
         For each length a point for each engine, eager first and `auto` last.
     """
     engines = chain_engines(device)
-    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder, torch.inference_mode(), _threads(THREADS):
+    with (
+        tempfile.TemporaryDirectory(prefix="torchperf_") as folder,
+        torch.inference_mode(),
+        _threads(THREADS),
+    ):
         built: dict[tuple[int, str], _Built] = {}
         for length in lengths:
             for engine in engines:
@@ -203,7 +218,9 @@ def measure_curve(
         on_step(f"calibrating: {len(passes)} candidates in turns")
         calibration = _time(passes, device, seconds * _CALIBRATION_SHARE)
         chosen = {
-            length: choose_engine({name: t.calibration for (n, name), t in calibration.items() if n == length})
+            length: choose_engine(
+                {name: t.calibration for (n, name), t in calibration.items() if n == length}
+            )
             for length in lengths
         }
         passes |= {(length, AUTO): passes[length, engine] for length, engine in chosen.items()}
@@ -214,7 +231,9 @@ def measure_curve(
         eager_ms = timings[length, EAGER].median_ms
         for engine in (*engines, AUTO):
             runs = chosen[length] if engine == AUTO else engine
-            points.append(_point(length, engine, runs, built[length, runs], timings.get((length, engine)), eager_ms))
+            points.append(
+                _point(length, engine, runs, built[length, runs], timings.get((length, engine)), eager_ms)
+            )
     return points
 
 
@@ -222,7 +241,9 @@ def _build(engine: str, length: int, device: torch.device, folder: Path) -> _Bui
     started = time.perf_counter()
     try:
         call = build_chain(engine, length, device, folder)
-    except Exception as error:  # whatever the compiler raises: the other engines are measured, and this one is named
+    except (
+        Exception
+    ) as error:  # whatever the compiler raises: the other engines are measured, and this one is named
         if engine == EAGER:
             raise
         return None, 0.0, f"{type(error).__name__}: {error}".splitlines()[0]
@@ -254,9 +275,15 @@ def _point(  # one row: what was asked for, what ran, what came out
         return CurvePoint(length, engine, runs, nan, nan, nan, reference, nan, built[2])
     per_call = _US_PER_MS / len(BATCH_SIZES)
     return CurvePoint(
-        length, engine, runs, timing.median_ms * per_call, timing.p99_ms * per_call, eager_ms / timing.median_ms,
-        reference, built[1],
-    )  # fmt: skip
+        length,
+        engine,
+        runs,
+        timing.median_ms * per_call,
+        timing.p99_ms * per_call,
+        eager_ms / timing.median_ms,
+        reference,
+        built[1],
+    )
 
 
 @contextmanager

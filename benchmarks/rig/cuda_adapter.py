@@ -1,4 +1,7 @@
-"""The poisonous bench adapter, with the faults of a GPU: memory that runs out, and a context that is lost."""
+"""The poisonous bench adapter, with the faults of a GPU.
+
+Memory that runs out, and a context that is lost.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -27,7 +30,10 @@ NAMES: Final = (*FAULTS, *GPU_FAULTS, OUT_OF_MEMORY)
 
 
 class _Hungry(nn.Module):
-    """Wants more memory than there is for an image whose first pixel says so; `starves` is false for a lower tier."""
+    """Wants more memory than there is for an image whose first pixel says so.
+
+    `starves` is false for a lower tier.
+    """
 
     def __init__(self, net: nn.Module, *, starves: bool) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""The parts of `bench cuda`; each runs in a process of its own and gives tables and figures. Nothing here needs ROS."""
+"""The parts of `bench cuda`.
+
+Each runs in a process of its own and gives tables and figures. Nothing here needs ROS.
+"""
 
 import fcntl
 import json
@@ -64,7 +67,10 @@ class Found:
 
 
 class Place:
-    """Where a part runs, and how long it may time. Parts build side by side; whoever times does so alone."""
+    """Where a part runs, and how long it may time.
+
+    Parts build side by side; whoever times does so alone.
+    """
 
     def __init__(self, device: str, seconds: float, folder: Path) -> None:
         self.name, self.seconds, self.folder = device, seconds, folder
@@ -93,10 +99,13 @@ def machine(place: Place) -> Found:
         properties = torch.cuda.get_device_properties(device)
         found |= {
             "device": properties.name,
-            "capability": f"{properties.major}.{properties.minor}", "memory_mib": properties.total_memory // _MIB,
-            "multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda,
-            "integrated": bool(properties.is_integrated), "uuid": str(getattr(properties, "uuid", "")),
-        }  # fmt: skip
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_mib": properties.total_memory // _MIB,
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "integrated": bool(properties.is_integrated),
+            "uuid": str(getattr(properties, "uuid", "")),
+        }
     return Found([("Machine", ("", ""), [(key, str(value)) for key, value in found.items()])], found)
 
 
@@ -105,20 +114,33 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
 
     def run(place: Place) -> Found:
         with torch.inference_mode():
-            model = load_tier({"adapter": _CAMERA, "options": {}, "device": place.name, "tier": tier}, _THREADS)
+            model = load_tier(
+                {"adapter": _CAMERA, "options": {}, "device": place.name, "tier": tier}, _THREADS
+            )
             attempts, refused = {}, {}
             for each in options:
                 say(f"building {each.label}")
                 try:
-                    attempts[each.label] = attempt = Attempt(model, Candidate(each, _THREADS), time.monotonic_ns())
+                    attempts[each.label] = attempt = Attempt(
+                        model, Candidate(each, _THREADS), time.monotonic_ns()
+                    )
                     attempt.compare()
-                except Exception as error:  # the compiler's boundary: the others are measured, and this one is named
+                except (
+                    Exception
+                ) as error:  # the compiler's boundary: the others are measured, and this one is named
                     attempts.pop(each.label, None)
                     refused[each.label] = f"{type(error).__name__}: {error}".splitlines()[0]
             with place.alone():
                 figures = {label: attempt.measure(place.seconds) for label, attempt in attempts.items()}
         rows: list[Sequence[object]] = [
-            (label, f["p50_ms"], f["p99_ms"], f["eager_p50_ms"] / f["p50_ms"], f["compile_s"], f["relative_l2"])
+            (
+                label,
+                f["p50_ms"],
+                f["p99_ms"],
+                f["eager_p50_ms"] / f["p50_ms"],
+                f["compile_s"],
+                f["relative_l2"],
+            )
             for label, f in figures.items()
         ]
         columns = ("", "p50 ms", "p99 ms", "times eager", "compile s", "relative L2")
@@ -153,18 +175,24 @@ def copies(place: Place) -> Found:
                         lambda: device.to_device(tuple(map(pin, host)))
                     ),
                     "preprocess of 1280x720 on the device": lambda: adapter.preprocess(messages),
-                    "preprocess of 1280x720 on the CPU, and up": lambda: device.to_device(on_cpu.preprocess(messages)),
+                    "preprocess of 1280x720 on the CPU, and up": lambda: device.to_device(
+                        on_cpu.preprocess(messages)
+                    ),
                     "image 1920x1080 up": lambda: device.to_device((image,)),
                     "image 1920x1080 up, by way of pinned": lambda: device.to_device((pin(image),)),
                     "image 1920x1080 up, from pinned": lambda: device.to_device((pinned,)),
                 },
-                device.device, seconds=place.seconds,
-            )  # fmt: skip
+                device.device,
+                seconds=place.seconds,
+            )
     return _timed("Copies", timings)
 
 
 def streams(place: Place) -> Found:
-    """A small model beside another stream that is never idle: on a stream of its priority, and on the worker's."""
+    """A small model beside another stream that is never idle.
+
+    On a stream of its priority, and on the worker's.
+    """
     device = place.device()
     own, ordinary, other = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()
     adapter = CameraAdapter({}, device.device)
@@ -190,11 +218,14 @@ def streams(place: Place) -> Found:
 
         torch.cuda.synchronize()
         with place.alone():
-            # Each call waits for its own stream; to wait for the whole device would be to wait for the other stream.
+            # Each call waits for its own stream; to wait for the whole device would be to wait for the
+            # other stream.
             found = time_interleaved(
-                {"priority 0": frame(ordinary), "the worker's, priority -1": frame(own)}, torch.device("cpu"),
-                seconds=place.seconds, inner=1,
-            )  # fmt: skip
+                {"priority 0": frame(ordinary), "the worker's, priority -1": frame(own)},
+                torch.device("cpu"),
+                seconds=place.seconds,
+                inner=1,
+            )
     torch.cuda.synchronize()
     return _timed("Detector, fast, beside matrix products on another stream, by its own stream", found)
 
@@ -213,7 +244,8 @@ def chain(length: int) -> Callable[[Place], Found]:
 
             curve = measure_curve([length], device, seconds=place.seconds, on_step=step)
         rows = [
-            (p.engine, p.runs, p.median_us, p.p99_us, p.times_eager, p.reference, p.compile_s, p.error) for p in curve
+            (p.engine, p.runs, p.median_us, p.p99_us, p.times_eager, p.reference, p.compile_s, p.error)
+            for p in curve
         ]
         columns = ("", "runs", "p50 us", "p99 us", "times eager", "published", "compile s", "error")
         wrong = [
@@ -242,11 +274,19 @@ def memory(place: Place) -> Found:
         summary = recording.finish(folder)
         took_s = time.perf_counter() - started
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    found = {"finish_s": took_s, "summary": summary, "files": files, "kept": len(kept), **device.memory_bytes()}
+    found = {
+        "finish_s": took_s,
+        "summary": summary,
+        "files": files,
+        "kept": len(kept),
+        **device.memory_bytes(),
+    }
     wanted = {"memory.md", *(("cuda_memory.pickle", "cuda_memory.txt") if device.is_cuda else ())}
     wrong = [f"{name} was not written" for name in sorted(wanted - set(files))]
     wrong += [f"writing took {took_s:.0f} s"] if took_s > 20 else []
-    return Found([("Memory history", ("", ""), [(key, str(value)) for key, value in found.items()])], found, wrong)
+    return Found(
+        [("Memory history", ("", ""), [(key, str(value)) for key, value in found.items()])], found, wrong
+    )
 
 
 def profile(place: Place) -> Found:
@@ -274,15 +314,29 @@ def profile(place: Place) -> Found:
 class WorkerStage(BareStage):
     """A stage on a part's device."""
 
-    def __init__(self, place: Place, adapter: str, options: Mapping[str, Any], **parameters: object) -> None:
+    def __init__(
+        self, place: Place, adapter: str, options: Mapping[str, Any], **parameters: object
+    ) -> None:
         values = {
-            "adapter": adapter, "output": "path", "tiers": ["full", "fast"], "backup": "standby",
-            "budget_ms": 1000.0 * _FRAME_EVERY_S, "hang_ms": 200.0, "max_frame_bytes": _MIB, "engine": "eager",
+            "adapter": adapter,
+            "output": "path",
+            "tiers": ["full", "fast"],
+            "backup": "standby",
+            "budget_ms": 1000.0 * _FRAME_EVERY_S,
+            "hang_ms": 200.0,
+            "max_frame_bytes": _MIB,
+            "engine": "eager",
             **parameters,
-        }  # fmt: skip
-        node = {"stages": ["bench"], "device": place.name, "worker_threads": _THREADS,
-                "cache_dir": str(place.folder / "cache")}  # fmt: skip
-        super().__init__(node_config(node, {"bench": values}), "bench", options, start_timeout_s=_STARTS_WITHIN_S)
+        }
+        node = {
+            "stages": ["bench"],
+            "device": place.name,
+            "worker_threads": _THREADS,
+            "cache_dir": str(place.folder / "cache"),
+        }
+        super().__init__(
+            node_config(node, {"bench": values}), "bench", options, start_timeout_s=_STARTS_WITHIN_S
+        )
 
     def start(self, within_s: float = _STARTS_WITHIN_S) -> float:
         """Start the workers and wait for all; returns the seconds until the first can serve."""
@@ -309,7 +363,10 @@ class WorkerStage(BareStage):
 
 
 def workers(place: Place) -> Found:
-    """Frames that run out of memory, that end or hang who runs them, or cost them the device: who answers, when."""
+    """Frames that run out of memory, that end or hang who runs them, or cost them the device.
+
+    Who answers, when.
+    """
     stage = WorkerStage(place, "benchmarks.rig.cuda_adapter:CudaAdapter", {"layers": _LAYERS})
     rows: list[Sequence[object]] = []
     figures: dict[str, Any] = {}
@@ -331,9 +388,14 @@ def workers(place: Place) -> Found:
                 late_ms = max(a.lateness_ms for a in (poisoned, *after))
                 inference = float(np.nanmedian([a.steps.inference_ms for a in calm]))
                 figures[fault] = {
-                    "outcome": poisoned.outcome.name, "tier": poisoned.tier, "not_fresh": not_fresh, "back_s": back_s,
-                    "late_ms": late_ms, "inference_p50_ms": inference, "reason": poisoned.reason.partition("\n")[0],
-                }  # fmt: skip
+                    "outcome": poisoned.outcome.name,
+                    "tier": poisoned.tier,
+                    "not_fresh": not_fresh,
+                    "back_s": back_s,
+                    "late_ms": late_ms,
+                    "inference_p50_ms": inference,
+                    "reason": poisoned.reason.partition("\n")[0],
+                }
                 rows.append((fault, *figures[fault].values()))
                 if not after or after[-1].outcome is not Outcome.ON_TIME:
                     wrong.append(f"{fault}: no fresh answer after it")
@@ -343,8 +405,16 @@ def workers(place: Place) -> Found:
     finally:
         stage.actor.stop()
         figures["log"] = stage.logs[-50:]
-    columns = ("frame that makes its worker", "outcome", "tier", "not fresh", "back s", "latest ms", "inference p50",
-               "reason")  # fmt: skip
+    columns = (
+        "frame that makes its worker",
+        "outcome",
+        "tier",
+        "not fresh",
+        "back s",
+        "latest ms",
+        "inference p50",
+        "reason",
+    )
     return Found([("Real workers with a standby, 20 Hz", columns, rows)], figures, wrong)
 
 
@@ -353,10 +423,16 @@ def start(place: Place) -> Found:
     adapter, tiers = _CAMERA, ["full", "fast"]
     cache = place.folder / "cache"
     job = {
-        "adapter": adapter, "options": {}, "device": place.name, "threads": _THREADS, "tiers": tiers,
-        "build": [BuildOptions("aoti").as_dict()] * len(tiers), "packages": [""] * len(tiers),
-        "cache_dir": str(cache), "cache_mib": 4096,
-    }  # fmt: skip
+        "adapter": adapter,
+        "options": {},
+        "device": place.name,
+        "threads": _THREADS,
+        "tiers": tiers,
+        "build": [BuildOptions("aoti").as_dict()] * len(tiers),
+        "packages": [""] * len(tiers),
+        "cache_dir": str(cache),
+        "cache_mib": 4096,
+    }
     began = time.monotonic()
     process = CompileProcess(job, background=False)
     said: list[dict[str, Any]] = []
@@ -376,12 +452,16 @@ def start(place: Place) -> Found:
                 figures[f"{engine}_ready_s"] = stage.start()
                 figures[f"{engine}_tiers"] = [
                     {key: tier[key] for key in ("name", "engine", "why", "load_s")}
-                    for worker in stage.actor.pool.workers[:1] if worker is not None for tier in worker.tiers
-                ]  # fmt: skip
+                    for worker in stage.actor.pool.workers[:1]
+                    if worker is not None
+                    for tier in worker.tiers
+                ]
             finally:
                 stage.actor.stop()
     wrong = [
-        f"tier {t['name']} runs in {t['engine']}: {t['why']}" for t in figures["aoti_tiers"] if t["engine"] != "aoti"
+        f"tier {t['name']} runs in {t['engine']}: {t['why']}"
+        for t in figures["aoti_tiers"]
+        if t["engine"] != "aoti"
     ]
     rows = [(key, value) for key, value in figures.items() if isinstance(value, float)]
     return Found([("Start of the camera's stage, first worker ready", ("", "s"), rows)], figures, wrong)
@@ -389,11 +469,26 @@ def start(place: Place) -> Found:
 
 def tests(*, own_processes: bool) -> Callable[[Place], Found]:
     """The tests marked `gpu`, of the files that have any, as others may need what is not installed here."""
-    marked = [file for file in sorted(ROOT.glob("test/**/test_*.py")) if "mark.gpu" in file.read_text(encoding="utf-8")]
+    marked = [
+        file
+        for file in sorted(ROOT.glob("test/**/test_*.py"))
+        if "mark.gpu" in file.read_text(encoding="utf-8")
+    ]
     files = [str(file) for file in marked if (file.stem == "test_on_cuda") == own_processes]
 
     def run(place: Place) -> Found:
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--no-header", "-p", "no:cacheprovider", *files]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "gpu",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            *files,
+        ]
         done = subprocess.run(
             command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
@@ -409,7 +504,8 @@ def tests(*, own_processes: bool) -> Callable[[Place], Found]:
 
 def _timed(title: str, timings: Mapping[str, Timing]) -> Found:
     figures = {
-        name: {"p50_ms": t.median_ms, "p99_ms": t.p99_ms, "samples": len(t.times_ms)} for name, t in timings.items()
+        name: {"p50_ms": t.median_ms, "p99_ms": t.p99_ms, "samples": len(t.times_ms)}
+        for name, t in timings.items()
     }
     rows = [(name, *values.values()) for name, values in figures.items()]
     return Found([(title, ("", "p50 ms", "p99 ms", "samples"), rows)], figures)
@@ -418,10 +514,19 @@ def _timed(title: str, timings: Mapping[str, Timing]) -> Found:
 def _parts() -> dict[str, Callable[[Place], Found]]:
     plain = BuildOptions()
     reduced = [BuildOptions(precision=name) for name in _PRECISIONS]
-    compiled = [BuildOptions("compile"), BuildOptions("aoti"), BuildOptions("aoti", precision="fp16"),
-                BuildOptions("aoti", precision="tf32"), BuildOptions("aoti", channels_last=True)]  # fmt: skip
-    graphs = [BuildOptions(cuda_graphs=True), BuildOptions(precision="fp16", cuda_graphs=True),
-              BuildOptions("aoti", cuda_graphs=True), BuildOptions("compile", mode="reduce-overhead")]  # fmt: skip
+    compiled = [
+        BuildOptions("compile"),
+        BuildOptions("aoti"),
+        BuildOptions("aoti", precision="fp16"),
+        BuildOptions("aoti", precision="tf32"),
+        BuildOptions("aoti", channels_last=True),
+    ]
+    graphs = [
+        BuildOptions(cuda_graphs=True),
+        BuildOptions(precision="fp16", cuda_graphs=True),
+        BuildOptions("aoti", cuda_graphs=True),
+        BuildOptions("compile", mode="reduce-overhead"),
+    ]
     return {
         "machine": machine,
         "workers": workers,

@@ -10,7 +10,10 @@ PERCENTS = (50.0, 90.0, 99.0, 99.9)
 
 
 def distribution(samples: ArrayLike) -> dict[str, float]:
-    """Count, percentiles (linear between ranks, as `numpy.percentile`) and maximum; NaN samples are left out."""
+    """Count, percentiles (linear between ranks, as `numpy.percentile`) and maximum.
+
+    NaN samples are left out.
+    """
     values = np.asarray(samples, dtype=float)
     values = values[~np.isnan(values)]
     names = [f"p{percent:g}".replace(".", "_") for percent in PERCENTS]
@@ -50,7 +53,10 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     if not len(values):
         return ""
     blocks = "▁▂▃▄▅▆▇█"
-    means = [float(np.mean(part)) for part in np.array_split(np.asarray(values, dtype=float), min(width, len(values)))]
+    means = [
+        float(np.mean(part))
+        for part in np.array_split(np.asarray(values, dtype=float), min(width, len(values)))
+    ]
     low, high = min(means), max(means)
     span = (high - low) or 1.0
     return "".join(blocks[min(len(blocks) - 1, int((mean - low) / span * len(blocks)))] for mean in means)

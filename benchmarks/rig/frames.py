@@ -1,4 +1,7 @@
-"""What became of each image that the camera sent: the record and the output that answered it, and how late it was."""
+"""What became of each image that the camera sent.
+
+The record and the output that answered it, and how late it was.
+"""
 
 import bisect
 import math
@@ -13,7 +16,10 @@ from benchmarks.rig.report import Report
 from torchperf_ros.frame.outcome import Fallback, Outcome
 
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-_TITLES: Final = {"lateness_ms": "Lateness in ms; negative: before the deadline", "overhead_ms": "Overhead in ms"}
+_TITLES: Final = {
+    "lateness_ms": "Lateness in ms; negative: before the deadline",
+    "overhead_ms": "Overhead in ms",
+}
 _SHOWN: Final = ("p50", "p99", "p99_9", "max")
 _NS_PER_MS = 1e6
 _RECENT_NS = 2_000_000_000
@@ -41,8 +47,9 @@ class AnsweredFrame:
 def match(stamps_ns: Sequence[int], rows: Sequence[Row], outputs: Sequence[Output]) -> list[AnsweredFrame]:
     """Records with the images and outputs that they belong to.
 
-    A record says how long ago its frame was stamped, and is written right after the frame's output: so the image is
-    the one whose stamp is nearest to that time, and the output the last one written before the record.
+    A record says how long ago its frame was stamped, and is written right after the frame's output: so the
+    image is the one whose stamp is nearest to that time, and the output the last one written before the
+    record.
     """
     written = [output.written_ns for output in outputs]
     answered = []
@@ -60,13 +67,18 @@ def _nearest(stamps_ns: Sequence[int], at_ns: int) -> int:
     return min(stamps_ns[max(0, place - 1) : place + 1], key=lambda stamp_ns: abs(stamp_ns - at_ns))
 
 
-def frame_figures(frames: Sequence[AnsweredFrame], sent: int, received: int, started: int) -> dict[str, Any]:
-    """Figures of frames that were sent, received by the node, started, and answered; see `benchmarks/deadline.py`."""
+def frame_figures(
+    frames: Sequence[AnsweredFrame], sent: int, received: int, started: int
+) -> dict[str, Any]:
+    """Figures of frames that were sent, received by the node, started, and answered.
+
+    See `benchmarks/deadline.py`.
+    """
     own_ms = [frame.row["lateness_ms"] for frame in frames]
     from_stamp_ms = [frame.arrival_after_ms - frame.row["budget_ms"] for frame in frames]
     from_receipt_ms = [
         late_ms - frame.row["age_ms"] for late_ms, frame in zip(from_stamp_ms, frames, strict=True)
-    ]  # fmt: skip
+    ]
     fallbacks = Counter(_word(Fallback, frame.row["fallback"]) for frame in frames)
     fallbacks.pop("", None)
     return {
@@ -78,10 +90,16 @@ def frame_figures(frames: Sequence[AnsweredFrame], sent: int, received: int, sta
         "answered_share_of_sent": share(len(frames), sent),
         "by_deadline_share": share(sum(late_ms <= 0 for late_ms in own_ms), started),
         "by_deadline_plus_1_ms_share": share(sum(late_ms <= 1 for late_ms in own_ms), started),
-        "seen_by_deadline_plus_1_ms_share": share(sum(late_ms <= 1 for late_ms in from_receipt_ms), started),
-        "seen_within_budget_of_stamp_share_of_sent": share(sum(late_ms <= 0 for late_ms in from_stamp_ms), sent),
+        "seen_by_deadline_plus_1_ms_share": share(
+            sum(late_ms <= 1 for late_ms in from_receipt_ms), started
+        ),
+        "seen_within_budget_of_stamp_share_of_sent": share(
+            sum(late_ms <= 0 for late_ms in from_stamp_ms), sent
+        ),
         "fresh_share_of_sent": share(sum(frame.fresh for frame in frames), sent),
-        "not_finite_published": sum(frame.output is not None and not frame.output.finite for frame in frames),
+        "not_finite_published": sum(
+            frame.output is not None and not frame.output.finite for frame in frames
+        ),
         "lateness_ms": distribution(own_ms),
         "seen_lateness_ms": distribution(from_receipt_ms),
         "seen_lateness_from_stamp_ms": distribution(from_stamp_ms),
@@ -92,8 +110,12 @@ def frame_figures(frames: Sequence[AnsweredFrame], sent: int, received: int, sta
     }
 
 
-def latest(frames: Sequence[AnsweredFrame], faults: Sequence[dict[str, Any]], count: int = 10) -> list[dict[str, Any]]:
-    """The frames that were answered last after their deadline, at most `count`, worst first: what there is to explain.
+def latest(
+    frames: Sequence[AnsweredFrame], faults: Sequence[dict[str, Any]], count: int = 10
+) -> list[dict[str, Any]]:
+    """The frames that were answered last after their deadline, at most `count`, worst first.
+
+    What there is to explain.
 
     Args:
         frames: of one stream.
@@ -136,7 +158,10 @@ def steps_ms(row: Row) -> float:
 
 
 def lateness(rows: Sequence[Row]) -> dict[str, Any]:
-    """Receipt to publish less the budget, of every row; the same less the model's own steps, of those on time."""
+    """Receipt to publish less the budget, of every row.
+
+    The same less the model's own steps, of those on time.
+    """
     fresh = [row for row in rows if row["outcome"] == 0]
     return {
         "lateness_ms": distribution([row["lateness_ms"] for row in rows]),
@@ -149,7 +174,10 @@ def show_lateness(report: Report, arms: Mapping[str, Mapping[str, Any]]) -> None
     """A table of each, with what `lateness` gives of each arm."""
     for key, title in _TITLES.items():
         report.table(
-            title, ("", "frames", "not on time", "p50", "p99", "p99.9", "max"),
-            [[arm, found[key]["count"], found["not_on_time"], *(found[key][name] for name in _SHOWN)]
-             for arm, found in arms.items()],
-        )  # fmt: skip
+            title,
+            ("", "frames", "not on time", "p50", "p99", "p99.9", "max"),
+            [
+                [arm, found[key]["count"], found["not_on_time"], *(found[key][name] for name in _SHOWN)]
+                for arm, found in arms.items()
+            ],
+        )

@@ -30,14 +30,20 @@ class GraphError(TorchperfError):
 
 @functools.cache
 def model_options(model_ms: float, device: str = "cpu") -> dict[str, Any]:
-    """Options of the bench adapter for a model of this cost here, measured in a process of its own; 0: the smallest."""
+    """Options of the bench adapter for a model of this cost here, measured in a process of its own.
+
+    0: the smallest.
+    """
     if not model_ms:
         return {"layers": dict.fromkeys(TIERS, 1)}
     say(f"sizing the model for {model_ms:g} ms on {'one thread' if device == 'cpu' else device}")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.rig.bench_adapter", str(model_ms), device], capture_output=True, text=True,
-        check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+        [sys.executable, "-m", "benchmarks.rig.bench_adapter", str(model_ms), device],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     return dict(json.loads(done.stdout))
 
 
@@ -47,7 +53,9 @@ class Graph:
         own_graph()
         self.device = device
         self._stack = contextlib.ExitStack()
-        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf-bench-")))
+        self.folder = Path(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf-bench-"))
+        )
         self.observer = Observer(namespaces, outputs=outputs)
         self._stack.callback(self.observer.close)
 
@@ -66,7 +74,9 @@ class Graph:
         for number in range(count):
             self.process(f"busy-{number}", ["benchmarks.rig.busy"])
 
-    def wait(self, until: Callable[[], bool], what: str, process: ChildProcess, seconds: float = _START_S) -> None:
+    def wait(
+        self, until: Callable[[], bool], what: str, process: ChildProcess, seconds: float = _START_S
+    ) -> None:
         """Listen until a condition holds.
 
         Raises:
@@ -77,7 +87,10 @@ class Graph:
             return until() or process.exit_status is not None
 
         if not self.observer.listen(seconds, holds_or_ended) or not until():
-            msg = f"not within {seconds:.0f} s: {what}; status {process.exit_status}\n{process.errors.tail(12)}"
+            msg = (
+                f"not within {seconds:.0f} s: {what}; status"
+                f" {process.exit_status}\n{process.errors.tail(12)}"
+            )
             raise GraphError(msg)
 
 
@@ -85,10 +98,16 @@ class PerfNodeProcess:
     """This project's node with one stage, `bench`."""
 
     def __init__(
-        self, graph: Graph, adapter: str, options: dict[str, Any], instrumented: Path | None = None,
-        metrics_port: int = 0, recorder: bool = True, node_parameters: Mapping[str, Any] = MappingProxyType({}),
+        self,
+        graph: Graph,
+        adapter: str,
+        options: dict[str, Any],
+        instrumented: Path | None = None,
+        metrics_port: int = 0,
+        recorder: bool = True,
+        node_parameters: Mapping[str, Any] = MappingProxyType({}),
         **stage: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start it.
 
         Args:
@@ -102,20 +121,32 @@ class PerfNodeProcess:
             stage: parameters of the stage.
         """
         stage = {
-            "adapter": adapter, "options": json.dumps(options), "output": "answer", "tiers": list(TIERS),
-            "engine": "eager", **stage,
-        }  # fmt: skip
+            "adapter": adapter,
+            "options": json.dumps(options),
+            "output": "answer",
+            "tiers": list(TIERS),
+            "engine": "eager",
+            **stage,
+        }
         parameters = {
-            "stages": [STAGE], "metrics_port": metrics_port, "worker_threads": 1, "device": graph.device, STAGE: stage,
-            "recorder": recorder, "evidence_dir": str(graph.folder / "evidence"),
-            "record_dir": str(graph.folder / "records"), **node_parameters,
-        }  # fmt: skip
+            "stages": [STAGE],
+            "metrics_port": metrics_port,
+            "worker_threads": 1,
+            "device": graph.device,
+            STAGE: stage,
+            "recorder": recorder,
+            "evidence_dir": str(graph.folder / "evidence"),
+            "record_dir": str(graph.folder / "records"),
+            **node_parameters,
+        }
         file = graph.folder / "parameters.yaml"
         file.write_text(json.dumps({"/**": {"ros__parameters": parameters}}), encoding="utf-8")
         self._graph = graph
         self._workers = 1 if stage.get("backup") == "none" else 2
         module = (
-            ["benchmarks.rig.instrumented_node", str(instrumented)] if instrumented else ["torchperf_ros.node.main"]
+            ["benchmarks.rig.instrumented_node", str(instrumented)]
+            if instrumented
+            else ["torchperf_ros.node.main"]
         )
         ros_arguments = ["--ros-args", "-r", f"__ns:={OURS}", "--params-file", str(file)]
         self.process = graph.process("node", [*module, *ros_arguments])
@@ -148,8 +179,10 @@ class PerfNodeProcess:
         reports = self._graph.observer.reports
         self._graph.wait(
             lambda: self._graph.observer.reports >= reports + 2 and self.all_ready(),
-            f"every worker ready ({self.counters.get('progress', 'nothing heard')})", self.process, seconds,
-        )  # fmt: skip
+            f"every worker ready ({self.counters.get('progress', 'nothing heard')})",
+            self.process,
+            seconds,
+        )
 
     def settled_counters(self) -> dict[str, float]:
         """Counters after what has happened so far: of a report that was not yet on its way."""
@@ -167,22 +200,37 @@ class NaiveProcess:
     """
 
     def __init__(
-        self, graph: Graph, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float,
+        self,
+        graph: Graph,
+        adapter: str,
+        options: dict[str, Any],
+        budget_ms: float,
+        margin_ms: float,
         realtime_priority: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start it; with a priority under SCHED_FIFO, as the other node has it."""
         self._graph = graph
         self._config = {
-            "adapter": adapter, "options": options, "budget_ms": budget_ms, "margin_ms": margin_ms,
-            "realtime_priority": realtime_priority, "device": graph.device,
-        }  # fmt: skip
+            "adapter": adapter,
+            "options": options,
+            "budget_ms": budget_ms,
+            "margin_ms": margin_ms,
+            "realtime_priority": realtime_priority,
+            "device": graph.device,
+        }
         self.starts = 0
         self.scheduling = ""
         self._start()
 
     def _start(self) -> None:
         self.starts += 1
-        arguments = ["benchmarks.rig.naive_node", "--namespace", NAIVE, "--config", json.dumps(self._config)]
+        arguments = [
+            "benchmarks.rig.naive_node",
+            "--namespace",
+            NAIVE,
+            "--config",
+            json.dumps(self._config),
+        ]
         self.process = self._graph.process(f"naive-{self.starts}", arguments)
         self._ready = False
 
@@ -195,7 +243,9 @@ class NaiveProcess:
         self.respawn()
         for line in self.process.output.lines():
             self._ready |= line == "ready"
-            self.scheduling = line.removeprefix("scheduling ") if line.startswith("scheduling") else self.scheduling
+            self.scheduling = (
+                line.removeprefix("scheduling ") if line.startswith("scheduling") else self.scheduling
+            )
         return self._ready
 
     def wait_ready(self) -> None:
@@ -251,7 +301,9 @@ class CameraProcess(Requests):
         self.process.say(json.dumps({"topic": f"{namespace}/image", **stream}))
 
     def connect(self, namespace: str, *, size: str, rate: float) -> None:
-        """Stream for a moment until the onlooker hears of an answer: from then on all three have found each other.
+        """Stream for a moment until the onlooker hears of an answer.
+
+        From then on all three have found each other.
 
         Raises:
             GraphError: no answer within a minute.
@@ -284,8 +336,13 @@ class Streaming:
         seen: what the node has published since it was cleared.
     """
 
-    def __init__(self, arguments: Any, *, adapter: str = ADAPTER, outputs: bool = True, **node: Any) -> None:
-        """Start them as the arguments say: model, budget, backup, device, and size and rate of the images."""
+    def __init__(
+        self, arguments: Any, *, adapter: str = ADAPTER, outputs: bool = True, **node: Any
+    ) -> None:
+        """Start them as the arguments say.
+
+        Model, budget, backup, device, and size and rate of the images.
+        """
         device = getattr(arguments, "device", "cpu")
         options = model_options(arguments.model_ms, device)
         self._images = {"rate": arguments.rate, "size": arguments.size}
@@ -312,12 +369,20 @@ class Streaming:
         return self.camera.stream(OURS, seconds=seconds, **self._images, **more)
 
 
-def sabotaged(graph: Graph, name: str, options: dict[str, Any], faults: dict[str, Any], seed: int) -> tuple[str, dict]:
-    """Adapter and options for the bench model with faults; the journal is `NAME.jsonl` in the graph's folder."""
+def sabotaged(
+    graph: Graph, name: str, options: dict[str, Any], faults: dict[str, Any], seed: int
+) -> tuple[str, dict]:
+    """Adapter and options for the bench model with faults.
+
+    The journal is `NAME.jsonl` in the graph's folder.
+    """
     return "torchperf_ros.models.sabotage:SabotagedAdapter", {
-        "adapter": ADAPTER, "options": options, "journal": str(graph.folder / f"{name}.jsonl"), "faults": faults,
+        "adapter": ADAPTER,
+        "options": options,
+        "journal": str(graph.folder / f"{name}.jsonl"),
+        "faults": faults,
         "seed": seed,
-    }  # fmt: skip
+    }
 
 
 def injected(graph: Graph, name: str) -> Iterator[dict[str, Any]]:

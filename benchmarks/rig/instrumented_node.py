@@ -1,10 +1,13 @@
-"""The node with a stopwatch at its joints: `python -m benchmarks.rig.instrumented_node FILE --ros-args ...`.
+"""The node with a stopwatch at its joints.
 
-Runs the node as its own entry does, and writes to FILE as it ends: `events`, monotonic times in s of what happens once
-(of each worker: once per worker), and `samples`, for each joint the wall and processor time of its calls in us.
+`python -m benchmarks.rig.instrumented_node FILE --ros-args ...`.
 
-A stopwatch takes some us itself. So the parts of a joint are timed in every fourth call only, and such a call does not
-count for the whole.
+Runs the node as its own entry does, and writes to FILE as it ends: `events`, monotonic times in s of what
+happens once (of each worker: once per worker), and `samples`, for each joint the wall and processor time of
+its calls in us.
+
+A stopwatch takes some us itself. So the parts of a joint are timed in every fourth call only, and such a
+call does not count for the whole.
 """
 
 import functools
@@ -29,8 +32,13 @@ def _happened(event: str) -> None:
 class Stopwatch:
     """Times the calls of a method; `parts` are stopwatches of what it calls."""
 
-    def __init__(self, owner: type, method: str, name: Callable[..., str | None], parts: Sequence["Stopwatch"] = ()):
-        """Wrap the method. `name` makes the samples' name from the arguments; None: do not time this call."""
+    def __init__(
+        self, owner: type, method: str, name: Callable[..., str | None], parts: Sequence["Stopwatch"] = ()
+    ):
+        """Wrap the method.
+
+        `name` makes the samples' name from the arguments; None: do not time this call.
+        """
         self.on = True
         self._inner, self._name, self._parts, self._calls = getattr(owner, method), name, parts, 0
         stopwatch = self
@@ -57,8 +65,13 @@ class Stopwatch:
         return result
 
 
-def _noted(owner: type, method: str, before: Callable[..., str], after: Callable[..., str] = lambda *_: "") -> None:
-    """Note what `before` makes of a method's arguments, and `after` of its result and them; "" is nothing."""
+def _noted(
+    owner: type, method: str, before: Callable[..., str], after: Callable[..., str] = lambda *_: ""
+) -> None:
+    """Note what `before` makes of a method's arguments, and `after` of its result and them.
+
+    "" is nothing.
+    """
     inner = getattr(owner, method)
 
     @functools.wraps(inner)
@@ -74,7 +87,10 @@ def _noted(owner: type, method: str, before: Callable[..., str], after: Callable
 def _said(message: dict[str, Any] | None, worker: Any) -> str:
     if message is None:
         return ""
-    return f"worker {worker.number}: {message.get('text', '') if message['kind'] == 'progress' else message['kind']}"
+    return (
+        f"worker {worker.number}:"
+        f" {message.get('text', '') if message['kind'] == 'progress' else message['kind']}"
+    )
 
 
 def _once_active(event: str, *, when: bool = True) -> str:
@@ -98,9 +114,10 @@ def _instrument() -> Callable[[list[str]], int]:
 
     _happened("imported")
     for method, begun, ended in (
-        ("__init__", "node begins", "node constructed"), ("on_configure", "configure", "configured"),
+        ("__init__", "node begins", "node constructed"),
+        ("on_configure", "configure", "configured"),
         ("on_activate", "activate", "active"),
-    ):  # fmt: skip
+    ):
         _noted(PerfNode, method, lambda *_, begun=begun: begun, lambda *_, ended=ended: ended)
     _noted(WorkerProcess, "receive_control", lambda *_: "", _said)
     _noted(StageStatistics, "received", lambda *_: _once_active("first frame received"))
@@ -114,8 +131,11 @@ def _instrument() -> Callable[[list[str]], int]:
     Stopwatch(PerfNode, "_publish_record", lambda *_: "record and publish", parts)
     Stopwatch(StageStatistics, "answered", lambda *_: "count and judge health")
     Stopwatch(Reporter, "report", lambda *_: "report")
-    _noted(StageStatistics, "answered",
-           lambda _, answer: _once_active("first fresh answer", when=answer.fallback is None))  # fmt: skip
+    _noted(
+        StageStatistics,
+        "answered",
+        lambda _, answer: _once_active("first fresh answer", when=answer.fallback is None),
+    )
     return main
 
 

@@ -1,4 +1,7 @@
-"""Images, plans, odometry and obstacles as messages. The camera's process imports this, so nothing that takes long."""
+"""Images, plans, odometry and obstacles as messages.
+
+The camera's process imports this, so nothing that takes long.
+"""
 
 import math
 from collections.abc import Iterable
@@ -18,7 +21,10 @@ IMAGE: Final = "sensor_msgs/msg/Image"
 
 
 class Box(NamedTuple):
-    """An obstacle: centre in m, heading in rad, size in m, velocity in m/s; None: its marker has no ARROW."""
+    """An obstacle.
+
+    Centre in m, heading in rad, size in m, velocity in m/s; None: its marker has no ARROW.
+    """
 
     x: float
     y: float
@@ -30,9 +36,13 @@ class Box(NamedTuple):
 
 def plan_bytes(times_s, x, y, yaw, frame="odom", start_ns=START_NS) -> bytes:
     """A `nav_msgs/Path` with poses at these times from `start_ns`."""
-    times_s, x, y, yaw = (np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw))
+    times_s, x, y, yaw = (
+        np.broadcast_to(np.asarray(part, float), np.shape(times_s)) for part in (times_s, x, y, yaw)
+    )
     stamps_ns = start_ns + np.rint(times_s * S).astype(np.int64)
-    return TimedPath.made(stamps_ns, np.stack((x, y, np.zeros_like(x)), axis=1), yaw, frame.encode()).bytes()
+    return TimedPath.made(
+        stamps_ns, np.stack((x, y, np.zeros_like(x)), axis=1), yaw, frame.encode()
+    ).bytes()
 
 
 def straight_plan(speed=10.0, horizon_s=3.0, step_s=0.1, acceleration=0.0, **more) -> bytes:
@@ -42,7 +52,9 @@ def straight_plan(speed=10.0, horizon_s=3.0, step_s=0.1, acceleration=0.0, **mor
     return plan_bytes(times_s, speed * moving_s + 0.5 * acceleration * moving_s**2, 0.0, 0.0, **more)
 
 
-def odometry_bytes(x=0.0, y=0.0, yaw=0.0, speed=10.0, yaw_rate=0.0, stamp_ns=START_NS, frame="odom", child="base_link"):
+def odometry_bytes(
+    x=0.0, y=0.0, yaw=0.0, speed=10.0, yaw_rate=0.0, stamp_ns=START_NS, frame="odom", child="base_link"
+):
     """A `nav_msgs/Odometry`, whose reference point is 0.5 m above the ground."""
     message = empty_message("nav_msgs/msg/Odometry", header=header(stamp_ns, frame), child_frame_id=child)
     message.pose.pose = _pose(x, y, yaw, 0.5)
@@ -54,7 +66,11 @@ def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom") -> byte
     """A `visualization_msgs/MarkerArray`: a CUBE for each box and an ARROW for its velocity."""
     kind, point, vector = (
         message_class(name)
-        for name in ("visualization_msgs/msg/Marker", "geometry_msgs/msg/Point", "geometry_msgs/msg/Vector3")
+        for name in (
+            "visualization_msgs/msg/Marker",
+            "geometry_msgs/msg/Point",
+            "geometry_msgs/msg/Vector3",
+        )
     )
     shared = vars(empty_message("visualization_msgs/msg/Marker", header=header(stamp_ns, frame), ns="car"))
     begin, markers = point(x=0.0, y=0.0, z=0.0), []
@@ -64,8 +80,17 @@ def markers_bytes(boxes: Iterable[Box], stamp_ns=START_NS, frame="odom") -> byte
         markers.append(kind(**shared | own))
         if box.velocity is not None:
             end = point(x=float(box.velocity[0]), y=float(box.velocity[1]), z=0.0)
-            markers.append(kind(**shared | {"id": number, "type": ARROW, "pose": _pose(box.x, box.y, 0.0),
-                                            "points": [begin, end]}))  # fmt: skip
+            markers.append(
+                kind(
+                    **shared
+                    | {
+                        "id": number,
+                        "type": ARROW,
+                        "pose": _pose(box.x, box.y, 0.0),
+                        "points": [begin, end],
+                    }
+                )
+            )
     array = message_class("visualization_msgs/msg/MarkerArray")(markers=markers)
     return bytes(encode(array, "visualization_msgs/msg/MarkerArray"))
 

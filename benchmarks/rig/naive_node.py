@@ -1,10 +1,11 @@
 """The node to compare with: the model in an rclpy callback, its deadline a thread's time-out.
 
-What a careful author writes without torchperf_ros: a typed subscription that keeps the newest image, a pool of threads
-that outlives the frame (leaving a `with ThreadPoolExecutor()` block would wait for the model), more threads than one so
-that a stalled frame does not block the next, `future.result(timeout)` with a margin, the last result when it is missed,
-and exceptions caught. The deadline, the model, the threads of torch and the records are those of the other node; so is,
-with `realtime_priority`, the scheduling of its process, model included.
+What a careful author writes without torchperf_ros: a typed subscription that keeps the newest image, a pool
+of threads that outlives the frame (leaving a `with ThreadPoolExecutor()` block would wait for the model),
+more threads than one so that a stalled frame does not block the next, `future.result(timeout)` with a
+margin, the last result when it is missed, and exceptions caught. The deadline, the model, the threads of
+torch and the records are those of the other node; so is, with `realtime_priority`, the scheduling of its
+process, model included.
 """
 
 import argparse
@@ -43,9 +44,14 @@ class NaiveNode(Node):
     """Publishes `answer` for every image, and a record of it as the other node does."""
 
     def __init__(
-        self, adapter: str, options: dict[str, Any], budget_ms: float, margin_ms: float, realtime_priority: int = 0,
+        self,
+        adapter: str,
+        options: dict[str, Any],
+        budget_ms: float,
+        margin_ms: float,
+        realtime_priority: int = 0,
         device: str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Build the model, warm it up, subscribe, and take the priority, which threads that are made later inherit."""
         super().__init__("perf")
         torch.set_num_threads(1)
@@ -84,8 +90,15 @@ class NaiveNode(Node):
         if output is not None:
             self._answers.publish(output)
         published_ns = time.monotonic_ns()
-        self._publish_record(received_ns, stamp_ns, age_ms, published_ns, steps, outcome,
-                             fallback if output is not None else Fallback.NONE)  # fmt: skip
+        self._publish_record(
+            received_ns,
+            stamp_ns,
+            age_ms,
+            published_ns,
+            steps,
+            outcome,
+            fallback if output is not None else Fallback.NONE,
+        )
 
     def _run(self, message: Image, stamp_ns: int, age_ms: float) -> tuple[Path, StepTimes]:
         messages = {"image": Received(message, stamp_ns, age_ms)}
@@ -97,21 +110,37 @@ class NaiveNode(Node):
             inferred = time.perf_counter()
             path = _ros_path(self._adapter.postprocess(outputs, messages))
             done = time.perf_counter()
-        return path, StepTimes(0.0, (prepared - started) * 1e3, (inferred - prepared) * 1e3, (done - inferred) * 1e3)
+        return path, StepTimes(
+            0.0, (prepared - started) * 1e3, (inferred - prepared) * 1e3, (done - inferred) * 1e3
+        )
 
     def _publish_record(
-        self, received_ns: int, stamp_ns: int, age_ms: float, published_ns: int, steps: StepTimes, outcome: Outcome,
+        self,
+        received_ns: int,
+        stamp_ns: int,
+        age_ms: float,
+        published_ns: int,
+        steps: StepTimes,
+        outcome: Outcome,
         fallback: Fallback | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._seq += 1
         deadline_ns = received_ns + round(self._budget_ms * NS_PER_MS)
         origin = Origin(received_ns, age_ms)
         frame = Frame(self._seq, None, stamp_ns, age_ms, received_ns, deadline_ns, origin)
         answer = Answer(
-            frame, outcome, fallback, "", tier=0, wait_ms=0.0, total_ms=(published_ns - received_ns) / NS_PER_MS,
-            budget_ms=self._budget_ms, lateness_ms=(published_ns - deadline_ns) / NS_PER_MS,
-            published_ns=published_ns, steps=steps if fallback is None else StepTimes(*[math.nan] * 4),
-        )  # fmt: skip
+            frame,
+            outcome,
+            fallback,
+            "",
+            tier=0,
+            wait_ms=0.0,
+            total_ms=(published_ns - received_ns) / NS_PER_MS,
+            budget_ms=self._budget_ms,
+            lateness_ms=(published_ns - deadline_ns) / NS_PER_MS,
+            published_ns=published_ns,
+            steps=steps if fallback is None else StepTimes(*[math.nan] * 4),
+        )
         self._records.publish(self._record.encode(answer))
 
 

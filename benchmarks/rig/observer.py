@@ -1,7 +1,8 @@
 """The onlooker in the ROS graph: what a node publishes, and when that left it and arrived here.
 
-Both times come from DDS and not from a callback: when the writer wrote, and when the reader's own thread received.
-That thread is real-time where permitted, so that a busy machine does not make the onlooker late instead of the node.
+Both times come from DDS and not from a callback: when the writer wrote, and when the reader's own thread
+received. That thread is real-time where permitted, so that a busy machine does not make the onlooker late
+instead of the node.
 """
 
 import contextlib
@@ -45,7 +46,10 @@ class Row:
 
 
 class Output(NamedTuple):
-    """One output: when it was written and received here, the stamp and frame_id of its header, whether it is finite."""
+    """One output.
+
+    When it was written and received here, the stamp and frame_id of its header, whether it is finite.
+    """
 
     written_ns: int
     received_ns: int
@@ -82,8 +86,9 @@ class Observer:
         self.reports = 0
         with realtime():
             rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-            self._node = Node("onlooker", use_global_arguments=False, enable_rosout=False,
-                              start_parameter_services=False)  # fmt: skip
+            self._node = Node(
+                "onlooker", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
+            )
             self._executor = SingleThreadedExecutor()
             self._executor.add_node(self._node)
             qos = QoSProfile(depth=_DEPTH)
@@ -92,7 +97,9 @@ class Observer:
                 topic = f"{namespace}/perf/latency_stages"
                 self._node.create_subscription(Float64MultiArray, topic, _take_row(seen), qos, raw=True)
                 if outputs:
-                    self._node.create_subscription(Path, f"{namespace}/answer", _take_output(seen), qos, raw=True)
+                    self._node.create_subscription(
+                        Path, f"{namespace}/answer", _take_output(seen), qos, raw=True
+                    )
 
     def listen(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Take in what comes in this time, or until a condition holds; returns whether it did."""
@@ -131,14 +138,19 @@ def _take_output(seen: Seen) -> Callable[[bytes, Any], None]:
         path = decode(data, "nav_msgs/msg/Path")
         finite = bool(np.isfinite([pose.pose.position.y for pose in path.poses]).all())
         written_ns, received_ns = info["source_timestamp"], info["received_timestamp"]
-        seen.outputs.append(Output(written_ns, received_ns, header_stamp_ns(data), path.header.frame_id, finite))
+        seen.outputs.append(
+            Output(written_ns, received_ns, header_stamp_ns(data), path.header.frame_id, finite)
+        )
 
     return take
 
 
 @contextlib.contextmanager
 def realtime() -> Any:
-    """This thread, and those that start meanwhile, are real-time where that is permitted; the caller is not, after."""
+    """This thread, and those that start meanwhile, are real-time where that is permitted.
+
+    The caller is not, after.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
     except PermissionError:

@@ -1,4 +1,7 @@
-"""The bench model, with faults that follow a frame: the image's first byte names what happens to whoever runs it."""
+"""The bench model, with faults that follow a frame.
+
+The image's first byte names what happens to whoever runs it.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,7 @@
-"""Faults that follow a frame, by the step in which they happen. Without torch: the benchmark reads their names."""
+"""Faults that follow a frame, by the step in which they happen.
+
+Without torch: the benchmark reads their names.
+"""
 
 import ctypes
 import mmap
@@ -75,14 +78,16 @@ def _eight_busy_threads() -> None:
         threading.Thread(target=_spin_until, args=(end_s,), daemon=True).start()
 
 
-# -- what the next worker, or the whole node, lacks when this one has died ---------------------------------------------
+# -- what the next worker, or the whole node, lacks when this one has died
 
 _LACKS_S: Final = 2.0
 _UNENDED_S: Final = 9.0  # longer than the node waits for the end of what it has killed
 _NOBODY: Final = 65_534
 _LOW_DESCRIPTORS: Final = 16  # which a node has in use from its start to its end
 _PTRACE_SEIZE, _PTRACE_O_TRACEEXIT = 0x4206, 0x40
-_no_fork_until_ns = memoryview(mmap.mmap(-1, 8)).cast("Q")  # shared with the processes that are forked from this one
+_no_fork_until_ns = memoryview(mmap.mmap(-1, 8)).cast(
+    "Q"
+)  # shared with the processes that are forked from this one
 _fork_at_once = os.fork
 
 
@@ -111,7 +116,10 @@ def _die_without_successor() -> NoReturn:
 
 
 def _beside(act: Callable[[], object], then_s: float, last: Callable[[], object]) -> None:
-    """Do this in a process that lives on when this one dies, and so much later something else; wait for the first."""
+    """Do this in a process that lives on when this one dies, and so much later something else.
+
+    Wait for the first.
+    """
     ready, begun = os.pipe()
     if _fork_at_once() == 0:
         os.setsid()
@@ -127,7 +135,10 @@ def _beside(act: Callable[[], object], then_s: float, last: Callable[[], object]
 
 
 def _hang_and_never_end() -> None:
-    """As in a driver that does not return: who traces this process stops it on its way out, and SIGKILL is no help."""
+    """As in a driver that does not return.
+
+    Who traces this process stops it on its way out, and SIGKILL is no help.
+    """
     libc, pid = ctypes.CDLL(None, use_errno=True), os.getpid()
 
     def trace() -> None:

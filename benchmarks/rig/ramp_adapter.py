@@ -1,5 +1,6 @@
-"""A model that waits instead of computing, so that several beside each other do not disturb one another: longer and
-longer, from a while after the first frame on.
+"""A model that waits instead of computing, so that several beside each other do not disturb one another.
+
+Longer and longer, from a while after the first frame on.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""How a benchmark shows its figures and what they were measured on: a table with the targets beside them, and JSON."""
+"""How a benchmark shows its figures and what they were measured on.
+
+A table with the targets beside them, and JSON.
+"""
 
 import argparse
 import json
@@ -56,13 +59,19 @@ class Report:
         """Look at the machine before anything is started; takes a second."""
         parameters = {key: value for key, value in vars(arguments).items() if key != "json"}
         self.machine = machine()
-        self._content: dict[str, Any] = {"benchmark": name, "machine": self.machine, "parameters": parameters}
+        self._content: dict[str, Any] = {
+            "benchmark": name,
+            "machine": self.machine,
+            "parameters": parameters,
+        }
         self._file: Path | None = arguments.json
         self._console = Console(width=None if sys.stdout.isatty() else 140)
         self._others, self._timer = ProcessorShare(), BareTimer()
         found = self.machine
-        say(f"{name}: {found['cpu']}, {found['cores']} cores; load {found['load_average'][0]}, "
-            f"others use {found['others_cpu_percent']:.0f} % of the machine")  # fmt: skip
+        say(
+            f"{name}: {found['cpu']}, {found['cores']} cores; load {found['load_average'][0]}, "
+            f"others use {found['others_cpu_percent']:.0f} % of the machine"
+        )
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print a table; numbers are shown with the digits that matter."""
@@ -93,16 +102,24 @@ class Report:
         stolen = found["stolen_percent_meanwhile"] = 100 * self._others.stolen()
         timer = found["bare_timer_late_ms"] = self._timer.lateness_ms()
         self.text(
-            f"Meanwhile, other processes used {others:.1f} % of the machine, its host took {stolen:.1f} %, and a bare"
-            f" real-time timer was late by {timer['p99']:.2f} ms (p99), {timer['p99_9']:.2f} (p99.9),"
-            f" {timer['max']:.2f} (max): what no node can be better than."
+            f"Meanwhile, other processes used {others:.1f} % of the machine, its host took {stolen:.1f} %,"
+            f" and a bare real-time timer was late by {timer['p99']:.2f} ms (p99), {timer['p99_9']:.2f}"
+            f" (p99.9), {timer['max']:.2f} (max): what no node can be better than."
         )
         if targets:
-            self.table("Targets", ("figure", "measured", "target", ""), [
-                (t.what, f"{shown(t.value)} {t.unit}", f"{t.relation} {shown(t.limit)} {t.unit}",
-                 "[green]met[/]" if t.met else "[red]missed[/]")
-                for t in targets
-            ])  # fmt: skip
+            self.table(
+                "Targets",
+                ("figure", "measured", "target", ""),
+                [
+                    (
+                        t.what,
+                        f"{shown(t.value)} {t.unit}",
+                        f"{t.relation} {shown(t.limit)} {t.unit}",
+                        "[green]met[/]" if t.met else "[red]missed[/]",
+                    )
+                    for t in targets
+                ],
+            )
         self._content["figures"] = figures
         self._content["targets"] = [{**asdict(target), "met": target.met} for target in targets]
         if self._file:
@@ -137,7 +154,9 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         if math.isnan(value):
             return "-"
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"
+        return (
+            f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"
+        )
     return "-" if value is None else str(value)
 
 

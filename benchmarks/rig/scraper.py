@@ -35,7 +35,9 @@ class Scrapes:
             scraper.join()
 
     def _run(self, port: int, every_s: float, ending: threading.Event) -> None:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"}
+        )
         while not ending.wait(every_s):
             began_ns = time.time_ns()
             with urllib.request.urlopen(request, timeout=30) as reply:

@@ -1,4 +1,7 @@
-"""Ordinary traffic for the guard: lane keeping in bends and IDM behind leads, with vehicles in the lanes beside."""
+"""Ordinary traffic for the guard.
+
+Lane keeping in bends and IDM behind leads, with vehicles in the lanes beside.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -9,7 +12,12 @@ from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_by
 
 AGE_S = 0.06  # of a plan's frame when the plan is checked
 LANE_M, LENGTH = 3.5, 4.5
-IDM = {"time_s": 1.5, "gap_m": 2.0, "accel": 1.5, "brake": 2.0}  # Treiber and Kesting 2013, table 11.2; highway
+IDM = {
+    "time_s": 1.5,
+    "gap_m": 2.0,
+    "accel": 1.5,
+    "brake": 2.0,
+}  # Treiber and Kesting 2013, table 11.2; highway
 
 
 class Road:
@@ -17,7 +25,9 @@ class Road:
 
     def __init__(self, bend):
         self.s = np.arange(-200.0, 100_000.0, 1.0)
-        turns = np.interp(self.s % 600, [0, 150, 190, 290, 330, 400, 440, 540, 580], [0, 0, 1, 1, 0, 0, -1, -1, 0])
+        turns = np.interp(
+            self.s % 600, [0, 150, 190, 290, 330, 400, 440, 540, 580], [0, 0, 1, 1, 0, 0, -1, -1, 0]
+        )
         self.bends = bend * turns
         self.heading = np.cumsum(self.bends)
         self.centre = np.cumsum(np.exp(1j * self.heading))
@@ -30,7 +40,8 @@ class Road:
 def idm(speed, wanted, gap, lead_speed):
     """The Intelligent Driver Model's acceleration (Treiber, Hennecke and Helbing 2000)."""
     desired = IDM["gap_m"] + max(
-        0.0, speed * IDM["time_s"] + speed * (speed - lead_speed) / (2 * (IDM["accel"] * IDM["brake"]) ** 0.5)
+        0.0,
+        speed * IDM["time_s"] + speed * (speed - lead_speed) / (2 * (IDM["accel"] * IDM["brake"]) ** 0.5),
     )
     return max(-8.0, IDM["accel"] * (1 - (speed / wanted) ** 4 - (desired / max(gap, 0.1)) ** 2))
 
@@ -39,7 +50,9 @@ def planned(speed, wanted, lead):
     """Ways and speeds of the next 3 s; the lead goes on as it does."""
     ways, speeds, way = [0.0], [speed], 0.0
     for number in range(300):
-        gap, lead_speed = (1e3, wanted) if lead is None else (lead[0] + lead[1] * number * 0.01 - way - LENGTH, lead[1])
+        gap, lead_speed = (
+            (1e3, wanted) if lead is None else (lead[0] + lead[1] * number * 0.01 - way - LENGTH, lead[1])
+        )
         accel = idm(speed, wanted, gap, lead_speed)
         new = max(0.0, speed + accel * 0.01)
         way, speed = way + 0.5 * (speed + new) * 0.01, new
@@ -81,7 +94,11 @@ def drive(scene: Scene, seconds: float, period_s: float = 0.1, seed: int = 1) ->
     road, rng = Road(bend), np.random.default_rng(seed)
     # stops behind it if it stands: begins as IDM does, at its own distance
     s, speed, lead_s = 0.0, min(wanted, lead_speed_at(0.0)), 2.0 + 1.7 * lead_speed_at(0.0) + LENGTH
-    beside = [[rng.uniform(-60, 90), left, rng.uniform(0.7, 1.2) * wanted] for left in neighbours for _ in range(4)]
+    beside = [
+        [rng.uniform(-60, 90), left, rng.uniform(0.7, 1.2) * wanted]
+        for left in neighbours
+        for _ in range(4)
+    ]
     towards = [40.0, 90.0, 140.0] if oncoming else []
     for number in range(round(seconds / period_s)):
         t = number * period_s
@@ -94,7 +111,9 @@ def drive(scene: Scene, seconds: float, period_s: float = 0.1, seed: int = 1) ->
         boxes = []
         for other_s, left, v in everything:
             place, heading = road.at(other_s, left)
-            boxes.append(Box(place.real, place.imag, heading, velocity=(v * np.cos(heading), v * np.sin(heading))))
+            boxes.append(
+                Box(place.real, place.imag, heading, velocity=(v * np.cos(heading), v * np.sin(heading)))
+            )
         for other_s in towards:
             place, heading = road.at(other_s, LANE_M)
             velocity = -15 * np.cos(heading), -15 * np.sin(heading)
@@ -134,7 +153,10 @@ class Detector:
         rng, seen = self._rng, []
         for at in rng.permutation(len(moment.boxes)):
             if rng.random() >= self._missing:
-                box, (x, y) = moment.boxes[at], rng.normal(0.0, self._sigma_m, 2) if self._sigma_m else (0.0, 0.0)
+                box, (x, y) = (
+                    moment.boxes[at],
+                    rng.normal(0.0, self._sigma_m, 2) if self._sigma_m else (0.0, 0.0),
+                )
                 seen.append(box._replace(x=box.x + x, y=box.y + y, velocity=None))
         return markers_bytes(seen, stamp_ns=moment.ros_ns)
 
@@ -166,7 +188,11 @@ def _lead_brakes(rng, speed):
 
     def boxes(t):
         moving_s = min(t, speed / brake)
-        x = gap + LENGTH + speed * t if t < 0 else gap + LENGTH + speed * moving_s - 0.5 * brake * moving_s**2
+        x = (
+            gap + LENGTH + speed * t
+            if t < 0
+            else gap + LENGTH + speed * moving_s - 0.5 * brake * moving_s**2
+        )
         return [Box(x, 0.0, velocity=(speed - brake * moving_s if t > 0 else speed, 0.0))]
 
     return boxes

@@ -1,7 +1,10 @@
-"""Drawn drives for the emergency lane's rules: ordinary traffic, and obstacles that only braking now avoids.
+"""Drawn drives for the emergency lane's rules.
 
-A vehicle follows its lane; others drive, stand or come towards it. A laser scanner of 501 beams looks 20 times a
-second, with noise, and odometry comes with it. Nothing is published: the lane sees, and says when it latches.
+Ordinary traffic, and obstacles that only braking now avoids.
+
+A vehicle follows its lane; others drive, stand or come towards it. A laser scanner of 501 beams looks 20
+times a second, with noise, and odometry comes with it. Nothing is published: the lane sees, and says when
+it latches.
 """
 
 import math
@@ -44,7 +47,9 @@ _CONTACT_M: Final = 12.0  # middles of two that touch are nearer
 class Road:
     """A lane's middle: straight, then a bend with a transition that takes `transition_m`."""
 
-    def __init__(self, straight_m: float = _LONG_M, curvature: float = 0.0, transition_m: float = 1.0) -> None:
+    def __init__(
+        self, straight_m: float = _LONG_M, curvature: float = 0.0, transition_m: float = 1.0
+    ) -> None:
         """Draw it up."""
         s = np.arange(-200.0, _LONG_M, _TABLE_M)
         self.s, self.curvature = s, curvature * np.clip((s - straight_m) / transition_m, 0.0, 1.0)
@@ -59,7 +64,9 @@ class Road:
 
 @dataclass
 class Other:
-    """Somebody or something: middle `s` along the lane and `d` to its left, m/s along and across, size in m.
+    """Somebody or something.
+
+    Middle `s` along the lane and `d` to its left, m/s along and across, size in m.
 
     `plan` gives the acceleration along the lane at a time; `across_plan` the speed across it.
     """
@@ -103,7 +110,10 @@ class Drive:
 
 @dataclass(frozen=True)
 class Driven:
-    """When the lane latched, in s, NaN: never; why; and the speed at which something was hit, 0: nothing."""
+    """When the lane latched, in s, NaN.
+
+    Never; why; and the speed at which something was hit, 0: nothing.
+    """
 
     latched_s: float
     reason: str
@@ -111,14 +121,21 @@ class Driven:
 
 
 def follow(speed: float, wanted: float, gap_m: float, ahead: float, headway_s: float) -> float:
-    """Intelligent Driver Model (Treiber et al. 2000) with 1.5 m/s^2, 2 m/s^2 comfortable braking and 2 m distance."""
+    """Intelligent Driver Model (Treiber et al.
+
+    2000) with 1.5 m/s^2, 2 m/s^2 comfortable braking and 2 m distance.
+    """
     near_m = 2.0 + max(0.0, speed * headway_s + speed * (speed - ahead) / (2 * math.sqrt(1.5 * 2.0)))
     return max(-5.0, 1.5 * (1 - (speed / wanted) ** 4 - (near_m / max(gap_m, 0.1)) ** 2))
 
 
 def rules() -> Emergency:
     """A lane with one scanner over the vehicle's reference point."""
-    values = {"emergency.sensors": ["scan"], "emergency.deceleration": DECELERATION, "emergency.reaction_ms": 300.0}
+    values = {
+        "emergency.sensors": ["scan"],
+        "emergency.deceleration": DECELERATION,
+        "emergency.reaction_ms": 300.0,
+    }
     return Emergency(node_config(values, {}).emergency)
 
 
@@ -133,13 +150,18 @@ def run(
 ) -> Driven:
     """Drive: when the lane latches, the vehicle brakes by its deceleration, after its reaction time.
 
-    Without a lane that watches it brakes from `brakes_s` on. A scan comes as much later as `late_s` says of its time.
+    Without a lane that watches it brakes from `brakes_s` on. A scan comes as much later as `late_s` says of
+    its time.
     """
     chance, lane = np.random.default_rng(seed), rules()
     message = empty_message(
-        _SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=2 * _HALF_VIEW / (BEAMS - 1),
-        range_min=0.1, range_max=RANGE_M,
-    )  # fmt: skip
+        _SCAN,
+        angle_min=-_HALF_VIEW,
+        angle_max=_HALF_VIEW,
+        angle_increment=2 * _HALF_VIEW / (BEAMS - 1),
+        range_min=0.1,
+        range_max=RANGE_M,
+    )
     message.ranges = np.zeros(BEAMS, np.float32)
     head = bytes(encode(message, _SCAN))[: -4 * BEAMS - 4]  # behind it come the ranges, and no intensities
     moves = [one for one in drive.others if one.moves]
@@ -155,17 +177,28 @@ def run(
         curvature = float(np.interp(s, drive.road.s, drive.road.curvature))
         moving = [(*drive.road.at(one.s, one.d), 0.0, 0.0, one.length, one.width) for one in moves]
         boxes = np.vstack((still[np.hypot(still[:, 0] - x, still[:, 1] - y) < RANGE_M], *moving))
-        own = x + (0.5 * LENGTH_M - REAR_M) * math.cos(yaw), y + (0.5 * LENGTH_M - REAR_M) * math.sin(yaw), yaw
+        own = (
+            x + (0.5 * LENGTH_M - REAR_M) * math.cos(yaw),
+            y + (0.5 * LENGTH_M - REAR_M) * math.sin(yaw),
+            yaw,
+        )
         for box in boxes[np.hypot(boxes[:, 0] - x, boxes[:, 1] - y) < _CONTACT_M]:
             if overlap((*own, LENGTH_M, WIDTH_M), (*box[:3], *box[5:])):
                 return Driven(latched_s, lane.latch.reason if lane.latch else "", max(speed, 0.01))
         if watches:
             ranges, _ = scan(boxes, x, y, yaw)
             ranges = ranges + chance.normal(0.0, _RANGE_NOISE_M, BEAMS)
-            ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
+            ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(
+                0.5, 60.0, drive.noise_points
+            )
             stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
             rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
-            queue.append((now_s + late_s(now_s), restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4)))
+            queue.append(
+                (
+                    now_s + late_s(now_s),
+                    restamped(head, stamp_ns) + ranges.astype("<f4").tobytes() + bytes(4),
+                )
+            )
             while queue and queue[0][0] < now_s - _SAME_S:
                 at_s, late = queue.popleft()
                 lane.saw(0, late, begin_ns + round(at_s * NS_PER_S))
@@ -223,20 +256,26 @@ def ordinary(seed: int) -> Drive:
     most = 2.0 if speed < 15.0 else 1.0
     bend = draw.choice((0.0, draw.uniform(0.3, 1.0) * most / speed**2 * draw.choice((-1.0, 1.0))))
     bend = math.copysign(min(abs(bend), 0.025), bend)
-    fastest = math.sqrt(3.0 / max(abs(bend), 1e-3))  # of those who come towards the vehicle, in the same bend
+    fastest = math.sqrt(
+        3.0 / max(abs(bend), 1e-3)
+    )  # of those who come towards the vehicle, in the same bend
     road = Road(draw.uniform(20.0, 100.0), bend, max(2.0 * speed, 10.0))
     for _ in range(draw.randint(0, 4)):
         others.append(Other(draw.uniform(30.0, 300.0), LANE_M, -draw.uniform(3.0, min(30.0, fastest))))
     slow = speed < 15.0
     if slow and draw.random() < 0.5:
         beside_m = draw.uniform(2.5, 3.5)
-        others += [Other(draw.uniform(10.0, 200.0), -beside_m, moves=False) for _ in range(draw.randint(1, 8))]
+        others += [
+            Other(draw.uniform(10.0, 200.0), -beside_m, moves=False) for _ in range(draw.randint(1, 8))
+        ]
     for side in (-1, 1):
         if draw.random() < 0.4:
             wall_m = draw.uniform(2.0, 7.0) if slow else draw.uniform(4.0, 8.0)
             wall_m = wall_m + LANE_M if side > 0 else wall_m
             count = int(60 + 12 * speed) // 8
-            others += [Other(8.0 * number, side * wall_m, 0.0, 8.5, 0.3, moves=False) for number in range(count)]
+            others += [
+                Other(8.0 * number, side * wall_m, 0.0, 8.5, 0.3, moves=False) for number in range(count)
+            ]
     return Drive(road, speed, others, 10.0, lead, headway_s, draw.randint(0, 12))
 
 
@@ -244,7 +283,8 @@ KINDS: Final = ("standing", "slower", "brakes", "cut_in", "steps_out", "oncoming
 """Of what comes into the way of a vehicle that sees nothing."""
 _CORRIDOR_M: Final = 0.5 * WIDTH_M + 0.2
 _BEAM: Final = 2 * _HALF_VIEW / (BEAMS - 1)
-# At a faster vehicle's braking distance, 0.5 m give fewer than three returns, and a lane's width not enough for noise.
+# At a faster vehicle's braking distance, 0.5 m give fewer than three returns, and a lane's width not enough
+# for noise.
 _SMALL_M_S, _FAR_M_S, _WIDE = 11.0, 22.0, ("standing", "stops_across", "oncoming")
 _TWICE_S: Final = 0.15  # until two scans have shown it, and the lane has looked at both
 _SEEN_S: Final = 0.35  # until it shows that a car brakes
@@ -263,7 +303,9 @@ def danger(seed: int) -> Drive:
         other = Other(_FRONT_M + stop_m * draw.uniform(1.0, 2.0) + 6.5, draw.uniform(-1.0, 1.0), 0.0, *size)
     elif kind == "slower":
         other = Other(
-            _FRONT_M + stop_m + draw.uniform(5.0, 30.0), draw.uniform(-0.8, 0.8), speed * draw.uniform(0.1, 0.8)
+            _FRONT_M + stop_m + draw.uniform(5.0, 30.0),
+            draw.uniform(-0.8, 0.8),
+            speed * draw.uniform(0.1, 0.8),
         )
     elif kind == "brakes":
         other = Other(_FRONT_M + speed * draw.uniform(1.0, 2.0) + 2.25, 0.0, speed)
@@ -271,7 +313,11 @@ def danger(seed: int) -> Drive:
         other.plan = _from(known_s, -braking)
         known_s += _SEEN_S
     elif kind == "cut_in":
-        slower, across, at_s = speed * draw.uniform(0.3, 0.9), draw.uniform(0.8, 1.8), draw.uniform(0.5, 2.0)
+        slower, across, at_s = (
+            speed * draw.uniform(0.3, 0.9),
+            draw.uniform(0.8, 1.8),
+            draw.uniform(0.5, 2.0),
+        )
         enters_s = at_s + (LANE_M - 0.95 - _CORRIDOR_M) / across
         spare_m = draw.uniform(0.0, 10.0)
         closing = speed - slower
@@ -282,13 +328,17 @@ def danger(seed: int) -> Drive:
         known_s = enters_s + shows_s + _TWICE_S
     elif kind in {"steps_out", "stops_across"}:
         walks = kind == "steps_out"
-        across, size = (draw.uniform(1.0, 2.5), (0.5, 0.5)) if walks else (draw.uniform(3.0, 10.0), (1.9, 4.5))
+        across, size = (
+            (draw.uniform(1.0, 2.5), (0.5, 0.5)) if walks else (draw.uniform(3.0, 10.0), (1.9, 4.5))
+        )
         begins_m = _CORRIDOR_M + 0.5 * size[1] + draw.uniform(0.5, 2.5)
         at_s = draw.uniform(0.3, 2.0)
         enters_s = at_s + (begins_m - 0.5 * size[1] - _CORRIDOR_M) / across
         until_s = (enters_s if walks else at_s + begins_m / across) + REACTION_S + _SEEN_S
         stop_m = speed * until_s + speed**2 / (2 * DECELERATION)
-        other = Other(_FRONT_M + stop_m + draw.uniform(0.5, 15.0) + 0.5 * size[0], side * begins_m, 0.0, *size)
+        other = Other(
+            _FRONT_M + stop_m + draw.uniform(0.5, 15.0) + 0.5 * size[0], side * begins_m, 0.0, *size
+        )
         other.across_plan = lambda now_s: -side * across if now_s >= at_s and side * other.d > 0.0 else 0.0
         # What crosses is expected to go on so, until it stops.
         known_s = enters_s + _TWICE_S if walks else at_s + begins_m / across + _SEEN_S
@@ -298,7 +348,8 @@ def danger(seed: int) -> Drive:
     others = [other]
     if kind == "steps_out":
         others += [
-            Other(other.s - 3.0 - 6.0 * number, side * draw.uniform(2.4, 3.2), moves=False) for number in range(3)
+            Other(other.s - 3.0 - 6.0 * number, side * draw.uniform(2.4, 3.2), moves=False)
+            for number in range(3)
         ]
     return Drive(Road(), speed, others, 25.0, noise_points=draw.randint(0, 4), kind=kind, known_s=known_s)
 

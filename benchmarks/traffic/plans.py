@@ -1,7 +1,10 @@
-"""Plans and traffic, drawn by a seed, and what really happens: footprints step by step, none of the guard's sums.
+"""Plans and traffic, drawn by a seed, and what really happens.
 
-A road bends as drawn, and everything drives along it: we along our manoeuvre, the others at a constant speed in their
-lane, ours or the next one. The guard sees a plan of the next seconds, exact odometry and exact boxes.
+Footprints step by step, none of the guard's sums.
+
+A road bends as drawn, and everything drives along it: we along our manoeuvre, the others at a constant
+speed in their lane, ours or the next one. The guard sees a plan of the next seconds, exact odometry and
+exact boxes.
 """
 
 import math
@@ -25,12 +28,18 @@ AFTER_S = 9.0  # that is looked at, beyond any plan
 STEP_S = 0.02
 MOVES = 0.1  # m/s; slower, the vehicle stands
 CLEAR_S, CLEAR_M, BEHIND_S = 2.0, 0.5, 1.0
-"""Of a clear plan: what comes towards us passes 2 s after we have left its way, everything else is 0.5 m off, and what
-drives in the lane that we change into is 1 s behind us, by the faster one's speed."""
+"""Of a clear plan.
+
+What comes towards us passes 2 s after we have left its way, everything else is 0.5 m off, and what drives
+in the lane that we change into is 1 s behind us, by the faster one's speed.
+"""
 
 
 class Road:
-    """A centre line from s = 0 in the direction of x, straight or with bends: `bends` are pairs of s and 1/m."""
+    """A centre line from s = 0 in the direction of x, straight or with bends.
+
+    `bends` are pairs of s and 1/m.
+    """
 
     def __init__(self, bends: tuple[tuple[float, float], ...] = ()) -> None:
         self.s = np.arange(-400.0, 900.0, 0.5)
@@ -71,7 +80,10 @@ class Car:
 
 @dataclass(frozen=True)
 class Scene:
-    """A manoeuvre: from `left` of our lane's middle, `changes` of so many m to the left from s on, over so many m."""
+    """A manoeuvre.
+
+    From `left` of our lane's middle, `changes` of so many m to the left from s on, over so many m.
+    """
 
     kind: str
     road: Road
@@ -103,14 +115,19 @@ class Scene:
         return place, heading + np.arctan2(slope, 1.0 - np.interp(s, self.road.s, self.road.bends) * left)
 
 
-def corners(place: np.ndarray, yaw: np.ndarray, length: float, width: float, offset: float = 0.0) -> np.ndarray:
+def corners(
+    place: np.ndarray, yaw: np.ndarray, length: float, width: float, offset: float = 0.0
+) -> np.ndarray:
     """Of rectangles, whose middle is `offset` ahead of these places; shape [n, 4]."""
     outline = offset + 0.5 * length * np.array([1, 1, -1, -1]) + 0.5j * width * np.array([1, -1, -1, 1])
     return place[:, None] + outline * np.exp(1j * yaw)[:, None]
 
 
 def apart_m(own: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The largest gap between two rectangles' shadows on the directions of their sides; negative: they overlap."""
+    """The largest gap between two rectangles' shadows on the directions of their sides.
+
+    Negative: they overlap.
+    """
     gaps = []
     for outline in (own, other):
         for side in (outline[:, 0] - outline[:, 3], outline[:, 0] - outline[:, 1]):
@@ -150,7 +167,10 @@ def braking_avoids(scene: Scene) -> bool:
 
 
 def is_clear(scene: Scene) -> bool:
-    """Whether the whole manoeuvre is clear of everything, with the margins above; RSS distances to what is ahead."""
+    """Whether the whole manoeuvre is clear of everything, with the margins above.
+
+    RSS distances to what is ahead.
+    """
     times_s = np.arange(0.0, AFTER_S, STEP_S)
     ways, options = scene.ways(times_s), guard_options({})
     lefts, speed = scene.lefts(ways), np.gradient(ways, times_s)
@@ -167,7 +187,11 @@ def is_clear(scene: Scene) -> bool:
         back = ways - REAR - (car.s + car.speed * times_s + 0.5 * car.length)
         response_s = (AGE_MS / 1000) + DELAY_S
         faster = speed + options.rss_accel * response_s
-        safe = speed * response_s + 0.5 * options.rss_accel * response_s**2 + faster**2 / (2 * options.rss_brake)
+        safe = (
+            speed * response_s
+            + 0.5 * options.rss_accel * response_s**2
+            + faster**2 / (2 * options.rss_brake)
+        )
         safe = np.maximum(safe - car.speed**2 / (2 * options.rss_lead_brake), 0.0)
         behind = BEHIND_S * np.maximum(car.speed, speed)
         unsafe = in_way & (
@@ -199,13 +223,17 @@ def boxes_of(cars: Iterable[Car], road: Road, at_s: float, turned: float = 0.0) 
     boxes = []
     for car in cars:
         (at,), (heading,) = car.after(road, np.array([at_s]))
-        at, heading, speed = at * complex(math.cos(turned), math.sin(turned)), heading + turned, abs(car.speed)
+        at, heading, speed = (
+            at * complex(math.cos(turned), math.sin(turned)),
+            heading + turned,
+            abs(car.speed),
+        )
         velocity = speed * math.cos(heading), speed * math.sin(heading)
         boxes.append(Box(at.real, at.imag, heading, car.length, car.width, velocity))
     return boxes
 
 
-# -- what is drawn ----------------------------------------------------------------------------------------------------
+# -- what is drawn
 
 
 def a_road(rng: np.random.Generator, speed: float, *, straight: float = 0.4) -> Road:
@@ -219,7 +247,10 @@ def a_road(rng: np.random.Generator, speed: float, *, straight: float = 0.4) -> 
 
 
 def a_change(rng: np.random.Generator, speed: float, side: int) -> tuple[tuple[float, float, float], ...]:
-    """A change to the next lane that has begun, or begins soon, and takes 3 to 6 s; sometimes it leads back."""
+    """A change to the next lane that has begun, or begins soon, and takes 3 to 6 s.
+
+    Sometimes it leads back.
+    """
     over = speed * rng.uniform(3.0, 6.0)
     begins = rng.uniform(-0.5 * over, 1.0 * speed)
     out = (side * LANE_M, begins, over)
@@ -235,10 +266,14 @@ def head_on(rng: np.random.Generator) -> Scene:
     changes, road = a_change(rng, speed, side), a_road(rng, speed, straight=0.6)
     other = road.held(rng.uniform(4.0, 28.0))
     closing = speed + other
-    car = Car(closing * rng.uniform(0.7, 4.0), side * LANE_M + rng.uniform(-0.4, 0.4), -other, rng.uniform(3.5, 12.0),
-              rng.uniform(1.7, 2.5))  # fmt: skip
-    return Scene("head-on", road, speed, rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.2),
-                 changes, (car,))  # fmt: skip
+    car = Car(
+        closing * rng.uniform(0.7, 4.0),
+        side * LANE_M + rng.uniform(-0.4, 0.4),
+        -other,
+        rng.uniform(3.5, 12.0),
+        rng.uniform(1.7, 2.5),
+    )
+    return Scene("head-on", road, speed, rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.2), changes, (car,))
 
 
 def overtaking(rng: np.random.Generator) -> Scene:
@@ -263,9 +298,12 @@ def lane_change(rng: np.random.Generator) -> Scene:
     changes = ((side * LANE_M, rng.uniform(-over, speed), over),)
     cars = [
         Car(rng.uniform(-60.0, 90.0), lane * LANE_M + rng.uniform(-0.3, 0.3), rng.uniform(0.7, 1.3) * speed)
-        for lane in (0, side, side, -side) for _ in range(int(rng.integers(0, 2)))
-    ]  # fmt: skip
-    return Scene("lane change", a_road(rng, speed), speed, rng.uniform(-0.5, 0.5), 0.0, changes, tuple(cars))
+        for lane in (0, side, side, -side)
+        for _ in range(int(rng.integers(0, 2)))
+    ]
+    return Scene(
+        "lane change", a_road(rng, speed), speed, rng.uniform(-0.5, 0.5), 0.0, changes, tuple(cars)
+    )
 
 
 def oncoming(rng: np.random.Generator) -> Scene:
@@ -274,23 +312,40 @@ def oncoming(rng: np.random.Generator) -> Scene:
     road = a_road(rng, speed, straight=0.2)
     other = road.held(rng.uniform(5.0, 28.0))
     cars = tuple(
-        Car(at, side * LANE_M + rng.uniform(-0.3, 0.3), -other, rng.uniform(3.5, 12.0), rng.uniform(1.7, 2.4))
+        Car(
+            at,
+            side * LANE_M + rng.uniform(-0.3, 0.3),
+            -other,
+            rng.uniform(3.5, 12.0),
+            rng.uniform(1.7, 2.4),
+        )
         for at in rng.uniform(-10.0, 180.0, int(rng.integers(1, 4)))
     )
-    return Scene("oncoming", road, speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
-                 (), cars)  # fmt: skip
+    return Scene("oncoming", road, speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3), (), cars)
 
 
 def beside(rng: np.random.Generator) -> Scene:
     """Cars of the lane beside, in our direction, before, in and after a bend."""
     speed, side = rng.uniform(6.0, 30.0), int(rng.choice([-1, 1]))
     cars = tuple(
-        Car(rng.uniform(-25.0, 60.0), side * LANE_M + rng.uniform(-0.3, 0.3), rng.uniform(0.7, 1.4) * speed,
-            rng.uniform(3.5, 12.0), rng.uniform(1.7, 2.4))
+        Car(
+            rng.uniform(-25.0, 60.0),
+            side * LANE_M + rng.uniform(-0.3, 0.3),
+            rng.uniform(0.7, 1.4) * speed,
+            rng.uniform(3.5, 12.0),
+            rng.uniform(1.7, 2.4),
+        )
         for _ in range(int(rng.integers(1, 4)))
-    )  # fmt: skip
-    return Scene("beside", a_road(rng, speed, straight=0.05), speed, rng.uniform(-1.0, 0.5), rng.uniform(-0.3, 0.3),
-                 (), cars)  # fmt: skip
+    )
+    return Scene(
+        "beside",
+        a_road(rng, speed, straight=0.05),
+        speed,
+        rng.uniform(-1.0, 0.5),
+        rng.uniform(-0.3, 0.3),
+        (),
+        cars,
+    )
 
 
 def lead(rng: np.random.Generator) -> Scene:
@@ -298,11 +353,24 @@ def lead(rng: np.random.Generator) -> Scene:
     speed = rng.uniform(6.0, 28.0)
     cars = [Car(rng.uniform(8.0, 120.0), rng.uniform(-0.4, 0.4), rng.uniform(0.6, 1.3) * speed)]
     cars += [Car(at, rng.choice([-1, 1]) * rng.uniform(2.4, 3.5), 0.0) for at in rng.uniform(0.0, 90.0, 2)]
-    return Scene("lead and parked", a_road(rng, speed), speed, rng.uniform(-1.5, 0.3), rng.uniform(-0.3, 0.3),
-                 (), tuple(cars))  # fmt: skip
+    return Scene(
+        "lead and parked",
+        a_road(rng, speed),
+        speed,
+        rng.uniform(-1.5, 0.3),
+        rng.uniform(-0.3, 0.3),
+        (),
+        tuple(cars),
+    )
 
 
-CLEAR: tuple[Callable[[np.random.Generator], Scene], ...] = (overtaking, lane_change, oncoming, beside, lead)
+CLEAR: tuple[Callable[[np.random.Generator], Scene], ...] = (
+    overtaking,
+    lane_change,
+    oncoming,
+    beside,
+    lead,
+)
 
 
 def passages(seed: int, count: int) -> Iterator[Scene]:
@@ -313,11 +381,21 @@ def passages(seed: int, count: int) -> Iterator[Scene]:
         bend, over = lean * min(rng.uniform(0.3, 2.8) / speed**2, 0.04), rng.uniform(0.01, 40.0)
         ends = 40.0 + over + TURNS / abs(bend)
         road = Road(((40.0, 0.0), (40.0 + over, bend), (ends, bend), (ends + over, 0.0)))
-        same = [Car(rng.uniform(-15.0, 25.0), side * LANE_M + rng.uniform(-0.4, 0.4), rng.uniform(0.9, 1.1) * speed)]
-        against = [Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -road.held(rng.uniform(6.0, 25.0)))
-                   for at in rng.uniform(20.0, 250.0, 3)]  # fmt: skip
+        same = [
+            Car(
+                rng.uniform(-15.0, 25.0),
+                side * LANE_M + rng.uniform(-0.4, 0.4),
+                rng.uniform(0.9, 1.1) * speed,
+            )
+        ]
+        against = [
+            Car(at, side * LANE_M + rng.uniform(-0.4, 0.4), -road.held(rng.uniform(6.0, 25.0)))
+            for at in rng.uniform(20.0, 250.0, 3)
+        ]
         cars = (
-            same if rng.random() < 0.6 else against[:1] + [replace(one, speed=against[0].speed) for one in against[1:]]
+            same
+            if rng.random() < 0.6
+            else against[:1] + [replace(one, speed=against[0].speed) for one in against[1:]]
         )
         yield Scene("passage", road, speed, 0.0, rng.uniform(-0.3, 0.3), (), tuple(cars))
 
@@ -349,7 +427,7 @@ def clear_plans(seed: int, count: int) -> Iterator[Scene]:
         yield scene
 
 
-# -- drives: the vehicle follows what is published --------------------------------------------------------------------
+# -- drives: the vehicle follows what is published
 
 
 @dataclass(frozen=True)
@@ -364,7 +442,9 @@ class Overtaking:
     other: Car
     keeps_s: float  # for which the plans keep the lane first
 
-    def plan(self, s: float, left: float, slope: float, speed: float, at_s: float) -> tuple[np.ndarray, ...]:
+    def plan(
+        self, s: float, left: float, slope: float, speed: float, at_s: float
+    ) -> tuple[np.ndarray, ...]:
         """Times, ways and lefts of the plan from a state."""
         times_s = np.linspace(0.0, 3.0, 31)
         gains_s = np.minimum(times_s, max(self.wanted - speed, 0.0) / 1.5)
@@ -374,20 +454,36 @@ class Overtaking:
         over = 3.5 * max(speed, 4.0)
         share = np.clip((ways - s) / over, 0.0, 1.0)
         fade = (1 - share) ** 3 * (1 + 3 * share + 6 * share**2)
-        return times_s, ways, aim + (left - aim) * fade + slope * over * share * (1 - share) ** 3 * (1 + 3 * share)
+        return (
+            times_s,
+            ways,
+            aim + (left - aim) * fade + slope * over * share * (1 - share) ** 3 * (1 + 3 * share),
+        )
 
 
 def an_overtaking(rng: np.random.Generator) -> Overtaking:
     """Something comes that is too near for it, most often."""
     speed, side = rng.uniform(10.0, 22.0), int(rng.choice([-1, 1]))
-    lead = Car(rng.uniform(14.0, 30.0) + 0.8 * speed, rng.uniform(-0.2, 0.2), rng.uniform(0.4, 0.75) * speed)
+    lead = Car(
+        rng.uniform(14.0, 30.0) + 0.8 * speed, rng.uniform(-0.2, 0.2), rng.uniform(0.4, 0.75) * speed
+    )
     other = Car(rng.uniform(60.0, 320.0), side * LANE_M, -rng.uniform(8.0, 22.0))
-    return Overtaking(a_road(rng, 1.3 * speed, straight=0.7), side, speed, speed + rng.uniform(0.0, 4.0), lead, other,
-                      rng.choice([0.0, 0.5, 1.0]))  # fmt: skip
+    return Overtaking(
+        a_road(rng, 1.3 * speed, straight=0.7),
+        side,
+        speed,
+        speed + rng.uniform(0.0, 4.0),
+        lead,
+        other,
+        rng.choice([0.0, 0.5, 1.0]),
+    )
 
 
 def contact_of(drive: Overtaking) -> tuple[float, float, set[str]]:
-    """Drives it, ten plans a second: when there is a contact, how fast we are then, NaN if there is none; verdicts."""
+    """Drives it, ten plans a second.
+
+    When there is a contact, how fast we are then, NaN if there is none; verdicts.
+    """
     guard, road = Guard(guard_options({"guard.act": ["all"]})), drive.road
     place, heading = road.at(np.zeros(1), 0.0)
     x, yaw, speed, rate, path = complex(place[0]), float(heading[0]), drive.speed, 0.0, None

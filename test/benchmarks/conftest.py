@@ -57,9 +57,15 @@ def finished(request, tmp_path_factory):
         domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * list(arguments).index(name)) % 100)}
         words = [*arguments[name].split(), "--json", str(folder / f"{name}.json")]
         return subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *words], cwd=ROOT, env=os.environ | domain, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WITHIN_S, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", f"benchmarks.{name}", *words],
+            cwd=ROOT,
+            env=os.environ | domain,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=WITHIN_S,
+            check=False,
+        )
 
     pool = ThreadPoolExecutor(AT_ONCE)
     running = {name: pool.submit(run, name) for name in arguments}

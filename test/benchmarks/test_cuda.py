@@ -1,4 +1,7 @@
-"""`bench cuda` without ROS, a network or a GPU: what it says, and that the end of one part does not end the others."""
+"""`bench cuda` without ROS, a network or a GPU.
+
+What it says, and that the end of one part does not end the others.
+"""
 
 import json
 import os
@@ -15,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """Runs it, its parts as processes, where importing rclpy fails; gives its status and, if it wrote some, figures."""
+    """Runs it, its parts as processes, where importing rclpy fails.
+
+    Gives its status and, if it wrote some, figures.
+    """
     (tmp_path / "rclpy.py").write_text("raise ImportError('there is no ROS here')\n", encoding="utf-8")
     monkeypatch.setitem(sys.modules, "rclpy", None)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
@@ -46,7 +52,9 @@ def test_given_the_cpu_when_tried_then_the_figures_are_written(bench):
 
 
 def test_given_a_part_that_is_not_done_in_time_when_run_then_it_is_named_and_the_next_one_begins(bench):
-    status, found = bench("--device", "cpu", "--parts", "machine,copies", "--part-within", "0.1", "--jobs", "1")
+    status, found = bench(
+        "--device", "cpu", "--parts", "machine,copies", "--part-within", "0.1", "--jobs", "1"
+    )
     assert status == 1
     ended = [found["parts"][name]["ended"].split(":")[0] for name in ("machine", "copies")]
     assert ended == ["killed", "killed"]

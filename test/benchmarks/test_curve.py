@@ -12,7 +12,14 @@ from PIL import Image
 
 from benchmarks import curve as command
 from benchmarks.rig import chains
-from benchmarks.rig.chains import REFERENCE, CurvePoint, build_chain, chain_inputs, make_chain, measure_curve
+from benchmarks.rig.chains import (
+    REFERENCE,
+    CurvePoint,
+    build_chain,
+    chain_inputs,
+    make_chain,
+    measure_curve,
+)
 from torchperf_ros.engines import package
 from torchperf_ros.engines.parity import ParityError
 from torchperf_ros.model.stopwatch import Timing
@@ -26,7 +33,9 @@ def test_given_a_chain_of_three_when_run_then_it_is_the_sum_of_half_the_sine_of_
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 30])
-def test_given_a_length_when_written_out_then_it_has_that_many_operations_and_a_finite_sum_at_every_size(length):
+def test_given_a_length_when_written_out_then_it_has_that_many_operations_and_a_finite_sum_at_every_size(
+    length,
+):
     chain = make_chain(length)
     assert len([node for node in chain.graph.nodes if node.op.startswith("call")]) == length + 1
     assert [tuple(x.shape) for x in chain_inputs(CPU)] == [(size, 16) for size in range(4, 14)]
@@ -84,13 +93,17 @@ def test_given_measurements_when_the_curve_is_made_then_auto_is_chosen_from_the_
     assert reported["auto 30"] is reported["aoti-dynamic 30"]  # nothing in between that would cost time
 
 
-def test_given_an_engine_that_cannot_be_built_when_measured_then_the_others_are_and_its_error_is_named(timings, makers):
+def test_given_an_engine_that_cannot_be_built_when_measured_then_the_others_are_and_its_error_is_named(
+    timings, makers
+):
     def fails(chain, inputs, path):
         raise RuntimeError("no C++ compiler\nand much more")
 
     makers["aoti-dynamic"] = fails
     timings(lambda name: 1.0, lambda name: 1.0)
-    found = {point.engine: point for point in measure_curve([5], CPU, seconds=1.0, on_step=lambda what: None)}
+    found = {
+        point.engine: point for point in measure_curve([5], CPU, seconds=1.0, on_step=lambda what: None)
+    }
     assert found["aoti-dynamic"].error == "RuntimeError: no C++ compiler"
     assert (found["dynamic"].error, found["auto"].runs) == ("", "eager")
 
@@ -102,8 +115,11 @@ def test_given_an_engine_that_computes_something_else_when_built_then_it_is_refu
 
 
 @pytest.mark.parametrize("engine", ["static", "dynamic", "aoti-dynamic"])
-def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(engine, tmp_path, monkeypatch):
-    # not compiled, but exported for every size, kept as a file and loaded again: compiling is the tests of engines' own
+def test_given_a_real_engine_when_built_then_it_agrees_with_eager_at_every_size(
+    engine, tmp_path, monkeypatch
+):
+    # not compiled, but exported for every size, kept as a file and loaded again: compiling is the tests of
+    # engines' own
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr(
         torch._inductor,
@@ -182,7 +198,9 @@ def test_given_a_run_when_done_then_tables_csv_json_and_a_picture_are_there(benc
     assert bench(curve_of(0.5, 12.0)) == 1
 
 
-@pytest.mark.parametrize("arguments", [["--n", "0"], ["--n", "1,two"], ["--device", "tpu"], ["-o", "/dev/null/x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--n", "0"], ["--n", "1,two"], ["--device", "tpu"], ["-o", "/dev/null/x"]]
+)
 def test_given_input_that_cannot_be_used_when_asked_then_the_status_is_2(bench, arguments):
     with pytest.raises(SystemExit, match="2"):
         bench([], *arguments)

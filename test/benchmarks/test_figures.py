@@ -26,14 +26,25 @@ MS = 1_000_000
 NAN = math.nan
 
 
-def row(written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN, tier=0):
-    known = {"age_ms": age_ms, "total_ms": total_ms, "budget_ms": budget_ms, "outcome": outcome, "fallback": fallback,
-             "tier": tier, "lateness_ms": total_ms - budget_ms}  # fmt: skip
+def row(
+    written_ms, *, age_ms=3.0, total_ms=12.0, budget_ms=33.0, outcome=Outcome.ON_TIME, fallback=NAN, tier=0
+):
+    known = {
+        "age_ms": age_ms,
+        "total_ms": total_ms,
+        "budget_ms": budget_ms,
+        "outcome": outcome,
+        "fallback": fallback,
+        "tier": tier,
+        "lateness_ms": total_ms - budget_ms,
+    }
     return Row(round(written_ms * MS), tuple(float(known.get(label, 0.0)) for label in LABELS))
 
 
 def output(written_ms, stamp_ms, *, finite=True):
-    return Output(round(written_ms * MS), round((written_ms + 0.5) * MS), round(stamp_ms * MS), "pid-1", finite)
+    return Output(
+        round(written_ms * MS), round((written_ms + 0.5) * MS), round(stamp_ms * MS), "pid-1", finite
+    )
 
 
 def test_figures_leave_out_what_is_not_a_number_and_are_unknown_where_nothing_was_measured():
@@ -57,7 +68,12 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest_block():
 
 
 def test_a_target_compares_as_it_says_and_is_not_met_by_what_was_not_measured():
-    assert [Target("it", 1.0, relation, 1.0).met for relation in ("<=", ">=", "<", "==")] == [True, True, False, True]
+    assert [Target("it", 1.0, relation, 1.0).met for relation in ("<=", ">=", "<", "==")] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     assert not Target("it", NAN, "<=", 1.0).met
 
 
@@ -66,7 +82,9 @@ def test_reports_are_json_also_where_figures_are_unknown():
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": [True, None, "x"]}
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.12345, "0.123"), (12.345, "12.35"), (12345.6, "12346"), (NAN, "-")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.12345, "0.123"), (12.345, "12.35"), (12345.6, "12346"), (NAN, "-")]
+)
 def test_numbers_are_shown_with_the_digits_that_matter(value, text):
     assert shown(value) == text
 
@@ -128,7 +146,9 @@ def test_given_the_rows_of_a_ramp_when_looked_through_then_what_was_before_it_do
 def test_given_a_model_that_waits_when_its_ramp_is_over_then_a_run_takes_longer():
     options = {"base_ms": 4.0, "after_s": 0.0, "ramp_s": 1e-6, "seed": 1}
     adapter = RampAdapter(options, torch.device("cpu"))
-    image = empty_message("sensor_msgs/msg/Image", height=72, width=128, data=np.zeros(72 * 128 * 3, np.uint8))
+    image = empty_message(
+        "sensor_msgs/msg/Image", height=72, width=128, data=np.zeros(72 * 128 * 3, np.uint8)
+    )
     tensors = adapter.preprocess({"image": Received(image, 0, 0.0)})
     began = time.perf_counter()
     assert adapter.build("full")(*tensors).shape == (1, POSES)
@@ -136,7 +156,13 @@ def test_given_a_model_that_waits_when_its_ramp_is_over_then_a_run_takes_longer(
 
 
 def test_a_collision_or_the_road_left_leaves_nothing_of_a_score_and_a_slow_drive_half_of_its_progress():
-    fine = {"collision": False, "min_ttc_s": 2.0, "progress_m": 100.0, "comfortable": True, "left_road": False}
+    fine = {
+        "collision": False,
+        "min_ttc_s": 2.0,
+        "progress_m": 100.0,
+        "comfortable": True,
+        "left_road": False,
+    }
     assert pdms(fine, 100.0) == 1.0
     assert pdms({**fine, "progress_m": 50.0}, 100.0) == pytest.approx(9.5 / 12)
     assert pdms({**fine, "min_ttc_s": 0.9}, 100.0) == pytest.approx(7 / 12)

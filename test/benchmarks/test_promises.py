@@ -8,9 +8,17 @@ from benchmarks import promises
 from benchmarks.rig.report import Target
 
 MACHINE = {
-    "cpu": "a processor", "cores": 2, "memory_mib": 8192, "kernel": "6.1", "python": "3.11", "torch": "2.13",
-    "rclpy": "9.1", "date": "2026-01-02T03:04:05", "others_cpu_percent_meanwhile": 1.0, "stolen_percent_meanwhile": 0.5,
-}  # fmt: skip
+    "cpu": "a processor",
+    "cores": 2,
+    "memory_mib": 8192,
+    "kernel": "6.1",
+    "python": "3.11",
+    "torch": "2.13",
+    "rclpy": "9.1",
+    "date": "2026-01-02T03:04:05",
+    "others_cpu_percent_meanwhile": 1.0,
+    "stolen_percent_meanwhile": 0.5,
+}
 
 
 def result(*targets, **machine):
@@ -19,7 +27,9 @@ def result(*targets, **machine):
 
 
 def test_given_the_results_in_the_repository_then_they_make_the_page_and_every_promise_is_measured():
-    results = {name: json.loads((promises._RESULTS / f"{name}.json").read_text()) for name in promises.COMMANDS}
+    results = {
+        name: json.loads((promises._RESULTS / f"{name}.json").read_text()) for name in promises.COMMANDS
+    }
     page = promises.page(results)
     assert promises._PAGE.read_text(encoding="utf-8") == page
     assert "not measured" not in page
@@ -28,7 +38,11 @@ def test_given_the_results_in_the_repository_then_they_make_the_page_and_every_p
         for option, value in zip(words[::2], words[1::2], strict=True):
             given = found["parameters"][option.removeprefix("--").replace("-", "_")]
             assert value == (
-                ",".join(given) if isinstance(given, list) else f"{given:g}" if isinstance(given, float) else str(given)
+                ",".join(given)
+                if isinstance(given, list)
+                else f"{given:g}"
+                if isinstance(given, float)
+                else str(given)
             )
     assert len(promises.PROMISES) == 12
 

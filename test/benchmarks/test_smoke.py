@@ -1,4 +1,7 @@
-"""Benchmarks with deadlines of this machine's clock, each for a moment: it ends well and writes what it should."""
+"""Benchmarks with deadlines of this machine's clock, each for a moment.
+
+It ends well and writes what it should.
+"""
 
 import contextlib
 import os
@@ -17,7 +20,8 @@ from .conftest import ALONE, SMALL
 pytestmark = pytest.mark.ros
 
 ARGUMENTS = {
-    # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are left out
+    # the budget and the pace leave each frame its time, whatever else runs: frames that are not on time are
+    # left out
     "overhead": f"--sizes 64x48 --seconds 2 --rate 10 --budget-ms 900 --model-ms 0 {ALONE}",
     "deadline": f"--seconds 2 --beside naive-fifo {SMALL}",
     "failover": f"--times 1 --backups standby --settle 0.5 --faults segfault --seconds 2 {SMALL}",
@@ -32,7 +36,9 @@ def streaming():
     """A node and its camera for every benchmark that needs no other, with what any of them wants of it."""
     wanted = {"adapter": ADAPTER, "metrics_port": free_port(), "max_frame_bytes": 8 * 64 * 48}
     images = SimpleNamespace(model_ms=0.0, rate=RATE, size=SIZE, budget_ms=900.0, backup="none")
-    domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * len(ARGUMENTS)) % 100)}  # beside those of `finished`
+    domain = {
+        "ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * len(ARGUMENTS)) % 100)
+    }  # beside those of `finished`
     with mock.patch.dict(os.environ, domain), Streaming(images, **wanted) as streaming:
         yield streaming, wanted
 
@@ -59,7 +65,9 @@ def run_on(finished, streaming, run_here, monkeypatch):
 def test_soak_has_series_for_every_process(run_on):
     figures = run_on(soak, "--frames 30 --rate 30 --model-ms 0")
     assert figures["processes"].keys() == {"node", "worker 0"}
-    assert all(len(process["rss_kib"]) == len(figures["frames"]) > 0 for process in figures["processes"].values())
+    assert all(
+        len(process["rss_kib"]) == len(figures["frames"]) > 0 for process in figures["processes"].values()
+    )
 
 
 def test_telemetry_has_frames_with_scrapes_and_without(run_on):
@@ -83,7 +91,10 @@ def test_overhead_compares_both_nodes(report):
     assert nodes.keys() == {"torchperf_ros", "naive", "bare loop"}
     assert nodes.pop("bare loop")["model_ms"]["count"] > 0
     for node in nodes.values():
-        assert min(node["overhead_ms"]["count"], node["overhead_ms"]["p50"], node["age_at_receipt_ms"]["p50"]) > 0
+        assert (
+            min(node["overhead_ms"]["count"], node["overhead_ms"]["p50"], node["age_at_receipt_ms"]["p50"])
+            > 0
+        )
 
 
 def test_deadline_answers_what_was_started_and_counts_the_faults(report):
@@ -106,7 +117,13 @@ def test_failover_comes_back_from_a_kill_and_from_a_poisonous_frame(report):
 
 def test_telemetry_times_the_record_and_its_parts(report):
     frames = report("telemetry")["frames"]
-    for part in ("record and publish", "encode the record", "publish latency_stages", "publish latency", "report"):
+    for part in (
+        "record and publish",
+        "encode the record",
+        "publish latency_stages",
+        "publish latency",
+        "report",
+    ):
         assert frames[part]["wall_us"]["p50"] > 0
 
 

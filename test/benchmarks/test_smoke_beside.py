@@ -31,7 +31,8 @@ def test_startup_has_its_phases_in_order(run_here):
 def test_logs_counts_what_it_read_replayed_and_played_and_has_what_a_cluster_costs(run_here):
     figures = run_here(
         "logs",
-        f"--logs 1 --frames 25 --parallel 1 --idle 0.1 --turns 1 --seconds 1 --busy 0 --compressions zstd {SMALL}",
+        "--logs 1 --frames 25 --parallel 1 --idle 0.1 --turns 1 --seconds 1 --busy 0 --compressions zstd"
+        f" {SMALL}",
     )
     read, replayed, many = figures["reading"], figures["replay"]["runs"], figures["many"]
     assert [len(readers) for readers in read.values()] == [3, 2, 2]
@@ -68,12 +69,13 @@ def test_training_has_every_way_that_was_asked_for(run_here, monkeypatch):
     def in_process(work, *given):
         return work(*pickle.loads(pickle.dumps(given)))
 
-    # each has a process of its own for the sake of its memory's figures, and imports torch and its compiler for it
+    # each has a process of its own for the sake of its memory's figures, and imports torch and its compiler
+    # for it
     monkeypatch.setattr(training, "_in_process", in_process)
     figures = run_here(
         "training",
-        "--steps 1 --seeds 1 --judged 1 --ways shipped,packages --models detector --tiers fast --engines onnxruntime"
-        " --rounds 2",
+        "--steps 1 --seeds 1 --judged 1 --ways shipped,packages --models detector --tiers fast --engines"
+        " onnxruntime --rounds 2",
     )
     runs, packages = figures["runs"], figures["packages"]["detector fast"]
     assert runs.keys() == {"shipped"}
@@ -89,14 +91,18 @@ def test_stages_has_the_higher_one_with_and_without_the_other(run_here):
 
 
 def test_rollout_has_fleets_on_which_nothing_differs_and_a_candidate_that_is_stopped(run_here):
-    figures = run_here("rollout", "--fleets 1 --rollouts 1 --same 1 --vehicles 300 --candidates crashing,same")
+    figures = run_here(
+        "rollout", "--fleets 1 --rollouts 1 --same 1 --vehicles 300 --candidates crashing,same"
+    )
     assert all(0 <= share <= 100 for found in figures["null"].values() for share in found.values())
     assert figures["rollouts"]["crashing"]["stopped"] == 1
     assert figures["rollouts"]["crashing"]["once"]["reached"] > 90
 
 
 def test_safety_drives_every_scenario_with_every_arm(run_here):
-    figures = run_here("safety", "--parts drives --seeds 1 --scenarios ccrb --arms zero,naive --jobs 1")["drives"]
+    figures = run_here("safety", "--parts drives --seeds 1 --scenarios ccrb --arms zero,naive --jobs 1")[
+        "drives"
+    ]
     assert figures["arms"].keys() == {"zero", "naive"}
     assert [drive["scenario"] for drive in figures["drives"]] == ["ccrb", "ccrb"]
     assert figures["arms"]["zero"]["collisions"] == 0
@@ -110,7 +116,10 @@ def test_safety_has_the_naive_nodes_restarts_ordinary_drives_and_the_lanes_seque
     monkeypatch.setattr(safety, "_RESTARTS_S", (0.3, 4.0))
     words = "--seeds 1 --scenarios pedestrian --ordinary 1 --sequences 3 --jobs 1 --seed 2"
     figures = run_here("safety", f"--parts restarts,ordinary,lane {words}")
-    found = {(one["arm"], one["faults"], one["restart_s"]): one["collisions"] for one in figures["restarts"]["cells"]}
+    found = {
+        (one["arm"], one["faults"], one["restart_s"]): one["collisions"]
+        for one in figures["restarts"]["cells"]
+    }
     assert found["naive", "bench", 4.0] == 1
     assert found["naive", "bench", 0.3] == found["full", "bench", None] == 0
     assert ("naive", "none", 4.0) not in found, "without faults nothing restarts"
@@ -148,4 +157,8 @@ def test_telemetry_compares_nodes_with_and_without_recorder_and_exporter(run_her
     monkeypatch.setattr(telemetry, "Streaming", Streaming)
     figures = run_here("telemetry", "--parts beside --turns 1 --slice 0")["beside"]
     assert min(figures[name] for name in ("node on", "node off")) > 0
-    assert [node["recorder"] for node in started] == [bool(node["metrics_port"]) for node in started] == [True, False]
+    assert (
+        [node["recorder"] for node in started]
+        == [bool(node["metrics_port"]) for node in started]
+        == [True, False]
+    )

@@ -39,10 +39,13 @@ def make_huge(path):
 
 
 NO_FILES = {
-    "is a FIFO and no file": make_fifo, "is a folder and no file": make_folder, "is a device and no file": make_device,
-    "No such device or address": make_socket, "Too many levels of symbolic links": make_loop,
+    "is a FIFO and no file": make_fifo,
+    "is a folder and no file": make_folder,
+    "is a device and no file": make_device,
+    "No such device or address": make_socket,
+    "Too many levels of symbolic links": make_loop,
     "has more than 1,048,576 bytes": make_huge,
-}  # fmt: skip
+}
 """What the error says, and what makes such a thing at a path."""
 
 
@@ -72,5 +75,9 @@ def test_given_a_file_when_read_then_all_of_it_is_there_up_to_the_bound(tmp_path
         read_bounded(path, 9)
     with open_regular(path) as file:
         assert file.read() == bytes(10)
-    held = {Path(f"/proc/self/fd/{number}").resolve() for number in os.listdir("/proc/self/fd") if number.isdigit()}
+    held = {
+        Path(f"/proc/self/fd/{number}").resolve()
+        for number in os.listdir("/proc/self/fd")
+        if number.isdigit()
+    }
     assert path not in held

@@ -22,9 +22,16 @@ EVERY = [*NODE_PARAMETERS, *STAGE_PARAMETERS]
 NUMBERS = [p for p in EVERY if isinstance(p.default, (int, float)) and not isinstance(p.default, bool)]
 FLOATS = [p for p in NUMBERS if isinstance(p.default, float)]
 values_of_any_type = st.one_of(
-    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5), st.none(), st.binary(max_size=3),
-    st.lists(st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.booleans() | st.floats(), max_size=3),
-)  # fmt: skip
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.none(),
+    st.binary(max_size=3),
+    st.lists(
+        st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.booleans() | st.floats(), max_size=3
+    ),
+)
 
 
 def kind(value):
@@ -45,7 +52,10 @@ def test_given_the_parameters_when_listed_then_each_is_there_once_described_and_
     for parameter in EVERY:
         assert parameter.check(parameter.default) == parameter.default
         assert parameter.description.endswith(".")
-    live = "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses recover_frames window_s"
+    live = (
+        "budget_ms hold_last_ms stop_deceleration hang_ms input_timeout_ms sustained_misses recover_frames"
+        " window_s"
+    )
     live += " scene_hold_s situation_timeout_ms action_cooldown_s action_return_s"
     live += " budget_fast_speed budget_near_s candidate candidate_serves rollout.facts"
     assert {parameter.name for parameter in EVERY if parameter.live} == set(live.split())
@@ -95,8 +105,12 @@ def test_given_any_value_when_checked_then_it_is_of_the_defaults_type_or_a_confi
 
 
 @given(
-    node=st.dictionaries(st.sampled_from([p.name for p in NODE_PARAMETERS]), values_of_any_type, max_size=3),
-    stage=st.dictionaries(st.sampled_from([p.name for p in STAGE_PARAMETERS]), values_of_any_type, max_size=3),
+    node=st.dictionaries(
+        st.sampled_from([p.name for p in NODE_PARAMETERS]), values_of_any_type, max_size=3
+    ),
+    stage=st.dictionaries(
+        st.sampled_from([p.name for p in STAGE_PARAMETERS]), values_of_any_type, max_size=3
+    ),
 )
 def test_given_any_values_when_the_node_is_configured_then_it_is_a_config_or_a_config_error(node, stage):
     try:
@@ -110,12 +124,25 @@ def test_given_any_values_when_the_node_is_configured_then_it_is_a_config_or_a_c
 def test_given_nothing_when_configured_then_the_defaults_are_those_of_the_design():
     config = node_config({}, {})
     perception, planning = config.stages
-    assert (config.device, config.autostart, config.metrics_port, config.cpu_affinity) == ("auto", True, 9464, ())
+    assert (config.device, config.autostart, config.metrics_port, config.cpu_affinity) == (
+        "auto",
+        True,
+        9464,
+        (),
+    )
     assert (perception.name, planning.name) == ("perception", "planning")
-    assert (perception.budget_ms, perception.hang_ms, perception.max_frame_bytes) == (50.0, 1000.0, 8_388_608)
+    assert (perception.budget_ms, perception.hang_ms, perception.max_frame_bytes) == (
+        50.0,
+        1000.0,
+        8_388_608,
+    )
     assert perception.tiers == ("full", "medium", "fast")
     assert perception.fallback == (Fallback.BACKUP, Fallback.HOLD_LAST, Fallback.STOP)
-    assert (perception.backup, perception.hold_last_ms, perception.budget_from) == ("standby", 300.0, "receipt")
+    assert (perception.backup, perception.hold_last_ms, perception.budget_from) == (
+        "standby",
+        300.0,
+        "receipt",
+    )
     assert (perception.output, planning.output) == ("detections", "trajectory")
     assert perception.options == {}
 
@@ -148,9 +175,18 @@ def test_given_a_name_that_cannot_be_a_stages_when_configured_then_it_is_refused
             {"engine": "aoti", "parts": "body"},
             r"mine\.parts: 'body' is not allowed with engine aoti; .* engine compile",
         ),
-        ({"parts": "blocks"}, r"mine\.parts: 'blocks' is not allowed with engine auto; it has to be paths of modules"),
-        ({"precision": ["fp32", "bf16"]}, r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier"),
-        *(({"options": x}, r"mine\.options: ") for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)),
+        (
+            {"parts": "blocks"},
+            r"mine\.parts: 'blocks' is not allowed with engine auto; it has to be paths of modules",
+        ),
+        (
+            {"precision": ["fp32", "bf16"]},
+            r"mine\.precision: .* has 2 entries; it has to have 1, or 3, one per tier",
+        ),
+        *(
+            ({"options": x}, r"mine\.options: ")
+            for x in ("{", "[]", "1", "null", '"x"', "{'a': 1}", "[" * 100_000)
+        ),
     ],
 )
 def test_given_values_that_a_stage_cannot_have_when_configured_then_the_error_names_them(values, says):
@@ -172,13 +208,16 @@ def test_given_values_that_a_stage_can_have_when_configured_then_they_are_kept()
         ("stages", [[], ["perception", "perception"]], "at least one name, each once"),
         ("device", ["", "gpu", "cuda:", "cuda:x", "CPU", "cpu:0", "cuda:0\n"], "auto, cpu, cuda or cuda:N"),
         (
-            "metrics_address", ["", "localhost", "127.0.0.1:9464", "127.0.0.256", "http://0.0.0.0"],
+            "metrics_address",
+            ["", "localhost", "127.0.0.1:9464", "127.0.0.256", "http://0.0.0.0"],
             r"such as 127\.0\.0\.1, or 0\.0\.0\.0",
         ),
         ("package_dirs", [["models"]], "'models' is not allowed; it has to begin with / or ~"),
     ],
-)  # fmt: skip
-def test_given_a_value_of_another_form_when_configured_then_the_error_says_what_would_be_right(name, values, says):
+)
+def test_given_a_value_of_another_form_when_configured_then_the_error_says_what_would_be_right(
+    name, values, says
+):
     for value in values:
         with pytest.raises(ConfigError, match=rf"parameter {name}: .*{says}"):
             node_config({name: value}, {})

@@ -29,7 +29,13 @@ def image(encoding="rgb8", pixels=None, padding=0, **changes):
     height, width = pixels.shape[:2]
     rows = np.ascontiguousarray(pixels).reshape(height, -1).view(np.uint8)
     rows = np.concatenate((rows, np.full((height, padding), 77, np.uint8)), axis=1)
-    values = {"encoding": encoding, "height": height, "width": width, "step": rows.shape[1], "data": rows.reshape(-1)}
+    values = {
+        "encoding": encoding,
+        "height": height,
+        "width": width,
+        "step": rows.shape[1],
+        "data": rows.reshape(-1),
+    }
     return empty_message("sensor_msgs/msg/Image", **values | changes)
 
 
@@ -46,7 +52,9 @@ def file_of(pixels, kind="PNG", mode=None) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_given_any_encoding_and_padded_rows_when_decoded_then_the_picture_is_the_same_in_red_green_blue(encoding):
+def test_given_any_encoding_and_padded_rows_when_decoded_then_the_picture_is_the_same_in_red_green_blue(
+    encoding,
+):
     grey, alpha = picture()[..., 0], np.full((HEIGHT, WIDTH, 1), 9, np.uint8)
     colour = picture()[..., ::-1] if encoding[:3] in {"bgr", "8UC"} else picture()
     pixels, expected = colour, picture()
@@ -87,7 +95,9 @@ def test_given_a_png_of_any_8_bit_mode_when_decoded_then_it_has_the_size_that_it
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", [*range(1, 9), 0, 77])
-def test_given_a_file_that_says_how_it_has_to_be_turned_when_decoded_then_the_picture_is_upright(kind, orientation):
+def test_given_a_file_that_says_how_it_has_to_be_turned_when_decoded_then_the_picture_is_upright(
+    kind, orientation
+):
     upright = Image.fromarray(picture())
     turns = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # by EXIF, what undoes each, as Pillow numbers them
     lying = upright.transpose(Image.Transpose(turns[orientation])) if orientation in turns else upright
@@ -104,7 +114,9 @@ def test_given_a_compressed_bayer_pattern_when_decoded_then_it_is_grey_only_for_
     message = compressed(file_of(picture()[..., 0]))
     message.format = "bayer_rggb8; jpeg compressed "
     assert compressed_pixels(message).order == "mono"
-    with pytest.raises(BadInput, match="'bayer_rggb8; jpeg compressed ' is a Bayer pattern, debayer it first"):
+    with pytest.raises(
+        BadInput, match="'bayer_rggb8; jpeg compressed ' is a Bayer pattern, debayer it first"
+    ):
         compressed_pixels(message, encodings=NAMES)
     in_colour = compressed(file_of(picture()))
     in_colour.format = "bayer_rggb8; jpeg compressed bgr8"
@@ -119,7 +131,10 @@ def test_given_a_compressed_bayer_pattern_when_decoded_then_it_is_grey_only_for_
         (file_of(picture())[:100], "cannot be decoded"),
         (file_of(picture(), "GIF"), "neither JPEG nor PNG"),
         (file_of(np.full((40, 50), 1000, dtype=np.uint16)), "mode 'I;16'.*supported: L, P, RGB, RGBA"),
-        (file_of(np.zeros((200, 500), dtype=np.uint8)), "500 x 200 = 100000 pixels is larger than max_pixels 90000"),
+        (
+            file_of(np.zeros((200, 500), dtype=np.uint8)),
+            "500 x 200 = 100000 pixels is larger than max_pixels 90000",
+        ),
     ],
     ids=["empty", "cut JPEG", "cut PNG", "GIF", "depth", "bomb"],
 )

@@ -20,10 +20,17 @@ from torchperf_ros.frame.errors import BadInput, UnknownMessageType
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 SOME = [
-    "std_msgs/msg/Header", "std_msgs/msg/String", "std_msgs/msg/Float64MultiArray", "sensor_msgs/msg/Image",
-    "sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Path", "nav_msgs/msg/Odometry", "diagnostic_msgs/msg/DiagnosticArray",
-    "sensor_msgs/msg/CompressedImage", "tf2_msgs/msg/TFMessage",
-]  # fmt: skip
+    "std_msgs/msg/Header",
+    "std_msgs/msg/String",
+    "std_msgs/msg/Float64MultiArray",
+    "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/PointCloud2",
+    "nav_msgs/msg/Path",
+    "nav_msgs/msg/Odometry",
+    "diagnostic_msgs/msg/DiagnosticArray",
+    "sensor_msgs/msg/CompressedImage",
+    "tf2_msgs/msg/TFMessage",
+]
 
 
 @pytest.fixture
@@ -42,8 +49,17 @@ def install(tmp_path, monkeypatch):
 
 def test_given_an_image_when_decoded_then_the_pixels_are_a_view_on_the_bytes():
     pixels = np.arange(24, dtype=np.uint8)
-    fields = {"header": header(5, "camera"), "height": 2, "width": 4, "encoding": "rgb8", "step": 12, "data": pixels}
-    data = bytearray(STORE.serialize_cdr(empty_message("sensor_msgs/msg/Image", **fields), "sensor_msgs/msg/Image"))
+    fields = {
+        "header": header(5, "camera"),
+        "height": 2,
+        "width": 4,
+        "encoding": "rgb8",
+        "step": 12,
+        "data": pixels,
+    }
+    data = bytearray(
+        STORE.serialize_cdr(empty_message("sensor_msgs/msg/Image", **fields), "sensor_msgs/msg/Image")
+    )
     found = decode(memoryview(data), "sensor_msgs/msg/Image")
     assert (found.height, found.width, found.encoding, found.header.frame_id) == (2, 4, "rgb8", "camera")
     assert found.data.tolist() == pixels.tolist()
@@ -59,9 +75,10 @@ def test_given_a_message_when_encoded_then_another_reader_decodes_it():
 
 @settings(deadline=None, max_examples=200)
 @given(
-    name=st.sampled_from(SOME), data=st.binary(max_size=200),
+    name=st.sampled_from(SOME),
+    data=st.binary(max_size=200),
     head=st.sampled_from([b"", b"\x00\x00\x00\x00", b"\x00\x01\x00\x00"]),
-)  # fmt: skip
+)
 def test_given_any_bytes_when_decoded_then_they_are_a_message_or_bad_input(name, data, head):
     try:
         message = decode(head + data, name)
@@ -85,7 +102,9 @@ def test_given_a_name_in_either_form_when_completed_then_it_is_the_full_one(name
     assert has_header(name)
 
 
-@pytest.mark.parametrize("name", ["", "Image", "/Image", "sensor_msgs/", "sensor_msgs/srv/Image", "a/msg/b/c", "//"])
+@pytest.mark.parametrize(
+    "name", ["", "Image", "/Image", "sensor_msgs/", "sensor_msgs/srv/Image", "a/msg/b/c", "//"]
+)
 def test_given_a_name_of_another_form_when_asked_then_the_error_says_the_form(name):
     for ask in (full_name, message_class, has_header, warm_up):
         with pytest.raises(UnknownMessageType, match="package/msg/Name"):
@@ -101,7 +120,12 @@ def test_given_a_type_that_nobody_has_when_asked_then_the_error_names_the_packag
 def test_given_a_type_when_asked_then_only_a_header_in_front_counts():
     assert has_header("sensor_msgs/msg/Image")
     assert has_header("nav_msgs/msg/Path")
-    for name in ("std_msgs/msg/Header", "std_msgs/msg/Float64", "std_msgs/msg/Empty", "tf2_msgs/msg/TFMessage"):
+    for name in (
+        "std_msgs/msg/Header",
+        "std_msgs/msg/Float64",
+        "std_msgs/msg/Empty",
+        "tf2_msgs/msg/TFMessage",
+    ):
         assert not has_header(name)  # a header is one itself: its first field is the stamp
 
 
@@ -115,7 +139,9 @@ def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_ar
     assert has_header("radar_msgs/msg/Scan")
     direction = np.array([1, 2, 3], dtype=np.float32)
     own = {"direction": direction, "label": "car"}
-    one, two, three = (empty_message("radar_msgs/msg/Return", range=metres, **own) for metres in (1.5, 2.5, 3.5))
+    one, two, three = (
+        empty_message("radar_msgs/msg/Return", range=metres, **own) for metres in (1.5, 2.5, 3.5)
+    )
     head = header(4_000_000_002, "radar")
     scan = empty_message("radar_msgs/msg/Scan", header=head, returns=[one], first=[two, three])
     found = decode(encode(scan, "radar_msgs/msg/Scan"), "radar_msgs/msg/Scan")
@@ -138,7 +164,10 @@ def test_given_an_installed_file_that_is_no_definition_when_asked_then_the_error
 
 
 def test_given_a_type_when_asked_for_its_fields_then_each_has_the_type_that_it_or_its_elements_are_of():
-    assert field_types("nav_msgs/Path") == {"header": "std_msgs/msg/Header", "poses": "geometry_msgs/msg/PoseStamped"}
+    assert field_types("nav_msgs/Path") == {
+        "header": "std_msgs/msg/Header",
+        "poses": "geometry_msgs/msg/PoseStamped",
+    }
     assert field_types("std_msgs/msg/Float64MultiArray")["data"] == ""
 
 
@@ -149,14 +178,18 @@ def values_of(message):
 def listed(message):
     """Messages and texts in a message's lists, each with the messages and texts that are its fields."""
     values = [] if isinstance(message, str) else values_of(message)
-    lists = sum(objects(each) + listed(each) for value in values if isinstance(value, list) for each in value)
+    lists = sum(
+        objects(each) + listed(each) for value in values if isinstance(value, list) for each in value
+    )
     return lists + sum(listed(value) for value in values if hasattr(value, "__msgtype__"))
 
 
 def objects(value):
     """A message or text with those that are its fields."""
     values = [] if isinstance(value, str) else values_of(value)
-    return 1 + sum(objects(field) for field in values if isinstance(field, str) or hasattr(field, "__msgtype__"))
+    return 1 + sum(
+        objects(field) for field in values if isinstance(field, str) or hasattr(field, "__msgtype__")
+    )
 
 
 def made(name, draw):
@@ -171,17 +204,27 @@ def made(name, draw):
         elif text:
             some = [draw(st.text("ab", max_size=9)) for _ in range(count)]
         else:
-            some = np.zeros(count, "?" if of_entry[0] == "bool" else {"byte": "u1"}.get(of_entry[0], of_entry[0]))
-        values.append(some if kind.name in {"ARRAY", "SEQUENCE"} else some[0] if entry.name == "NAME" or text else 0)
+            some = np.zeros(
+                count, "?" if of_entry[0] == "bool" else {"byte": "u1"}.get(of_entry[0], of_entry[0])
+            )
+        values.append(
+            some if kind.name in {"ARRAY", "SEQUENCE"} else some[0] if entry.name == "NAME" or text else 0
+        )
     return STORE.types[name](*values)
 
 
 LISTS = [
-    "nav_msgs/msg/Path", "visualization_msgs/msg/MarkerArray", "diagnostic_msgs/msg/DiagnosticArray",
-    "trajectory_msgs/msg/JointTrajectory", "trajectory_msgs/msg/MultiDOFJointTrajectory", "sensor_msgs/msg/PointCloud2",
-    "sensor_msgs/msg/JointState", "std_msgs/msg/Float64MultiArray", "shape_msgs/msg/Mesh",
+    "nav_msgs/msg/Path",
+    "visualization_msgs/msg/MarkerArray",
+    "diagnostic_msgs/msg/DiagnosticArray",
+    "trajectory_msgs/msg/JointTrajectory",
+    "trajectory_msgs/msg/MultiDOFJointTrajectory",
+    "sensor_msgs/msg/PointCloud2",
+    "sensor_msgs/msg/JointState",
+    "std_msgs/msg/Float64MultiArray",
+    "shape_msgs/msg/Mesh",
     "sensor_msgs/msg/MultiDOFJointState",
-]  # fmt: skip
+]
 
 
 @settings(deadline=None, max_examples=150)
@@ -194,7 +237,9 @@ def test_given_any_lists_when_decoded_then_what_they_hold_is_counted_before(name
         decode(data, name)
         if count:
             patch.setattr("torchperf_ros.config.message_types._MOST_LISTED", count - 1)
-            with pytest.raises(BadInput, match=rf"lists of this {name} hold \d+ messages and texts.* {count - 1} are"):
+            with pytest.raises(
+                BadInput, match=rf"lists of this {name} hold \d+ messages and texts.* {count - 1} are"
+            ):
                 decode(data, name)
 
 
@@ -207,7 +252,9 @@ def test_given_a_path_of_many_poses_when_decoded_then_it_is_refused_before_any_o
 
     assert len(decode(path(10_000), "nav_msgs/msg/Path").poses) == 10_000
     monkeypatch.setattr("rosbags.typesys.store.Typestore.deserialize_cdr", None)
-    with pytest.raises(BadInput, match="lists of this nav_msgs/msg/Path hold 686000 messages and texts.* 70000 are"):
+    with pytest.raises(
+        BadInput, match="lists of this nav_msgs/msg/Path hold 686000 messages and texts.* 70000 are"
+    ):
         decode(path(98_000), "nav_msgs/msg/Path")
 
 
@@ -218,7 +265,9 @@ def test_given_a_type_when_a_blank_message_is_made_then_it_survives_the_wire(nam
 
 
 def test_given_fields_when_a_blank_message_is_made_then_they_are_its_own():
-    message = empty_message("nav_msgs/msg/Odometry", header=header(1_000_000_007, "odom"), child_frame_id="base")
+    message = empty_message(
+        "nav_msgs/msg/Odometry", header=header(1_000_000_007, "odom"), child_frame_id="base"
+    )
     names = (message.header.frame_id, message.child_frame_id)
     assert (stamp_ns_of(message.header), *names) == (1_000_000_007, "odom", "base")
     assert message.twist.covariance.tolist() == [0.0] * 36

@@ -5,7 +5,12 @@ import math
 import pytest
 
 from torchperf_ros.config.params_file import config_of
-from torchperf_ros.config.safety_options import GUARD_CHECKS, emergency_options, guard_options, vehicle_options
+from torchperf_ros.config.safety_options import (
+    GUARD_CHECKS,
+    emergency_options,
+    guard_options,
+    vehicle_options,
+)
 from torchperf_ros.frame.errors import ConfigError
 
 
@@ -53,12 +58,28 @@ def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_
         (guard, {"max_speed": -1.0}, r"max_speed: -1\.0 is not allowed; it has to be a number from"),
         (vehicle, {"width_m": math.nan}, "width_m: nan is not allowed"),
         (guard, {"obstacles_frame": "map"}, "obstacles_frame: 'map' .* one of: optical, body, plan"),
-        (guard, {"rss_brake": 9.0}, r"rss_brake: 9\.0 is above planning\.guard\.rss_lead_brake 8\.0; it has to be at"),
-        (guard, {"max_deceleration": 5.0}, r"rss_brake: 6\.0 is above planning\.guard\.max_deceleration 5\.0"),
+        (
+            guard,
+            {"rss_brake": 9.0},
+            r"rss_brake: 9\.0 is above planning\.guard\.rss_lead_brake 8\.0; it has to be at",
+        ),
+        (
+            guard,
+            {"max_deceleration": 5.0},
+            r"rss_brake: 6\.0 is above planning\.guard\.max_deceleration 5\.0",
+        ),
         (lane, {"sensors": ["a", "a"]}, r"emergency\.sensors: \['a', 'a'\] .*each topic once"),
         (lane, {"sensors": ["a"], "types": ["Camera"]}, r"types: .*LaserScan, PointCloud2, Range, Bool"),
-        (lane, {"sensors": list("abc"), "types": ["Range", "Bool"]}, "types: .* 1 value for all, or 3 for 3 sensors"),
-        (lane, {"sensors": ["a"], "mounting": [0.0] * 5}, "mounting: .* 4 values for all, or 4 for 1 sensors"),
+        (
+            lane,
+            {"sensors": list("abc"), "types": ["Range", "Bool"]},
+            "types: .* 1 value for all, or 3 for 3 sensors",
+        ),
+        (
+            lane,
+            {"sensors": ["a"], "mounting": [0.0] * 5},
+            "mounting: .* 4 values for all, or 4 for 1 sensors",
+        ),
         (lane, {"sensors": ["a"], "timeouts_ms": []}, r"timeouts_ms: \[\] .* 1 value for all"),
         (lane, {"sensors": ["a"], "timeouts_ms": [-1.0]}, r"timeouts_ms: .* from 0\.0 to 60000\.0"),
         (lane, {"sensors": ["a"], "odometry": ""}, "odometry: '' .* a topic"),
@@ -75,9 +96,15 @@ def test_given_values_that_are_not_allowed_when_checked_then_the_error_names_the
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"emergency.sensor": ["a"]}, "emergency.sensor: is unknown; the closest names are emergency.sensors"),
+        (
+            {"emergency.sensor": ["a"]},
+            "emergency.sensor: is unknown; the closest names are emergency.sensors",
+        ),
         ({"emergency.budget_ms": 3.0}, "emergency.budget_ms: is unknown; the closest names are emergency."),
-        ({"stages": ["emergency"]}, "stages: 'emergency' is not allowed; parameters of the node's own begin so"),
+        (
+            {"stages": ["emergency"]},
+            "stages: 'emergency' is not allowed; parameters of the node's own begin so",
+        ),
     ],
 )
 def test_given_a_name_that_is_not_the_lanes_when_read_then_it_is_refused(values, says):
@@ -99,11 +126,15 @@ def test_given_one_vehicle_when_read_then_every_guard_and_the_lane_have_it():
     assert config.emergency.vehicle == config.vehicle == vehicle(length_m=3.2, rear_m=0.4)
 
 
-@pytest.mark.parametrize("name", ["planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature"])
+@pytest.mark.parametrize(
+    "name", ["planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature"]
+)
 def test_given_a_name_of_the_geometry_as_it_was_when_read_then_the_error_names_the_one_that_is(name):
     with pytest.raises(ConfigError, match=rf"{name}: is vehicle\.{name.rpartition('.')[2]} now"):
         config_of({name: 1.0})
 
 
 def test_given_the_lanes_names_when_read_then_they_are_no_stage_that_does_not_run():
-    assert config_of({"stages": ["perception"], "emergency.sensors": ["scan"]}).emergency.sensors == ("scan",)
+    assert config_of({"stages": ["perception"], "emergency.sensors": ["scan"]}).emergency.sensors == (
+        "scan",
+    )

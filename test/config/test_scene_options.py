@@ -19,7 +19,9 @@ TEXT = """
 """
 
 
-def test_given_scenes_in_a_parameter_file_when_read_then_default_comes_first_and_tiers_are_the_stages(tmp_path):
+def test_given_scenes_in_a_parameter_file_when_read_then_default_comes_first_and_tiers_are_the_stages(
+    tmp_path,
+):
     path = tmp_path / "params.yaml"
     path.write_text(TEXT, encoding="utf-8")
     (stage,) = read_params_file(path).stages
@@ -27,17 +29,22 @@ def test_given_scenes_in_a_parameter_file_when_read_then_default_comes_first_and
     assert stage.packages == ("", "", "", "/tmp/sharp.pt2")
     assert stage.precision == ("fp32",) * 4
     assert [(scene.name, scene.tiers, scene.word) for scene in stage.scenes] == [
-        ("default", (0, 1, 2), ""), ("intersection", (1, 3), "intersection"), ("highway", (0,), "highway"),
-    ]  # fmt: skip
+        ("default", (0, 1, 2), ""),
+        ("intersection", (1, 3), "intersection"),
+        ("highway", (0,), "highway"),
+    ]
     assert [stage.scene_budget_ms(scene) for scene in range(3)] == [50.0, 30.0, 50.0]
     assert stage.situation_inputs == (
-        (ODOMETRY, "odom", "nav_msgs/msg/Odometry"), (ODOMETRY - 1, "/scene", "std_msgs/msg/String"),
-    )  # fmt: skip
+        (ODOMETRY, "odom", "nav_msgs/msg/Odometry"),
+        (ODOMETRY - 1, "/scene", "std_msgs/msg/String"),
+    )
 
 
 def test_given_the_parameters_of_a_stage_when_it_has_scenes_then_each_has_its_own_below_its_name():
     names = [parameter.name for parameter in stage_parameters("perception", ["night"])]
-    assert names[-len(SCENE_PARAMETERS) :] == [f"scene.night.{parameter.name}" for parameter in SCENE_PARAMETERS]
+    assert names[-len(SCENE_PARAMETERS) :] == [
+        f"scene.night.{parameter.name}" for parameter in SCENE_PARAMETERS
+    ]
     assert len(stage_parameters("perception", [""])) == len(stage_parameters("perception"))
 
 
@@ -46,17 +53,34 @@ def test_given_the_parameters_of_a_stage_when_it_has_scenes_then_each_has_its_ow
     [
         ({"scenes": ["park"]}, ["perception.scene.park.tiers", "is empty", "at least one tier"]),
         ({"scenes": ["park"], "scene.park.tiers": []}, ["perception.scene.park.tiers", "is empty"]),
-        ({"scenes": ["park"], "scene.park.tiers": ["a", "a"]}, ["perception.scene.park.tiers", "each once"]),
+        (
+            {"scenes": ["park"], "scene.park.tiers": ["a", "a"]},
+            ["perception.scene.park.tiers", "each once"],
+        ),
         ({"scenes": ["default"]}, ["perception.scenes", "default is there anyway"]),
         ({"scenes": ["park", "park"]}, ["perception.scenes", "each once"]),
         ({"scenes": ["Park"]}, ["perception.scenes", "'Park'", "lower-case"]),
         ({"scene.park.tiers": ["fast"]}, ["perception.scene.park.tiers", "no scene 'park'", "it has none"]),
         ({"scenes": ["park"], "scene.prak.tiers": ["fast"]}, ["no scene 'prak'", "it has park"]),
-        ({"scenes": ["park"], "scene.park.tier": ["fast"]}, ["perception.scene.park.tier", "a scene has tiers,"]),
-        ({"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.budget_ms": 0.5}, ["budget_ms: 0.5", "from 1"]),
-        ({"scenes": ["park"], "scene.park.tiers": ["a"], "scene.park.budget_ms": "x"}, ["scene.park.budget_ms: 'x'"]),
         (
-            {"scenes": ["park"], "scene.park.tiers": ["a"], "scene.park.min_speed": 5.0, "scene.park.max_speed": 5.0},
+            {"scenes": ["park"], "scene.park.tier": ["fast"]},
+            ["perception.scene.park.tier", "a scene has tiers,"],
+        ),
+        (
+            {"scenes": ["park"], "scene.park.tiers": ["fast"], "scene.park.budget_ms": 0.5},
+            ["budget_ms: 0.5", "from 1"],
+        ),
+        (
+            {"scenes": ["park"], "scene.park.tiers": ["a"], "scene.park.budget_ms": "x"},
+            ["scene.park.budget_ms: 'x'"],
+        ),
+        (
+            {
+                "scenes": ["park"],
+                "scene.park.tiers": ["a"],
+                "scene.park.min_speed": 5.0,
+                "scene.park.max_speed": 5.0,
+            },
             ["min_speed: 5.0", "below max_speed 5.0"],
         ),
         (
@@ -76,10 +100,14 @@ def test_given_the_parameters_of_a_stage_when_it_has_scenes_then_each_has_its_ow
             ["perception.precision", "3 entries", "1, or 4"],
         ),
     ],
-)  # fmt: skip
-def test_given_scenes_that_do_not_fit_when_read_then_the_error_names_parameter_value_and_what_would_fit(values, parts):
+)
+def test_given_scenes_that_do_not_fit_when_read_then_the_error_names_parameter_value_and_what_would_fit(
+    values, parts
+):
     with pytest.raises(ConfigError) as caught:
-        config_of({"stages": ["perception"], **{f"perception.{name}": value for name, value in values.items()}})
+        config_of(
+            {"stages": ["perception"], **{f"perception.{name}": value for name, value in values.items()}}
+        )
     assert [part for part in parts if part not in str(caught.value)] == []
 
 

@@ -19,8 +19,9 @@ def stage(**values):
 def test_given_actions_when_read_then_each_is_a_rule_and_reads_as_it_was_written():
     found = stage(actions=["drift -> lower_tier", "", " gpu memory->scene default "]).actions
     assert [(one.alert, one.action, one.scene) for one in found] == [
-        ("drift", "lower_tier", ""), ("gpu memory", "scene", "default"),
-    ]  # fmt: skip
+        ("drift", "lower_tier", ""),
+        ("gpu memory", "scene", "default"),
+    ]
     assert [str(one) for one in found] == ["drift -> lower_tier", "gpu memory -> scene default"]
 
 
@@ -67,15 +68,22 @@ def test_given_a_line_that_means_nothing_when_read_then_the_error_says_what_woul
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"actions": ["misses -> backup_active"], "backup": "none"}, "needs a second worker, and backup is none"),
+        (
+            {"actions": ["misses -> backup_active"], "backup": "none"},
+            "needs a second worker, and backup is none",
+        ),
         ({"sync": ["cloud slop 5", "cloud slop 6"]}, "cloud stands in 2 lines"),
         (
-            {"sync": ["cloud slop 5 wait 20"], "scenes": ["fast"], "scene.fast.tiers": ["a"],
-             "scene.fast.budget_ms": 20.0},
+            {
+                "sync": ["cloud slop 5 wait 20"],
+                "scenes": ["fast"],
+                "scene.fast.tiers": ["a"],
+                "scene.fast.budget_ms": 20.0,
+            },
             "below the shortest budget, 20 ms",
         ),
     ],
-)  # fmt: skip
+)
 def test_given_lines_that_do_not_go_with_the_stage_when_read_then_the_error_says_why(values, said):
     with pytest.raises(ConfigError, match=said):
         stage(**values)
@@ -93,9 +101,15 @@ def test_given_a_kind_when_an_alert_has_its_name_then_it_is_found_and_the_page_h
         ("clout", [("image", True), ("cloud", True)], "the adapter has no input clout; it has: cloud"),
         ("cloud", [("image", True)], "it has: none beside its trigger"),
         ("image", [("image", True), ("cloud", True)], "image is the trigger"),
-        ("cloud", [("image", True), ("cloud", False)], "the message type of cloud does not begin with a std_msgs/Hea"),
+        (
+            "cloud",
+            [("image", True), ("cloud", False)],
+            "the message type of cloud does not begin with a std_msgs/Hea",
+        ),
     ],
 )
-def test_given_an_adapters_inputs_when_a_rule_is_for_none_that_has_stamps_then_it_is_refused(topic, inputs, said):
+def test_given_an_adapters_inputs_when_a_rule_is_for_none_that_has_stamps_then_it_is_refused(
+    topic, inputs, said
+):
     with pytest.raises(ConfigError, match=said):
         check_sync("fusion", stage(sync=[f"{topic} slop 5"]).sync, inputs)

@@ -18,7 +18,9 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_given_missing_folders_then_each_is_the_users_alone_and_what_was_there_stays(tmp_path, generous_umask):
+def test_given_missing_folders_then_each_is_the_users_alone_and_what_was_there_stays(
+    tmp_path, generous_umask
+):
     tmp_path.chmod(0o755)
     make_private(tmp_path / "a" / "b")
     make_private(tmp_path / "a" / "b")
@@ -40,7 +42,9 @@ def file(tmp_path):
     return path
 
 
-def test_given_a_sticky_folder_on_the_way_when_asked_then_nobody_can_replace_what_is_below_it(file, tmp_path):
+def test_given_a_sticky_folder_on_the_way_when_asked_then_nobody_can_replace_what_is_below_it(
+    file, tmp_path
+):
     (tmp_path / "a").chmod(0o1777)
     assert exposed(file) == ""
 
@@ -59,7 +63,9 @@ def test_given_what_only_the_user_can_write_when_asked_then_it_is_not_exposed(fi
         ("a/b", 0o1777, "everybody can write {} (mode 1777); choose a folder of your own"),
     ],
 )
-def test_given_a_part_of_the_way_that_others_can_write_when_asked_then_it_is_named(file, tmp_path, part, bits, said):
+def test_given_a_part_of_the_way_that_others_can_write_when_asked_then_it_is_named(
+    file, tmp_path, part, bits, said
+):
     (tmp_path / part).chmod(bits)
     assert exposed(file) == said.format(tmp_path / part, tmp_path / part)
 

@@ -86,8 +86,12 @@ def test_given_a_child_when_spoken_to_then_it_answers_and_ends_with_its_block(tm
     assert child.exit_status in {-signal.SIGINT, 1}
 
 
-def test_given_a_child_that_ignores_signals_and_has_children_then_all_are_gone(tmp_path, module, monkeypatch):
-    monkeypatch.setattr("torchperf_ros.demo.child_process._PATIENCE_S", {signal.SIGTERM: 0.1, signal.SIGKILL: 10.0})
+def test_given_a_child_that_ignores_signals_and_has_children_then_all_are_gone(
+    tmp_path, module, monkeypatch
+):
+    monkeypatch.setattr(
+        "torchperf_ros.demo.child_process._PATIENCE_S", {signal.SIGTERM: 0.1, signal.SIGKILL: 10.0}
+    )
     with ChildProcess("stubborn", module(STUBBORN), tmp_path) as child:
         grandchild = psutil.Process(int(wait_for_line(child.output, child)))
     assert child.exit_status == -signal.SIGKILL

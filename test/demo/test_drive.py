@@ -35,8 +35,14 @@ def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -
     for plan in plans.values():
         faults = {kind: Fault.read(kind, entry) for kind, entry in plan.items()}
         assert all(0 < fault.after_s < seconds for fault in faults.values())
-        times = sorted(f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY)
-        assert all(later - earlier > seconds / 10 for earlier, later in itertools.pairwise(times) if later < seconds)
+        times = sorted(
+            f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY
+        )
+        assert all(
+            later - earlier > seconds / 10
+            for earlier, later in itertools.pairwise(times)
+            if later < seconds
+        )
 
 
 @pytest.mark.parametrize(("asked", "engine", "compiles"), [(None, "auto", False), ("aoti", "aoti", True)])
@@ -44,19 +50,29 @@ def test_given_an_engine_or_none_when_driven_then_packages_are_used_and_only_wha
     asked: str | None, engine: str, compiles: bool, tmp_path: Path
 ) -> None:
     values = drive_parameters(DriveOptions(engine=asked, metrics_port=9464), IMAGE_TYPE, tmp_path)
-    assert (values["planning"]["engine"], values["compile_missing"], values["metrics_port"]) == (engine, compiles, 9464)
+    assert (values["planning"]["engine"], values["compile_missing"], values["metrics_port"]) == (
+        engine,
+        compiles,
+        9464,
+    )
 
 
-def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> None:
+def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> (
+    None
+):
     evidence = Path("/evidence")
     assert any("report /evidence/records/perf/records.jsonl -o" in line for line in what_next(evidence, []))
     lines = what_next(evidence, [evidence / "a", evidence / "b"])
     assert any("report /evidence/b -o" in line for line in lines)
     assert lines[1:3] == ["  a", "  b"]
-    assert any("report '/my robot/a' -o" in line for line in what_next(Path("/my robot"), [Path("/my robot/a")]))
+    assert any(
+        "report '/my robot/a' -o" in line for line in what_next(Path("/my robot"), [Path("/my robot/a")])
+    )
 
 
-def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_report_shows_all_of_them(tmp_path: Path):
+def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_report_shows_all_of_them(
+    tmp_path: Path,
+):
     state, gate = DriveState("a road", 20.0), FaultGate("planning", tmp_path / "gate")
     state.phase, stage = "driving", StageState("planning")
 
@@ -68,7 +84,11 @@ def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_re
 
     gate.step(state)
     state.stages["planning"] = stage
-    assert [report("busy", "loading full"), report("busy", "starting"), report("idle", "busy")] == [False, False, True]
+    assert [report("busy", "loading full"), report("busy", "starting"), report("idle", "busy")] == [
+        False,
+        False,
+        True,
+    ]
     (tmp_path / "gate").unlink()  # a fault was taken
     gate.step(state)
     assert [report("busy", "waits for its restart"), report("idle", "idle")] == [False, True]
@@ -80,7 +100,9 @@ def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_re
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """The command `torchperf demo`."""
-    env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"} | {
+        "PYTHONPATH": os.pathsep.join(sys.path)
+    }
     command = [sys.executable, "-u", "-m", "torchperf_ros.cli", "demo", "--no-tui", *arguments]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -96,7 +118,9 @@ def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_wa
     process = start("--seconds", "20", "--sabotage", "--metrics-port", str(port), *files)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("starting, ")
-    line = next(line for line in process.stdout if re.match(r" *1[3-6]\.\d s /perf .* p50 .*% on time", line))
+    line = next(
+        line for line in process.stdout if re.match(r" *1[3-6]\.\d s /perf .* p50 .*% on time", line)
+    )
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) > 4, line
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -116,8 +140,8 @@ def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_wa
         stage = report["stages"][name]
         assert stage["records"] > 100, output
         assert stage["lost"] in {0, 1}, output
-        # only what comes before the first own result, or long after the last one, has nothing to publish: on a machine
-        # that others keep busy these may be many
+        # only what comes before the first own result, or long after the last one, has nothing to publish:
+        # on a machine that others keep busy these may be many
         assert stage["unanswered"] <= 0.05 * stage["records"] or (report["others_share"] or 0) > 0.1, output
     kinds = {entry["kind"] for entry in report["sabotage"]}
     assert kinds >= {"sigkill", "hang", "raise"} or (report["others_share"] or 0) > 0.1, output

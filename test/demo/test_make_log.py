@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 
 from torchperf_ros.cli.main import app
 from torchperf_ros.config.message_types import decode, stamp_ns_of
-from torchperf_ros.demo.make_log import FAULTS, OBJECTS_TOPIC, START_NS, DriveLog, Fault, MakeLogError, write_drive
+from torchperf_ros.demo.make_log import (
+    FAULTS,
+    OBJECTS_TOPIC,
+    START_NS,
+    DriveLog,
+    Fault,
+    MakeLogError,
+    write_drive,
+)
 from torchperf_ros.logs.log_reader import LogFindings, LogReader
 from torchperf_ros.world.road_scene import SPEED_MPS
 
@@ -40,7 +48,9 @@ def pixels(message):
 
 
 @pytest.mark.parametrize("name", ["log", "log.mcap", "log.db3", "log.bag"])
-def test_given_a_drive_when_written_then_the_reader_gives_back_each_message_and_finds_nothing_wrong(tmp_path, name):
+def test_given_a_drive_when_written_then_the_reader_gives_back_each_message_and_finds_nothing_wrong(
+    tmp_path, name
+):
     path = write_drive(tmp_path / name, SMALL)
     expected = [m for m in SMALL.messages() if m.topic != OBJECTS_TOPIC or name != "log.bag"]
     said = []
@@ -51,7 +61,9 @@ def test_given_a_drive_when_written_then_the_reader_gives_back_each_message_and_
 
 
 @pytest.mark.parametrize("name", ["log.mcap", "log.db3", "log.bag"])
-def test_given_the_same_arguments_when_written_then_the_bytes_are_the_same_and_other_seeds_give_others(tmp_path, name):
+def test_given_the_same_arguments_when_written_then_the_bytes_are_the_same_and_other_seeds_give_others(
+    tmp_path, name
+):
     drive = replace(SMALL, seconds=0.5, jitter_ms=3.0, drop=0.1, compressed=True)
     contents = []
     for number, seed in enumerate((1, 1, 2)):
@@ -66,8 +78,10 @@ def test_given_the_same_arguments_when_written_then_the_bytes_are_the_same_and_o
 def test_given_a_drive_when_read_then_images_objects_and_odometry_belong_together():
     messages = list(SMALL.messages())
     assert {topic: sum(m.topic == topic for m in messages) for topic in {m.topic for m in messages}} == {
-        "/camera/image_raw": 30, "/odom": 30, OBJECTS_TOPIC: 30,
-    }  # fmt: skip
+        "/camera/image_raw": 30,
+        "/odom": 30,
+        OBJECTS_TOPIC: 30,
+    }
     assert [m.t_ns for m in messages] == sorted(m.t_ns for m in messages)
     assert stamps_ns(SMALL) == [START_NS + round(number / 30 * 1e9) for number in range(30)]
     last = decode(next(m for m in reversed(messages) if m.topic == "/odom").data, "nav_msgs/msg/Odometry")
@@ -81,7 +95,9 @@ def test_given_the_labels_when_drawn_over_the_image_then_each_near_car_has_its_p
     messages = {m.topic: m for m in drive.messages()}
     image = pixels(messages[drive.image_topic])
     markers = decode(messages[OBJECTS_TOPIC].data, messages[OBJECTS_TOPIC].type_name).markers
-    assert {(marker.ns, marker.text, marker.header.frame_id) for marker in markers} == {("car", "car", "base_link")}
+    assert {(marker.ns, marker.text, marker.header.frame_id) for marker in markers} == {
+        ("car", "car", "base_link")
+    }
     near = [marker for marker in markers if marker.pose.position.x < 60]
     assert len(near) >= 2
     for marker in near:
@@ -121,7 +137,9 @@ def test_given_a_fault_when_read_then_it_is_there_for_as_long_as_it_should_be_an
         assert max(b - a for a, b in pairwise(times)) == pytest.approx(233 * MS, abs=MS)
         assert len(images(drive)) == 24
         return
-    assert len(found) == (5 if kind in {"frozen", "repeat-stamp"} else 6)  # of these two the first is as it should be
+    assert len(found) == (
+        5 if kind in {"frozen", "repeat-stamp"} else 6
+    )  # of these two the first is as it should be
     assert all(START_NS + 300 * MS <= m.t_ns - 5 * MS < START_NS + 500 * MS for m in found)
     if kind == "truncated":
         assert {len(m.data) * 2 // 10 for m in found} == {len(images(SMALL)[0].data) // 10}
@@ -169,7 +187,10 @@ def test_given_something_that_is_there_when_written_then_it_stays_unless_it_is_a
             for text in ("", "gap@x", "gap@-1", "gap@1:0")
         ),
         (["log", "--fault", "fire@1"], "there are: gap"),
-        (["log", "--seconds", "2", "--fault", "gap@2"], "fault gap@2 begins after the end of the drive, at 2 s"),
+        (
+            ["log", "--seconds", "2", "--fault", "gap@2"],
+            "fault gap@2 begins after the end of the drive, at 2 s",
+        ),
         (["log.bag", "--fault", "truncated@0"], "cannot be written to a ROS 1 bag"),
         (["log", "--seconds", "1e9"], "GB are free"),
     ],

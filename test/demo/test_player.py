@@ -22,15 +22,23 @@ def write(path: Path, *topics: tuple[str, str, int]) -> Path:
         for name, type_name, count in topics:
             connection = writer.add_connection(name, type_name, typestore=get_typestore(Stores.ROS2_JAZZY))
             for number in range(count):
-                writer.write(connection, 10**18 + number, bytes(encode(empty_message(type_name), type_name)))
+                writer.write(
+                    connection, 10**18 + number, bytes(encode(empty_message(type_name), type_name))
+                )
     return path
 
 
-def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_the_fullest_odometry(tmp_path):
+def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_the_fullest_odometry(
+    tmp_path,
+):
     path = write(
-        tmp_path / "log", ("/depth/image", IMAGE, 5), ("/colour/image", IMAGE, 3), ("/colour/left", IMAGE, 2),
-        ("/wheels", ODOMETRY, 1), ("/fused", ODOMETRY, 2),
-    )  # fmt: skip
+        tmp_path / "log",
+        ("/depth/image", IMAGE, 5),
+        ("/colour/image", IMAGE, 3),
+        ("/colour/left", IMAGE, 2),
+        ("/wheels", ODOMETRY, 1),
+        ("/fused", ODOMETRY, 2),
+    )
     with LogReader(path) as log:
         assert [topic.name for topic in drive_topics(log)] == ["/colour/image", "/fused"]
 
@@ -39,7 +47,10 @@ def test_given_colour_and_more_depth_images_when_chosen_then_it_is_colour_and_th
     ("topics", "says"),
     [
         ([("/cam", IMAGE, 0)], "has no messages at all, but no image topic"),
-        ([("/wheels", ODOMETRY, 1)], "has /wheels (nav_msgs/msg/Odometry), but no image topic; the demo needs"),
+        (
+            [("/wheels", ODOMETRY, 1)],
+            "has /wheels (nav_msgs/msg/Odometry), but no image topic; the demo needs",
+        ),
     ],
 )
 def test_given_a_log_without_images_when_chosen_then_one_line_says_what_there_is(tmp_path, topics, says):

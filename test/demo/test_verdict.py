@@ -91,9 +91,19 @@ NOT_OWN = "perception: 90.0% of the frames had their own result in time; 95% hav
 @pytest.mark.parametrize(
     ("change", "status", "short", "shown"),
     [
-        (lambda state: None, 0, [], "PASS 196 of 196 frames were answered, the latest 30.00 ms before its deadline;"),
+        (
+            lambda state: None,
+            0,
+            [],
+            "PASS 196 of 196 frames were answered, the latest 30.00 ms before its deadline;",
+        ),
         (late(0.9), 0, [], "the latest 0.90 ms after its deadline"),
-        (late(2.0), 1, ["planning: an answer left 2.0 ms after its deadline; 1 ms is allowed"], "FAIL planning: an"),
+        (
+            late(2.0),
+            1,
+            ["planning: an answer left 2.0 ms after its deadline; 1 ms is allowed"],
+            "FAIL planning: an",
+        ),
         (busy(late(2.0)), 3, ["planning: an answer left 2.0 ms"], f"BUSY no verdict: {BUSY}; drive again"),
         (superseded, 1, [NO_ANSWER, "planning: 16.3% of"], f"FAIL {NO_ANSWER}"),
         (busy(superseded), 3, [NO_ANSWER, "planning: 16.3% of"], f"BUSY no verdict: {BUSY}"),
@@ -101,9 +111,14 @@ NOT_OWN = "perception: 90.0% of the frames had their own result in time; 95% hav
         (sabotaged(own_results(88)), 0, [], "95% have to be, 85% by their own result in time"),
         (sabotaged(own_results(82)), 1, ["perception: 83.6% of"], "85% have to"),
         (busy(lambda state: None), 0, [], "PASS"),
-        (lambda state: setattr(state, "sabotaged", True), 1, ["sabotage: no fault was injected"], "FAIL sabotage"),
+        (
+            lambda state: setattr(state, "sabotaged", True),
+            1,
+            ["sabotage: no fault was injected"],
+            "FAIL sabotage",
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_a_drive_when_judged_then_it_passes_by_stated_shares_and_a_busy_machine_gives_no_verdict(
     change, status, short, shown
 ):
@@ -123,16 +138,29 @@ def test_given_a_drive_when_judged_then_it_passes_by_stated_shares_and_a_busy_ma
     [
         (1, None, [], [], "PASS"),  # it is in flight
         (2, None, [f"{name}: 2 started frames were not answered" for name in STAGES], [], "FAIL"),
-        (3, nothing_to_publish, [], [f"{name}: 3 frames had nothing to publish, yet or any more" for name in STAGES],
-         "planning: 3 of 98 frames had no answer; 1% may have none"),
+        (
+            3,
+            nothing_to_publish,
+            [],
+            [f"{name}: 3 frames had nothing to publish, yet or any more" for name in STAGES],
+            "planning: 3 of 98 frames had no answer; 1% may have none",
+        ),
         (0, busy(own_results(50)), [], ["other programs took 40%"], "BUSY"),
-        (0, odd, [], [
-            "perception: 7 frames came while it was still starting", "of 150 images only 98 reached the node",
-            "3 messages were late, the worst by 9.0 ms", "node: normal: not permitted",
-            "other programs took 40% of the processor",
-        ], "PASS"),
+        (
+            0,
+            odd,
+            [],
+            [
+                "perception: 7 frames came while it was still starting",
+                "of 150 images only 98 reached the node",
+                "3 messages were late, the worst by 9.0 ms",
+                "node: normal: not permitted",
+                "other programs took 40% of the processor",
+            ],
+            "PASS",
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_a_drive_when_judged_then_lost_frames_fail_and_the_rest_is_noted(
     unanswered, change, failures, notes, shown
 ):
@@ -163,8 +191,14 @@ def test_given_a_terminal_when_summed_up_then_no_word_is_cut_off(width: int):
 
 def test_given_sabotage_when_summed_up_then_each_kind_tells_how_often_and_how_it_was_answered():
     state = drive()
-    state.stages["perception"].add(SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 41.0, 50.0, -9.0))
-    for kind, stamp_ns in (("sigkill", STAMP_NS - 10**9), ("hang", STAMP_NS), ("hang", STAMP_NS - 5 * 10**9)):
+    state.stages["perception"].add(
+        SeenFrame(STAMP_NS - 10**9, Outcome.CRASHED, Fallback.BACKUP, 41.0, 50.0, -9.0)
+    )
+    for kind, stamp_ns in (
+        ("sigkill", STAMP_NS - 10**9),
+        ("hang", STAMP_NS),
+        ("hang", STAMP_NS - 5 * 10**9),
+    ):
         state.on_journal("perception", json.dumps({"kind": kind, "stamp_ns": stamp_ns, "pid": 1}))
     state.match()
     rows = [" ".join(row.split()) for row in printed(state).splitlines()]
@@ -186,7 +220,11 @@ def test_given_a_drive_when_reported_then_it_is_strict_json_with_null_for_the_un
 
 def test_given_what_the_player_writes_when_folded_then_words_notes_and_garbage_find_their_place():
     state = DriveState("a road", 20.0)
-    ready, note, done = '{"event": "ready"}', '{"event": "note", "text": "again"}', '{"event": "done", "late": 2}'
+    ready, note, done = (
+        '{"event": "ready"}',
+        '{"event": "note", "text": "again"}',
+        '{"event": "done", "late": 2}',
+    )
     for line in (ready, note, "Traceback", done):
         state.on_player(line)
     assert state.player_ready
@@ -209,9 +247,12 @@ def test_given_an_injection_when_the_frame_of_its_stamp_is_answered_then_they_ar
 
 
 @pytest.mark.parametrize(
-    ("phase", "words"), [("starting", "starting"), ("driving", "10.0 of 20 s"), ("drove 10.0 s", "drove 10.0 s")]
+    ("phase", "words"),
+    [("starting", "starting"), ("driving", "10.0 of 20 s"), ("drove 10.0 s", "drove 10.0 s")],
 )
-def test_given_a_phase_when_drawn_then_the_first_row_shows_it_and_the_picture_fills_the_terminal(phase, words):
+def test_given_a_phase_when_drawn_then_the_first_row_shows_it_and_the_picture_fills_the_terminal(
+    phase, words
+):
     state = drive()
     state.phase, state.elapsed_s = phase, 10.0
     console = Console(width=100, height=30, file=io.StringIO(), color_system=None)

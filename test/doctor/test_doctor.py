@@ -29,10 +29,15 @@ def test_given_a_log_when_examined_then_the_largest_part_is_named_and_what_a_log
     assert "perception: the largest part is inference" in result.output
     assert "camera and transport are one part" in result.output
     assert "Nothing stands out" in result.output
-    assert json.loads(file.read_text())[0]["largest"] == {"perception": "inference", "planning": "inference"}
+    assert json.loads(file.read_text())[0]["largest"] == {
+        "perception": "inference",
+        "planning": "inference",
+    }
 
 
-def test_given_records_of_old_frames_when_examined_then_what_was_before_receipt_is_to_be_looked_at(tmp_path):
+def test_given_records_of_old_frames_when_examined_then_what_was_before_receipt_is_to_be_looked_at(
+    tmp_path,
+):
     result = doctor(logs.write_records(tmp_path / "records.jsonl", aged(120.0)))
     assert result.exit_code == 1, result.output
     assert "perception: the largest part is input" in result.output
@@ -44,7 +49,10 @@ def test_given_records_of_old_frames_when_examined_then_what_was_before_receipt_
     [
         (["none.mcap"], "log none.mcap: does not exist"),
         (["none.mcap", "--actuation", "/cmd"], "--actuation: names a live topic"),
-        (["none.mcap", "--json", "no/folder.json"], "--json no/folder.json: needs a file name in an existing folder"),
+        (
+            ["none.mcap", "--json", "no/folder.json"],
+            "--json no/folder.json: needs a file name in an existing folder",
+        ),
     ],
 )
 def test_given_what_cannot_be_used_when_examined_then_it_is_named_and_the_status_is_2(arguments, words):

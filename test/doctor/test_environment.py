@@ -47,22 +47,47 @@ def test_given_a_machine_that_lacks_nothing_when_looked_at_then_all_is_well(root
 @pytest.mark.parametrize(
     ("name", "spoil", "need", "mend"),
     [
-        ("rtprio", lambda root: (root / "proc/7/limits").write_text(limits("0", "unlimited")), {}, "rtprio 98"),
-        ("memlock", lambda root: (root / "proc/7/limits").write_text(limits("98", "65536")), {}, "memlock unlimited"),
+        (
+            "rtprio",
+            lambda root: (root / "proc/7/limits").write_text(limits("0", "unlimited")),
+            {},
+            "rtprio 98",
+        ),
+        (
+            "memlock",
+            lambda root: (root / "proc/7/limits").write_text(limits("98", "65536")),
+            {},
+            "memlock unlimited",
+        ),
         (
             "governor",
-            lambda root: (root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").write_text("powersave\n"), {},
+            lambda root: (root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").write_text(
+                "powersave\n"
+            ),
+            {},
             "cpupower",
         ),
         ("load", lambda _: None, {"busy": 0.97}, "top -o %CPU"),
         ("segment", lambda root: segment(root, MIB // 2), {}, "FASTDDS_DEFAULT_PROFILES_FILE"),
         ("segment", lambda _: None, {"lost": 3}, "FASTDDS_DEFAULT_PROFILES_FILE"),
-        ("segment", lambda _: None, {"unheard": "/image", "message_bytes": 0}, "FASTDDS_DEFAULT_PROFILES_FILE"),
+        (
+            "segment",
+            lambda _: None,
+            {"unheard": "/image", "message_bytes": 0},
+            "FASTDDS_DEFAULT_PROFILES_FILE",
+        ),
         ("clock", lambda _: None, {"clock_ms": -35.0}, "chronyc tracking"),
-        ("clock", lambda _: None, {"clock_ms": -35.0, "clock_problem": "no node publishes /clock"}, "use_sim_time"),
+        (
+            "clock",
+            lambda _: None,
+            {"clock_ms": -35.0, "clock_problem": "no node publishes /clock"},
+            "use_sim_time",
+        ),
     ],
-)  # fmt: skip
-def test_given_one_thing_that_is_missing_when_looked_at_then_it_alone_is_lacking(root, name, spoil, need, mend):
+)
+def test_given_one_thing_that_is_missing_when_looked_at_then_it_alone_is_lacking(
+    root, name, spoil, need, mend
+):
     spoil(root)
     (lacking,) = [check for check in look_around(Need(**NEED | need), root, lambda: 0) if check.ok is False]
     assert lacking.name == name
@@ -71,11 +96,18 @@ def test_given_one_thing_that_is_missing_when_looked_at_then_it_alone_is_lacking
 
 @pytest.mark.parametrize(
     ("name", "need"),
-    [("rtprio", {"realtime_priority": 0}), ("memlock", {"lock_memory": False}), ("load", {"busy": float("nan")})],
+    [
+        ("rtprio", {"realtime_priority": 0}),
+        ("memlock", {"lock_memory": False}),
+        ("load", {"busy": float("nan")}),
+    ],
 )
 def test_given_what_does_not_matter_here_when_looked_at_then_it_is_neither(root, name, need):
     checks = {check.name: check.ok for check in look_around(Need(**NEED | need), root, lambda: 5)}
-    assert (checks[name], checks["clock"]) == (None, None)  # a clock that nobody sets matters between machines only
+    assert (checks[name], checks["clock"]) == (
+        None,
+        None,
+    )  # a clock that nobody sets matters between machines only
 
 
 def test_given_a_node_that_runs_in_real_time_when_looked_at_then_its_limit_does_not_matter(root):

@@ -20,13 +20,22 @@ def case(parts, *, frames=300, more=None, **known):
         if name in pairs
     )
     age_ms = sum(pairs.get(name, (0.0, 0.0))[0] for name in ("camera", "transport", "input"))
-    split = Split("seg", frames, made, Part("whole", *whole, whole[0], 1.0, frames), NOTHING, age_ms, **(more or {}))
-    usual = {"budget_ms": 50.0, "interval_ms": 33.0, "trigger": "/image", "driver": "/cam", "output": "/labels"}
+    split = Split(
+        "seg", frames, made, Part("whole", *whole, whole[0], 1.0, frames), NOTHING, age_ms, **(more or {})
+    )
+    usual = {
+        "budget_ms": 50.0,
+        "interval_ms": 33.0,
+        "trigger": "/image",
+        "driver": "/cam",
+        "output": "/labels",
+    }
     return Case(split, **usual | known)
 
 
 RECEIPT = {"budget_from": "receipt"}
-EVIDENCE = [  # what is known, and of the advice that comes first: the part, what it may save, and what to type
+# what is known, and of the advice that comes first: the part, what it may save, and what to type
+EVIDENCE = [
     ("an old image", case({"camera": 80.0, "inference": 10.0}), ("camera", 47.0, "ros2 param dump /cam")),
     ("an old image in a log", case({"input": 80.0, "inference": 10.0}), ("input", 47.0, "torchperf doctor --node")),
     ("a long exposure", case({"camera": 30.0, "inference": 10.0}), None),  # within a frame's interval
@@ -100,8 +109,12 @@ EVIDENCE = [  # what is known, and of the advice that comes first: the part, wha
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("known", "first"), [row[1:] for row in EVIDENCE], ids=[row[0] for row in EVIDENCE])
-def test_given_evidence_when_advised_then_what_follows_from_it_comes_first_and_nothing_without_it(known, first):
+@pytest.mark.parametrize(
+    ("known", "first"), [row[1:] for row in EVIDENCE], ids=[row[0] for row in EVIDENCE]
+)
+def test_given_evidence_when_advised_then_what_follows_from_it_comes_first_and_nothing_without_it(
+    known, first
+):
     advice = advise([known])
     if first is None:
         assert advice == []
@@ -113,7 +126,13 @@ def test_given_evidence_when_advised_then_what_follows_from_it_comes_first_and_n
 
 
 def test_given_much_to_change_in_two_stages_when_advised_then_the_five_that_may_save_the_most_are_sorted():
-    parts = {"camera": 80.0, "queue": 20.0, "preprocess": 30.0, "inference": (40.0, 90.0), "actuation": 60.0}
+    parts = {
+        "camera": 80.0,
+        "queue": 20.0,
+        "preprocess": 30.0,
+        "inference": (40.0, 90.0),
+        "actuation": 60.0,
+    }
     cases = [case(parts, engine="eager", lacks=frozenset({"load", "governor"})) for _ in range(2)]
     saves = [one.saves_ms for one in advise(cases)]
     assert len(saves) == MOST_ADVICE
@@ -123,7 +142,10 @@ def test_given_much_to_change_in_two_stages_when_advised_then_the_five_that_may_
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (case({"camera": 75.0, "inference": 25.0}), "seg: the largest part is camera, 75.0 of 100.0 ms (75%)"),
+        (
+            case({"camera": 75.0, "inference": 25.0}),
+            "seg: the largest part is camera, 75.0 of 100.0 ms (75%)",
+        ),
         (case({"inference": 5.0, "actuation": 60.0}), "actuation, 60.0 ms after the output left"),
         (
             case({"camera": 75.0, "queue": 25.0}, more={"slow_part": "queue", "slow_ms": 30.0}),

@@ -11,13 +11,23 @@ from torchperf_ros.runs.run_log import StageLog
 MS = 1_000_000
 START_NS = 1_700_000_000_000 * MS
 EVERY_MS = 50
-STEPS = {"wait_ms": 1.0, "decode_ms": 0.5, "preprocess_ms": 2.0, "inference_ms": 20.0, "postprocess_ms": 0.5}
+STEPS = {
+    "wait_ms": 1.0,
+    "decode_ms": 0.5,
+    "preprocess_ms": 2.0,
+    "inference_ms": 20.0,
+    "postprocess_ms": 0.5,
+}
 
 
 def stage(count=40, **columns):
     """Frames of 25 ms that were received 12 ms after their stamps; other columns as they are given."""
     frames = np.zeros(count, dtype=FRAME)
-    values = {"seq": np.arange(count), "stamp_ns": START_NS + np.arange(count) * EVERY_MS * MS, "age_ms": 12.0}
+    values = {
+        "seq": np.arange(count),
+        "stamp_ns": START_NS + np.arange(count) * EVERY_MS * MS,
+        "age_ms": 12.0,
+    }
     for name, value in {**values, **STEPS, "total_ms": 25.0, **columns}.items():
         frames[name] = value
     return StageLog("seg", ("full",), frames)
@@ -28,8 +38,9 @@ def triggers(count=40, *, camera_ms=10.0, lost=()):
     stamps = [START_NS + number * EVERY_MS * MS for number in range(count)]
     return [
         Message(stamp, stamp + round(camera_ms * MS), stamp + 13 * MS, number, 1000)
-        for number, stamp in enumerate(stamps) if number not in lost
-    ]  # fmt: skip
+        for number, stamp in enumerate(stamps)
+        if number not in lost
+    ]
 
 
 def p50(found):
@@ -39,9 +50,14 @@ def p50(found):
 def test_given_a_log_when_split_then_camera_and_transport_are_one_part_and_the_shares_add_up():
     found = split(stage())
     assert p50(found) == {
-        "input": 12.0, "queue": 1.0, "decode": 0.5, "preprocess": 2.0, "inference": 20.0, "postprocess": 0.5,
+        "input": 12.0,
+        "queue": 1.0,
+        "decode": 0.5,
+        "preprocess": 2.0,
+        "inference": 20.0,
+        "postprocess": 0.5,
         "publish": 1.0,
-    }  # fmt: skip
+    }
     assert found.whole.p50_ms == pytest.approx(37.0)
     assert sum(part.share for part in found.parts) == pytest.approx(1.0)
     assert found.largest.name == "inference"
@@ -49,7 +65,9 @@ def test_given_a_log_when_split_then_camera_and_transport_are_one_part_and_the_s
 
 
 def test_given_what_another_subscriber_heard_when_split_then_camera_transport_and_what_follows_are_there():
-    outputs = [Message(one.stamp_ns, one.stamp_ns + 40 * MS, one.stamp_ns + 43 * MS, 0, 9) for one in triggers()]
+    outputs = [
+        Message(one.stamp_ns, one.stamp_ns + 40 * MS, one.stamp_ns + 43 * MS, 0, 9) for one in triggers()
+    ]
     acts = [one._replace(sent_ns=one.stamp_ns + 100 * MS) for one in outputs]
     found = split(stage(), Heard(triggers(), outputs, acts))
     parts = p50(found)
@@ -63,7 +81,9 @@ def test_given_what_another_subscriber_heard_when_split_then_camera_transport_an
 def test_given_triggers_that_came_to_nobody_when_split_then_they_are_lost_and_those_that_the_node_replaced_are_not():
     missing = {5, 6, 7, 8}
     numbers = np.array([number for number in range(40) if number not in missing | {20}])
-    rows = stage(len(numbers), stamp_ns=START_NS + numbers * EVERY_MS * MS)  # 20 came here, and not to the node
+    rows = stage(
+        len(numbers), stamp_ns=START_NS + numbers * EVERY_MS * MS
+    )  # 20 came here, and not to the node
     found = split(rows, Heard(triggers(lost=missing)))
     assert (found.published, found.lost) == (39, 4)
 
@@ -73,7 +93,13 @@ def test_given_triggers_that_came_to_nobody_when_split_then_they_are_lost_and_th
     [
         ({"age_ms": np.nan}, triggers(), False, "40 of 40 frames have no stamp", np.nan),
         ({"age_ms": -35.0}, triggers(), False, "lie in the future or more than 10 s back", -35.0),
-        ({"age_ms": 3_600_000.0}, triggers(), False, "lie in the future or more than 10 s back", 3_600_000.0),
+        (
+            {"age_ms": 3_600_000.0},
+            triggers(),
+            False,
+            "lie in the future or more than 10 s back",
+            3_600_000.0,
+        ),
         ({}, triggers(camera_ms=-30.0), False, "is sent, or received, 30.0 ms before its time", -30.0),
         ({}, triggers(camera_ms=40.0), False, "is sent, or received, 28.0 ms before its time", -28.0),
         ({}, triggers(), True, "use_sim_time", np.nan),
@@ -96,7 +122,11 @@ def test_given_results_that_came_too_late_when_split_then_the_wait_for_them_is_t
 def test_given_few_frames_that_wait_long_when_split_then_the_slow_ones_are_slow_by_the_queue():
     waits = np.where(np.arange(40) % 20 == 7, 31.0, 1.0)
     found = split(stage(wait_ms=waits, total_ms=24.0 + waits))
-    assert (found.largest.name, found.slow_part, found.slow_ms) == ("inference", "queue", pytest.approx(30.0))
+    assert (found.largest.name, found.slow_part, found.slow_ms) == (
+        "inference",
+        "queue",
+        pytest.approx(30.0),
+    )
 
 
 def test_given_no_frames_when_split_then_there_is_no_part():

@@ -11,11 +11,18 @@ class Mixed(torch.nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 5))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 5)
+        )
 
     def forward(self, x, mask):
         hidden = self.layers(x) * mask.sum(1, keepdim=True)
-        return {"scores": hidden, "best": (hidden.argmax(-1), x), "none": hidden[:, :0], "half": hidden.half()}
+        return {
+            "scores": hidden,
+            "best": (hidden.argmax(-1), x),
+            "none": hidden[:, :0],
+            "half": hidden.half(),
+        }
 
 
 class Untraceable(Mixed):
@@ -77,7 +84,9 @@ class Split(torch.nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 4))
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 4)
+        )
         self.head = Sign()
 
     def forward(self, x, mask):
@@ -99,7 +108,10 @@ class Seeing(torch.nn.Module):
 
 
 class Sees(Adapter):
-    """Its frames have larger values than its example; options: `loss`, what its task says of all but eager."""
+    """Its frames have larger values than its example.
+
+    Options: `loss`, what its task says of all but eager.
+    """
 
     inputs = {"image": "std_msgs/msg/String"}
     output = "std_msgs/msg/String"
@@ -116,7 +128,10 @@ class Sees(Adapter):
         return (torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)),)
 
     def score_inputs(self, tier):
-        return [(40.0 * torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(seed)),) for seed in (2, 3)]
+        return [
+            (40.0 * torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(seed)),)
+            for seed in (2, 3)
+        ]
 
     def training_task(self, log):
         return self if "loss" in self.options else None
@@ -129,15 +144,22 @@ class Sees(Adapter):
 
 
 class Compiled(Adapter):
-    """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null: none.
+    """Options: `dynamic` (both inputs' batch, 1 to 8, the example's is 1), `seed` of the weights, null.
+
+    None.
 
     `plain` has this process compile packages in that one variant.
     """
 
     inputs = {"image": "std_msgs/msg/String"}
     output = "std_msgs/msg/String"
-    kinds = {"full": (Mixed, 16), "fast": (Mixed, 4), "untraceable": (Untraceable, 4),
-             "blocks": (Blocks, 5), "split": (Split, 16)}  # fmt: skip
+    kinds = {
+        "full": (Mixed, 16),
+        "fast": (Mixed, 4),
+        "untraceable": (Untraceable, 4),
+        "blocks": (Blocks, 5),
+        "split": (Split, 16),
+    }
 
     def __init__(self, options, device):
         self.options = options

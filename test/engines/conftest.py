@@ -21,10 +21,18 @@ def job(cache, tiers=("full",), **changes):
     """What a compile process is told."""
     count = len(tiers)
     return {
-        "adapter": "compiled_adapters:Compiled", "options": {}, "device": "cpu", "threads": 1, "tiers": list(tiers),
-        "build": [BuildOptions("aoti").as_dict()] * count, "packages": [""] * count, "cache_dir": str(cache),
-        "cache_mib": 4096, "kept_mib": 256, **changes,
-    }  # fmt: skip
+        "adapter": "compiled_adapters:Compiled",
+        "options": {},
+        "device": "cpu",
+        "threads": 1,
+        "tiers": list(tiers),
+        "build": [BuildOptions("aoti").as_dict()] * count,
+        "packages": [""] * count,
+        "cache_dir": str(cache),
+        "cache_mib": 4096,
+        "kept_mib": 256,
+        **changes,
+    }
 
 
 def build(values):
@@ -54,7 +62,10 @@ def restored_threads():
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_engines():
-    """As the fork server leaves a worker's memory: what was there before is not looked through at every collection."""
+    """As the fork server leaves a worker's memory.
+
+    What was there before is not looked through at every collection.
+    """
     gc.collect()
     gc.freeze()
     yield
@@ -67,13 +78,17 @@ def adapters():
     folder = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")])))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+        )
         yield importlib.import_module("compiled_adapters")
 
 
 @dataclass(frozen=True)
 class Built:
-    """Packages in one cache: static ones of a real compile process, and its end; a dynamic one of this process.
+    """Packages in one cache.
+
+    Static ones of a real compile process, and its end; a dynamic one of this process.
 
     Each has been compiled in one variant only, another one: the second takes seconds and says nothing new.
     """
@@ -93,11 +108,15 @@ def built(adapters, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:  # homes of people have a space, which compilers do not take
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("a compiler")))
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("a temporary folder")))
-        process = CompileProcess(job(folder, ["untraceable", "full"], options={"plain": True}), background=False)
+        process = CompileProcess(
+            job(folder, ["untraceable", "full"], options={"plain": True}), background=False
+        )
     os.umask(umask)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("torchperf_ros.engines.package._variants", lambda model, *_: {"frozen": (model, True)})
+            patch.setattr(
+                "torchperf_ros.engines.package._variants", lambda model, *_: {"frozen": (model, True)}
+            )
             dynamic, _ = build(job(folder, options={"dynamic": True}))
         static, end = list(process.messages(PATIENCE_S)), process.death_reason()
     finally:

@@ -1,4 +1,7 @@
-"""Engine auto: what it builds, what it takes, and that it does so once. The engines are made up, and take no time."""
+"""Engine auto.
+
+What it builds, what it takes, and that it does so once. The engines are made up, and take no time.
+"""
 
 import re
 
@@ -68,15 +71,24 @@ def load(adapters, cache, **options):
 
 def test_given_nothing_when_loaded_then_the_tier_runs_in_eager_and_is_missing(engines, adapters, tmp_path):
     loaded = load(adapters, tmp_path / "cache")
-    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", "not compiled yet", ["full"])
+    assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == (
+        "eager",
+        "not compiled yet",
+        ["full"],
+    )
     assert (loaded.said, engines["timed"]) == ([], [])
 
 
-def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_all(engines, adapters, tmp_path):
+def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_all(
+    engines, adapters, tmp_path
+):
     said, good = build(tmp_path)
     assert (good, said["kind"], said["new"], said["manifest"]["identity"]["options"]["engine"]) == (
-        True, "built", True, "openvino",
-    )  # fmt: skip
+        True,
+        "built",
+        True,
+        "openvino",
+    )
     assert said["package"].endswith(".blob")
     ((names, how),) = engines["timed"]
     assert (names, how["inner"], how["pause_s"] > 0.02) == (["eager", "aoti", "openvino"], 1, True)
@@ -85,20 +97,28 @@ def test_given_engines_when_built_then_the_fastest_is_taken_with_the_figures_of_
     assert loaded.facts.choice == said["choice"] == "openvino 3, aoti 6, eager 10 ms (p50, paced)"
 
 
-def test_given_a_choice_when_built_and_loaded_again_then_nothing_is_built_or_timed(engines, adapters, tmp_path):
+def test_given_a_choice_when_built_and_loaded_again_then_nothing_is_built_or_timed(
+    engines, adapters, tmp_path
+):
     build(tmp_path)
     engines["timed"].clear()
     for path in tmp_path.glob("*.pt2"):
         path.unlink()  # the loser's
     said, good = build(tmp_path)
     load(adapters, tmp_path)
-    assert (good, said["new"], said["choice"]) == (True, False, "openvino 3, aoti 6, eager 10 ms (p50, paced)")
+    assert (good, said["new"], said["choice"]) == (
+        True,
+        False,
+        "openvino 3, aoti 6, eager 10 ms (p50, paced)",
+    )
     assert (engines["timed"], engines["aoti"].built, engines["openvino"].built) == ([], 1, 1)
     build(tmp_path, force=True)
     assert len(engines["timed"]) == 1
 
 
-def test_given_a_winner_whose_package_is_gone_then_it_is_missing_and_built_again(engines, adapters, tmp_path):
+def test_given_a_winner_whose_package_is_gone_then_it_is_missing_and_built_again(
+    engines, adapters, tmp_path
+):
     build(tmp_path)
     for path in tmp_path.glob("*.blob"):
         path.unlink()
@@ -122,12 +142,15 @@ def test_given_an_engine_that_fails_when_built_then_the_others_are_chosen_from_a
     assert not list(tmp_path.glob("*.blob"))
 
 
-def test_given_no_engine_that_can_when_built_then_it_fails_once_and_no_start_tries_again(engines, adapters, tmp_path):
+def test_given_no_engine_that_can_when_built_then_it_fails_once_and_no_start_tries_again(
+    engines, adapters, tmp_path
+):
     engines["openvino"].can = engines["aoti"].can = False
     said, good = build(tmp_path)
     assert (good, said["kind"]) == (False, "failed")
     assert re.match(
-        r"no engine can run it: aoti: RuntimeError: it cannot \(test_auto_engine.py:.*; openvino: ", said["text"]
+        r"no engine can run it: aoti: RuntimeError: it cannot \(test_auto_engine.py:.*; openvino: ",
+        said["text"],
     )
     loaded = load(adapters, tmp_path)
     assert (loaded.facts.engine, loaded.facts.why, loaded.missing) == ("eager", "", [])
@@ -136,7 +159,9 @@ def test_given_no_engine_that_can_when_built_then_it_fails_once_and_no_start_tri
     assert engines["aoti"].built == 1
 
 
-def test_given_eager_as_the_fastest_when_built_then_it_runs_and_nothing_is_missing(engines, adapters, tmp_path):
+def test_given_eager_as_the_fastest_when_built_then_it_runs_and_nothing_is_missing(
+    engines, adapters, tmp_path
+):
     engines["ms"]["eager"] = 3.05
     said, good = build(tmp_path)
     assert (good, said["package"], said["manifest"]) == (True, "", None)
@@ -160,4 +185,6 @@ def test_given_a_folder_then_the_winner_is_said_and_there_under_the_tiers_name(e
     assert build(**folders, dry_run=True)[0]["text"] == "would be chosen out of aoti, openvino and eager"
     assert build(**folders)[0]["package"] == str(tmp_path / "out" / "full.blob")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["full.blob", "full.json"]
-    assert build(**folders, dry_run=True)[0]["text"].endswith(".blob: openvino 3, aoti 6, eager 10 ms (p50, paced)")
+    assert build(**folders, dry_run=True)[0]["text"].endswith(
+        ".blob: openvino 3, aoti 6, eager 10 ms (p50, paced)"
+    )

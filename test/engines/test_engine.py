@@ -1,4 +1,7 @@
-"""Engines, mostly without a code generator: what they compile for, and when, is the same with backend eager."""
+"""Engines, mostly without a code generator.
+
+What they compile for, and when, is the same with backend eager.
+"""
 
 import functools
 import gc
@@ -23,7 +26,9 @@ from .compiled_adapters import Mixed
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 X = torch.ones(2)
 IMAGE = (torch.zeros(1, 3, 16, 16),)
-IMAGE_DIMS = {0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}}  # height and width have the same range, and size, on purpose
+IMAGE_DIMS = {
+    0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}
+}  # height and width have the same range, and size, on purpose
 COMPILE, AOTI = BuildOptions("compile"), BuildOptions("aoti")
 
 
@@ -72,7 +77,9 @@ def test_given_dynamic_dims_when_sizes_are_drawn_then_nothing_is_compiled_again(
 
 
 @torch.inference_mode()
-def test_given_more_sizes_than_the_compilers_limits_when_run_then_each_is_compiled_and_none_silently_eager(no_code):
+def test_given_more_sizes_than_the_compilers_limits_when_run_then_each_is_compiled_and_none_silently_eager(
+    no_code,
+):
     model, other = torch.nn.ReLU(), torch.nn.ReLU()
     calls = [compiled((torch.zeros(1),), model=each).call for each in (model, other)]
     for call in calls:
@@ -112,7 +119,9 @@ def test_given_a_model_that_is_made_for_one_size_when_compiled_for_many_then_tha
         (BuildOptions("aoti", dynamic="always"), {0: {0: (1, 8)}}, {0: {0: (1, 8)}}),
     ],
 )
-def test_given_declared_ranges_then_it_is_what_the_options_allow_and_has_two_sizes(options, declared, varying):
+def test_given_declared_ranges_then_it_is_what_the_options_allow_and_has_two_sizes(
+    options, declared, varying
+):
     assert varying_dims(options, declared) == varying
 
 
@@ -152,11 +161,17 @@ def test_given_outputs_of_any_structure_when_a_package_is_called_then_they_have_
 
 def layers(device):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval().to(device)
+    return (
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        .eval()
+        .to(device)
+    )
 
 
 def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_parameter_and_device():
-    with pytest.raises(ConfigError, match="parameter cuda_graphs: true is for CUDA; the device here is cpu"):
+    with pytest.raises(
+        ConfigError, match="parameter cuda_graphs: true is for CUDA; the device here is cpu"
+    ):
         make_runner(BuiltTier(layers(CPU), (torch.zeros(1, 8),), {}, CPU), BuildOptions(cuda_graphs=True))
 
 
@@ -171,7 +186,9 @@ def record(call, inputs):
     return lambda: outputs.copy_(there()(*inputs)), outputs
 
 
-def test_given_a_captured_model_that_nobody_else_keeps_when_called_then_its_weights_answer_every_shape(recorded):
+def test_given_a_captured_model_that_nobody_else_keeps_when_called_then_its_weights_answer_every_shape(
+    recorded,
+):
     net, inputs, other = layers(CPU), torch.randn(2, 8), torch.randn(3, 8)
     with torch.inference_mode():
         expected, of_other = net(inputs), net(other)
@@ -195,7 +212,10 @@ def test_given_a_captured_model_when_replayed_then_each_result_is_that_of_its_ow
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["eager", "aoti"])
 def test_given_cuda_graphs_with_an_engine_when_made_then_it_agrees_with_eager(engine):
-    """The memory that the captured copy's weights had is written to; the graph still has to read its weights."""
+    """The memory that the captured copy's weights had is written to.
+
+    The graph still has to read its weights.
+    """
     net, inputs = layers(CUDA), torch.randn(2, 8, device=CUDA)
     options = BuildOptions(engine=engine, cuda_graphs=True, precision="fp16")  # of a copy of the model
     runner = make_runner(BuiltTier(net, (torch.zeros(2, 8, device=CUDA),), {}, CUDA), options)
@@ -220,5 +240,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
         import os
         os._exit(0)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith("it cannot be captured as a CUDA graph: "), done.stderr

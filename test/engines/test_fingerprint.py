@@ -39,10 +39,21 @@ class Net(torch.nn.Module):
         self.register_buffer("offset", torch.zeros(2))
         self.register_buffer("hidden", torch.zeros(2), persistent=False)
         values = {
-            "_factor": 2.0, "mode": "nearest", "sizes": (1, [2, 3]), "by_name": {"a": 1}, "names": {"a", "b", "c"},
-            "anchors": torch.arange(3.0), "table": np.arange(3), "dtype": torch.float32, "settings": Settings(),
-            "act": torch.relu, "kind": torch.nn.ReLU, "empty": torch.zeros(0), "other": object(), **attributes,
-        }  # fmt: skip
+            "_factor": 2.0,
+            "mode": "nearest",
+            "sizes": (1, [2, 3]),
+            "by_name": {"a": 1},
+            "names": {"a", "b", "c"},
+            "anchors": torch.arange(3.0),
+            "table": np.arange(3),
+            "dtype": torch.float32,
+            "settings": Settings(),
+            "act": torch.relu,
+            "kind": torch.nn.ReLU,
+            "empty": torch.zeros(0),
+            "other": object(),
+            **attributes,
+        }
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -50,7 +61,8 @@ class Net(torch.nn.Module):
         return self.second(self.act(self.first(x))) + self.offset
 
 
-def key_of(model, options=OPTIONS, example=(torch.zeros(1, 2),), dims=None):  # noqa: B008 - never written to
+# never written to
+def key_of(model, options=OPTIONS, example=(torch.zeros(1, 2),), dims=None):  # noqa: B008
     return identify(BuiltTier(model, example, dims or {}, CPU), options).key
 
 
@@ -79,15 +91,26 @@ spec.loader.exec_module(module)
 print(module.key_of(module.Net()))
 """
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # here it is another
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.strip() == key_of(Net())
 
 
 ATTRIBUTES = {
-    "_factor": 2.5, "mode": "bilinear", "sizes": (1, [2, 4]), "by_name": {"a": 2}, "names": {"a", "b", "d"},
-    "anchors": torch.arange(1.0, 4.0), "table": np.arange(1, 4), "dtype": torch.float16, "settings": Settings(1.5),
-    "act": torch.sigmoid, "kind": torch.nn.GELU, "more": 0,
-}  # fmt: skip
+    "_factor": 2.5,
+    "mode": "bilinear",
+    "sizes": (1, [2, 4]),
+    "by_name": {"a": 2},
+    "names": {"a", "b", "d"},
+    "anchors": torch.arange(1.0, 4.0),
+    "table": np.arange(1, 4),
+    "dtype": torch.float16,
+    "settings": Settings(1.5),
+    "act": torch.sigmoid,
+    "kind": torch.nn.GELU,
+    "more": 0,
+}
 
 
 TABLE = [1]
@@ -186,7 +209,9 @@ def code_of(folder, edited=""):
     package = folder / "fingerprinted"
     package.mkdir(exist_ok=True)
     for name, source in FILES.items():
-        (package / f"{name}.py").write_text(source + ("# edited\n" if name == edited else ""), encoding="utf-8")
+        (package / f"{name}.py").write_text(
+            source + ("# edited\n" if name == edited else ""), encoding="utf-8"
+        )
     for name in [name for name in sys.modules if name.partition(".")[0] == "fingerprinted"]:
         del sys.modules[name]
     return code_hash(importlib.import_module("fingerprinted.net").Net())
@@ -202,7 +227,9 @@ def test_given_an_edit_in_a_file_that_the_model_comes_from_when_identified_then_
     assert code_of(tmp_path, name) != before
 
 
-def test_given_modules_that_are_loaded_besides_when_identified_then_the_key_is_the_same(tmp_path, monkeypatch):
+def test_given_modules_that_are_loaded_besides_when_identified_then_the_key_is_the_same(
+    tmp_path, monkeypatch
+):
     """Another process has imported others: a command, a worker, a tuner."""
     monkeypatch.syspath_prepend(tmp_path)
     before = code_of(tmp_path)

@@ -74,7 +74,10 @@ KINDS = {
     "an attribute more": (lambda: None, grown),
     "slots": (Track, lambda m, x: counted(m.kept)),
     "an object that holds itself": (Tracker, lambda m, x: counted(m.kept.tracks[0])),
-    "a generator of torch": (lambda: torch.Generator().manual_seed(1), lambda m, x: torch.rand(1, generator=m.kept)),
+    "a generator of torch": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda m, x: torch.rand(1, generator=m.kept),
+    ),
     "a generator of Python": (lambda: random.Random(1), lambda m, x: m.kept.random()),
     "a generator of numpy": (lambda: np.random.default_rng(1), lambda m, x: m.kept.random()),
 }
@@ -94,7 +97,9 @@ def test_given_a_model_that_keeps_something_when_restored_then_it_answers_as_at_
             model(FIRST)
             outputs = model(SECOND)
             assert kept.has_changed
-            assert depends_on_state(model, kept, (SECOND,), outputs) == ["grown" if "more" in kind else "kept"]
+            assert depends_on_state(model, kept, (SECOND,), outputs) == [
+                "grown" if "more" in kind else "kept"
+            ]
         assert not kept.has_changed
     assert torch.equal(*answers)
 
@@ -132,7 +137,9 @@ def test_given_a_module_of_another_kind_when_kept_then_its_buffers_are_restored_
         model = torch.jit.script(model) if kind == "script" else model
     kept = KeptState(model)
     model(torch.randn(3, 4))
-    assert kept.restore() == ([] if kind == "lazy" else ["running_mean", "running_var", "num_batches_tracked"])
+    assert kept.restore() == (
+        [] if kind == "lazy" else ["running_mean", "running_var", "num_batches_tracked"]
+    )
     assert torch.isfinite(model.eval()(torch.ones(2, 4))).all()
 
 

@@ -89,12 +89,18 @@ def test_given_a_network_when_transformed_then_it_agrees_and_the_original_is_as_
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        *((lived(Blocks()), options) for options in (
-            BuildOptions(), BuildOptions("compile"), BuildOptions(precision="tf32"), BuildOptions(cuda_graphs=True)
-        )),
+        *(
+            (lived(Blocks()), options)
+            for options in (
+                BuildOptions(),
+                BuildOptions("compile"),
+                BuildOptions(precision="tf32"),
+                BuildOptions(cuda_graphs=True),
+            )
+        ),
         *((nn.ReLU(), options) for options in EVERYTHING[-2:]),
     ],
-)  # fmt: skip
+)
 def test_given_nothing_to_change_when_transformed_then_it_is_the_very_same_model(model, options):
     assert transform(model, options, CPU, (image(),)) is model
 
@@ -143,7 +149,12 @@ class OwnTypes(nn.Module):
     def forward(self, x):
         self.calls += 1
         y = self.layer(x)
-        return {"own": (y, y.half(), y.bfloat16()), "exact": y * self.table, "best": y.argmax(-1), "name": "a"}
+        return {
+            "own": (y, y.half(), y.bfloat16()),
+            "exact": y * self.table,
+            "best": y.argmax(-1),
+            "name": "a",
+        }
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -183,7 +194,9 @@ def test_given_everything_at_once_when_compiled_then_it_agrees():
         (linear().to(torch.bfloat16), BuildOptions(precision="bf16"), "the model is bf16 already"),
     ],
 )
-def test_given_a_model_when_asked_whether_an_option_applies_then_it_does_or_the_reason_is_said(model, options, reason):
+def test_given_a_model_when_asked_whether_an_option_applies_then_it_does_or_the_reason_is_said(
+    model, options, reason
+):
     assert applies(model, options, CPU) == reason
 
 
@@ -211,12 +224,16 @@ def test_given_no_torchao_when_int8_is_wanted_then_the_error_says_how_to_get_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     options = BuildOptions(precision="int8_weight")
     assert "pip install torchao" in applies(linear(), options, CPU)
-    with pytest.raises(ConfigError, match=r"precision: 'int8_weight' cannot be used: torchao is not installed: `pip"):
+    with pytest.raises(
+        ConfigError, match=r"precision: 'int8_weight' cannot be used: torchao is not installed: `pip"
+    ):
         transform(linear(), options, CPU, (torch.zeros(1, 32),))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
-def test_given_cuda_when_matrix_precision_is_set_then_products_and_convolutions_have_it_and_lose_it(precision):
+def test_given_cuda_when_matrix_precision_is_set_then_products_and_convolutions_have_it_and_lose_it(
+    precision,
+):
     def settings():
         return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
@@ -245,6 +262,8 @@ for precision in ("bf16", "int8_weight"):
 @needs_torchao
 def test_given_weights_in_int8_that_were_exported_when_asked_for_channels_last_then_the_model_is_left_alone():
     example = (torch.randn(1, 64),)
-    quantised = transform(nn.Sequential(nn.Linear(64, 64)).eval(), BuildOptions(precision="int8_weight"), CPU, example)
+    quantised = transform(
+        nn.Sequential(nn.Linear(64, 64)).eval(), BuildOptions(precision="int8_weight"), CPU, example
+    )
     export(quantised, example, {})  # torch refuses to move weights that its exporter has looked at
     assert transform(quantised, BuildOptions(channels_last=True), CPU, example) is quantised

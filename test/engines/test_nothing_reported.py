@@ -54,8 +54,27 @@ PARAMS = """
      budget_ms: 1000.0, engine: eager, backup: none}}
 """
 COMMANDS = {
-    "compile": ["torchperf_ros.cli", "compile", "net:Net", "--tiers", "full", "--engine", "onnxruntime", "--dry-run"],
-    "tune": ["torchperf_ros.cli", "tune", "net:Net", "--tiers", "full", "--minutes", "0.001", "-o", "tuned.yaml"],
+    "compile": [
+        "torchperf_ros.cli",
+        "compile",
+        "net:Net",
+        "--tiers",
+        "full",
+        "--engine",
+        "onnxruntime",
+        "--dry-run",
+    ],
+    "tune": [
+        "torchperf_ros.cli",
+        "tune",
+        "net:Net",
+        "--tiers",
+        "full",
+        "--minutes",
+        "0.001",
+        "-o",
+        "tuned.yaml",
+    ],
     "replay": ["torchperf_ros.cli", "replay", "drive.mcap", "--params", "net.yaml"],
     "node": ["torchperf_ros.node.main", "--params-file", "net.yaml"],
 }
@@ -68,7 +87,9 @@ def robot(tmp_path_factory):
     (folder / "net.py").write_text(ADAPTER)
     (folder / "net.yaml").write_text(PARAMS)
     make = ["torchperf_ros.cli", "make-log", "drive.mcap", "--seconds", "1", "--size", "64x48"]
-    subprocess.run([sys.executable, "-m", *make], cwd=folder, check=True, timeout=WITHIN_S, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", *make], cwd=folder, check=True, timeout=WITHIN_S, capture_output=True
+    )
     return folder
 
 
@@ -101,4 +122,6 @@ def test_given_an_adapter_that_imports_a_library_that_reports_when_run_then_that
             process.kill()
     assert marker.exists(), (tmp_path / "says").read_text()
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path for path in left if "microsoft" in path.lower() or "onnxruntime" in path or "intel" in path] == []
+    assert [
+        path for path in left if "microsoft" in path.lower() or "onnxruntime" in path or "intel" in path
+    ] == []

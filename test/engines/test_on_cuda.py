@@ -55,9 +55,13 @@ def run(tmp_path):
     def run(code, before=LOADED):
         path = os.pathsep.join([str(HERE), str(ROOT), str(ROOT / "test" / "model")])
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code), DEVICE, str(tmp_path)], cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", textwrap.dedent(before) + textwrap.dedent(code), DEVICE, str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
     return run

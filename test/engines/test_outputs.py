@@ -124,7 +124,12 @@ def test_given_a_generator_when_drawn_then_it_runs_once_and_gives_the_same_to_wh
 def test_given_outputs_that_differ_in_a_name_type_or_plain_value_then_their_layouts_do():
     layouts = {
         layout_of(each)
-        for each in (Found(torch.ones(1)), Found(torch.ones(1), "bus"), Found(torch.ones(2)), Slotted(torch.ones(1)))
+        for each in (
+            Found(torch.ones(1)),
+            Found(torch.ones(1), "bus"),
+            Found(torch.ones(2)),
+            Slotted(torch.ones(1)),
+        )
     }
     assert len(layouts) == 4
     assert layout_of(Found(torch.ones(1))) == layout_of(Found(torch.zeros(1)))

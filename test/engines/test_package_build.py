@@ -37,7 +37,9 @@ def kinds(said):
 
 @pytest.fixture
 def no_build(monkeypatch):
-    monkeypatch.setattr("torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again"))
+    monkeypatch.setattr(
+        "torchperf_ros.engines.package.build_package", lambda *inputs: pytest.fail("built again")
+    )
 
 
 def test_given_a_tier_that_cannot_be_built_when_built_then_it_says_why_and_the_others_are_built(built):
@@ -57,13 +59,21 @@ def test_given_a_package_when_built_then_its_manifest_holds_everything(built, wh
     assert (manifest.adapter, manifest.tier) == ("compiled_adapters:Compiled", "full")
     identity = manifest.identity
     assert package.stem == identity.key
-    assert (identity.torch, identity.device, identity.capability) == (torch.__version__, *machine_facts(CPU))
+    assert (identity.torch, identity.device, identity.capability) == (
+        torch.__version__,
+        *machine_facts(CPU),
+    )
     assert identity.signature == ["float32 1x4", "int64 1x3"]
     assert identity.dynamic == ([] if which == "static" else [[0, 0, 1, 8], [1, 0, 1, 8]])
-    assert all(len(text) == 64 for text in (identity.weights, identity.code, manifest.graph, manifest.package_sha256))
+    assert all(
+        len(text) == 64
+        for text in (identity.weights, identity.code, manifest.graph, manifest.package_sha256)
+    )
     assert manifest.parity["relative_l2"] < 1e-3
     batches = [1] if which == "static" else [4, 8, 1]
-    assert list(manifest.timings) == [f"float32 {n}x4, int64 {n}x3" for n in batches]  # the example's comes last
+    assert list(manifest.timings) == [
+        f"float32 {n}x4, int64 {n}x3" for n in batches
+    ]  # the example's comes last
     for timing in manifest.timings.values():
         assert set(timing) == {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}
         assert all(value > 0 for value in timing.values())
@@ -78,14 +88,18 @@ def test_given_a_package_when_loaded_then_the_constants_that_were_copied_are_not
     call = load_package(package, CPU)
     mappings = re.split(r"^(?=\w+-\w+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     own = [text for text in mappings if "/aotinductor/" in text.partition("\n")[0]]
-    copied = [text for text in own if " r--p " in text and re.search(r"^Anonymous: +0 kB", text, re.MULTILINE)]
+    copied = [
+        text for text in own if " r--p " in text and re.search(r"^Anonymous: +0 kB", text, re.MULTILINE)
+    ]
     assert copied
     assert [text for text in copied if not re.search(r"^Rss: +0 kB", text, re.MULTILINE)] == []
     adapter = load_adapter("compiled_adapters:Compiled")({}, CPU)
     check_engine(adapter.build("full").eval(), call, adapter.example_inputs("full"), {}, "fp32")
 
 
-def test_given_a_umask_for_groups_when_built_then_only_the_user_may_enter_the_cache_and_write_packages(built):
+def test_given_a_umask_for_groups_when_built_then_only_the_user_may_enter_the_cache_and_write_packages(
+    built,
+):
     assert stat.S_IMODE(built.cache.folder.stat().st_mode) == 0o700
     assert [path.name for path in built.cache.folder.iterdir() if exposed(path)] == []
     assert sorted({path.suffix for path in built.cache.folder.glob("*.p*")}) == [".pt2"]  # no half file
@@ -115,19 +129,26 @@ def test_given_weights_that_differ_at_every_build_when_built_or_planned_then_the
         assert not good
         (failed,) = (message for message in said if message["kind"] == "failed")
         assert failed["tier"] == "full"
-        assert "build('full') gives other weights at every call (layers.0.bias and 3 more)" in failed["text"]
+        assert (
+            "build('full') gives other weights at every call (layers.0.bias and 3 more)" in failed["text"]
+        )
         assert "torch.manual_seed" in failed["text"]
         assert not failed["detail"]  # which would say it again
         assert "\n" not in failed["text"]
 
 
 def images():
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(True))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(True)
+    )
 
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """In the place of the compiler: notes what it is given; the loaded packages are the numbers of their builds."""
+    """In the place of the compiler.
+
+    Notes what it is given; the loaded packages are the numbers of their builds.
+    """
     given = []
 
     def compile_and_package(program, package_path, inductor_configs):
@@ -140,7 +161,9 @@ def compiler(monkeypatch):
         return lambda *inputs: time.sleep(0.1 if number == 1 else 0.0)
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compile_and_package)
-    monkeypatch.setattr("torchperf_ros.engines.package.check_linked", lambda path: None)  # a number links nothing
+    monkeypatch.setattr(
+        "torchperf_ros.engines.package.check_linked", lambda path: None
+    )  # a number links nothing
     monkeypatch.setattr("torchperf_ros.engines.package.load_package", load)
     monkeypatch.setattr("torchperf_ros.engines.package._VARIANT_SECONDS", 0.01)
     return given
@@ -155,7 +178,9 @@ def compiler(monkeypatch):
         (torch.nn.ReLU, (1, 4), [False], ["plain"]),
     ],
 )
-def test_given_a_model_then_the_fastest_of_its_variants_is_kept(compiler, tmp_path, model, shape, frozen, names):
+def test_given_a_model_then_the_fastest_of_its_variants_is_kept(
+    compiler, tmp_path, model, shape, frozen, names
+):
     found = build_package(model().eval(), (torch.zeros(shape),), {}, tmp_path / "model.pt2")
     assert compiler == frozen
     assert list(found.variants_ms) == names
@@ -163,7 +188,9 @@ def test_given_a_model_then_the_fastest_of_its_variants_is_kept(compiler, tmp_pa
     assert (tmp_path / "model.pt2").read_text() == str(len(frozen))
 
 
-def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_kept(compiler, monkeypatch, tmp_path):
+def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_kept(
+    compiler, monkeypatch, tmp_path
+):
     whole = torch._inductor.aoti_compile_and_package
 
     def picky(program, package_path, inductor_configs):
@@ -181,7 +208,9 @@ def test_given_a_variant_that_cannot_be_compiled_when_built_then_the_other_is_ke
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
 
 
-def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_nothing(built, no_build, tmp_path):
+def test_given_a_dry_run_when_planned_then_it_says_what_is_there_and_writes_nothing(
+    built, no_build, tmp_path
+):
     before = sorted(built.cache.folder.iterdir())
     (_, planned, _), _ = build(job(built.cache.folder, dry_run=True))
     assert planned["text"] == f"is there: {built.package()}"
@@ -215,7 +244,9 @@ def copy_instead_of_building(monkeypatch, content):
     monkeypatch.setattr("torchperf_ros.engines.package.build_package", copy)
 
 
-def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(built, monkeypatch, tmp_path):
+def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_built_once(
+    built, monkeypatch, tmp_path
+):
     copy_instead_of_building(monkeypatch, built.package().read_bytes())
     values = job(tmp_path / "cache", out=str(tmp_path / "out"))
     (*_, result, _), _ = build(values)
@@ -228,7 +259,9 @@ def test_given_a_folder_when_built_then_the_package_has_the_tiers_name_and_is_bu
     assert result["new"] is True
 
 
-def test_given_a_package_that_gives_other_outputs_then_it_is_refused_and_never_stored(built, monkeypatch, tmp_path):
+def test_given_a_package_that_gives_other_outputs_then_it_is_refused_and_never_stored(
+    built, monkeypatch, tmp_path
+):
     copy_instead_of_building(monkeypatch, built.package().read_bytes())
     said, good = build(job(tmp_path, options={"seed": 1}))
     assert not good
@@ -250,7 +283,9 @@ def test_given_a_build_that_fails_half_way_when_it_was_there_before_then_the_old
     check_package(tmp_path / "copy" / built.package().name, None)
 
 
-def test_given_a_users_compiled_package_for_a_tier_when_built_then_there_is_nothing_to_do(built, no_build, tmp_path):
+def test_given_a_users_compiled_package_for_a_tier_when_built_then_there_is_nothing_to_do(
+    built, no_build, tmp_path
+):
     package = built.package()
     said, good = build(job(tmp_path, packages=[str(package)]))
     assert good
@@ -262,14 +297,17 @@ def test_given_no_headers_of_cuda_when_a_package_for_it_is_to_be_built_then_the_
 ):
     monkeypatch.setattr("torch.utils.cpp_extension.include_paths", lambda device_type: [str(tmp_path)])
     with pytest.raises(
-        PackageError, match=f"cuda_runtime_api.h is missing .{tmp_path}, /usr/include.; install a CUDA toolkit"
+        PackageError,
+        match=f"cuda_runtime_api.h is missing .{tmp_path}, /usr/include.; install a CUDA toolkit",
     ):
         check_toolkit()
     (tmp_path / "cuda_runtime_api.h").touch()
     check_toolkit()
 
 
-def test_given_a_compiler_that_links_its_own_cpp_library_when_a_package_is_built_then_it_is_refused(tmp_path):
+def test_given_a_compiler_that_links_its_own_cpp_library_when_a_package_is_built_then_it_is_refused(
+    tmp_path,
+):
     file = tmp_path / "model.pt2"
     for needed, name in ((b"libc.so.6", "a.so"), (b"libstdc++.so.6", "b.so")):
         with zipfile.ZipFile(file, "w") as package:

@@ -1,4 +1,7 @@
-"""Engines of other libraries: what they build is what eager gives, and what is said where one cannot run here."""
+"""Engines of other libraries.
+
+What they build is what eager gives, and what is said where one cannot run here.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -32,7 +35,9 @@ IMAGE = (torch.zeros(1, 3, 16, 16),)
 
 def needs(engine):
     for library in (*ENGINES[engine].distributions[:1], *ENGINES[engine].build_distributions):
-        if importlib.util.find_spec(library) is None:  # not imported: openvino would say to its maker that it was
+        if (
+            importlib.util.find_spec(library) is None
+        ):  # not imported: openvino would say to its maker that it was
             pytest.skip(f"{library} is not installed")
 
 
@@ -71,13 +76,18 @@ def picture():
         return Picture().eval()
 
 
-def test_given_an_engine_then_the_manifest_names_its_library_and_a_loader_takes_it(engine, package, adapters):
+def test_given_an_engine_then_the_manifest_names_its_library_and_a_loader_takes_it(
+    engine, package, adapters
+):
     manifest = read_manifest(package)
     version = f"{engine} {importlib.metadata.version(engine)}"
     assert (manifest.identity.library, manifest.identity.options["engine"]) == (version, engine)
     assert manifest.parity["relative_l2"] < 1e-3
     loaded = Loaded(
-        adapters.Compiled({"dynamic": True}, CPU), package.parent, BuildOptions(engine), shapes=ShapeOptions("dynamic")
+        adapters.Compiled({"dynamic": True}, CPU),
+        package.parent,
+        BuildOptions(engine),
+        shapes=ShapeOptions("dynamic"),
     )
     assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == (engine, "", package.stem)
     assert (loaded.missing, loaded.said) == ([], [])
@@ -97,8 +107,13 @@ def test_given_another_engines_package_when_named_by_the_user_then_its_manifest_
 
 
 @torch.inference_mode()
-def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accuracy_decides(monkeypatch, tmp_path):
-    """A real package whose numbers are off by rounding; the limit is 0 here, so that they are so on any machine."""
+def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accuracy_decides(
+    monkeypatch, tmp_path
+):
+    """A real package whose numbers are off by rounding.
+
+    The limit is 0 here, so that they are so on any machine.
+    """
     needs("openvino")
     monkeypatch.setitem(LIMITS, "fp32", Parity(0.0, 1.0, 0.0))
     values = job(tmp_path / "cache", tiers=["fast"], adapter="torchperf_ros.models.camera:CameraAdapter")
@@ -113,12 +128,16 @@ def test_given_numbers_beyond_the_limit_when_a_detector_is_built_then_its_accura
     example = adapter.example_inputs("fast")
     call = load_ready_package(path, None, CPU, example, {}).call
     with pytest.raises(ParityError, match=r"the answers' score is 0\.\d+, at least 0\.995 is needed"):
-        check_engine(adapter.build("full"), call, example, {}, "fp32", scoring=scoring_of(adapter, "full", CPU))
+        check_engine(
+            adapter.build("full"), call, example, {}, "fp32", scoring=scoring_of(adapter, "full", CPU)
+        )
     loaded = Loaded(adapter, path.parent, BuildOptions("openvino"), tier="fast")
     assert (loaded.facts.engine, loaded.facts.why, loaded.facts.package) == ("openvino", "", path.stem)
 
 
-def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library_are_named(engine, tmp_path):
+def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library_are_named(
+    engine, tmp_path
+):
     path = tmp_path / "bad"
     path.write_bytes(b"nothing")
     with pytest.raises(PackageError, match=f"package {path} cannot be loaded by {engine} "):
@@ -126,7 +145,10 @@ def test_given_a_file_that_the_library_cannot_load_then_the_file_and_the_library
 
 
 class Picture(torch.nn.Module):
-    """What has a precision: a convolution and a product; of its outputs some are plain, and one stands there twice."""
+    """What has a precision.
+
+    A convolution and a product; of its outputs some are plain, and one stands there twice.
+    """
 
     def __init__(self):
         super().__init__()
@@ -150,7 +172,9 @@ def loaded(engine, monkeypatch):
 
 
 @torch.inference_mode()
-def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_model_has_them(engine, picture, loaded):
+def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_model_has_them(
+    engine, picture, loaded
+):
     runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine))
     check_engine(picture, runner.call, IMAGE, {}, "fp32")
     (inputs,) = random_inputs(IMAGE, 1)
@@ -159,8 +183,9 @@ def test_given_outputs_that_are_no_tensors_when_built_then_they_are_where_the_mo
     assert torch.equal(others[1]["features"], again)
     assert not torch.equal(first.clone(), runner.call(inputs + 1)[0])
     strided = inputs.transpose(2, 3)
-    check_engine(lambda x: picture(x.transpose(2, 3)), lambda x: runner.call(x.transpose(2, 3)), IMAGE, {},
-                 "fp32")  # fmt: skip
+    check_engine(
+        lambda x: picture(x.transpose(2, 3)), lambda x: runner.call(x.transpose(2, 3)), IMAGE, {}, "fp32"
+    )
     assert not strided.is_contiguous()
     for compiled in loaded:  # it has not chosen bf16 by itself
         assert compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
@@ -179,8 +204,12 @@ class Measured(torch.nn.Module):
         return x * 2.0, slice(1)
 
 
-@pytest.mark.parametrize(("model", "why"), [(Sized(), "follows from the inputs"), (Measured(), "is a slice, neither")])
-def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the_output_is_named(engine, model, why):
+@pytest.mark.parametrize(
+    ("model", "why"), [(Sized(), "follows from the inputs"), (Measured(), "is a slice, neither")]
+)
+def test_given_a_plain_value_that_varies_or_is_none_of_these_when_built_then_the_output_is_named(
+    engine, model, why
+):
     tier = BuiltTier(model, (torch.ones(2, 2),), {0: {0: (1, 4)}}, CPU)
     with pytest.raises(EngineUnavailable, match=f"output 1 .*{why}"):
         make_runner(tier, BuildOptions(engine))
@@ -221,7 +250,10 @@ except KeyboardInterrupt:
 
 
 def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is_handled():
-    """OpenVINO unmaps a signal stack with what it has loaded: the process ended by SIGSEGV, without a word."""
+    """OpenVINO unmaps a signal stack with what it has loaded.
+
+    The process ended by SIGSEGV, without a word.
+    """
     needs("openvino")
     command = [sys.executable, "-c", DROPPED_BY_ANOTHER_THREAD]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -230,7 +262,9 @@ def test_given_packages_dropped_by_another_thread_when_a_signal_comes_then_it_is
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("engine", "precision"), [("onnxruntime", "int8_dynamic"), ("openvino", "bf16")])
-def test_given_a_precision_that_the_library_has_itself_then_results_are_within_its_limits(engine, precision, picture):
+def test_given_a_precision_that_the_library_has_itself_then_results_are_within_its_limits(
+    engine, precision, picture
+):
     needs(engine)
     runner = make_runner(BuiltTier(picture, IMAGE, {}, CPU), BuildOptions(engine, precision=precision))
     check_engine(picture, runner.call, IMAGE, {}, precision)
@@ -239,18 +273,38 @@ def test_given_a_precision_that_the_library_has_itself_then_results_are_within_i
 @pytest.mark.parametrize(
     ("engine", "options", "device", "dims", "why"),
     [
-        ("openvino", {"precision": "int8_dynamic"}, CPU, {}, "has no precision int8_dynamic on cpu; it has fp32, bf16"),
-        ("onnxruntime", {"precision": "bf16"}, CPU, {}, "has no precision bf16 on cpu; it has fp32, int8_dynamic"),
+        (
+            "openvino",
+            {"precision": "int8_dynamic"},
+            CPU,
+            {},
+            "has no precision int8_dynamic on cpu; it has fp32, bf16",
+        ),
+        (
+            "onnxruntime",
+            {"precision": "bf16"},
+            CPU,
+            {},
+            "has no precision bf16 on cpu; it has fp32, int8_dynamic",
+        ),
         ("openvino", {}, CUDA, {}, "engine openvino runs on cpu; the device here is cuda"),
         ("tensorrt", {}, CPU, {}, "engine tensorrt runs on cuda; the device here is cpu"),
         ("onnxruntime", {}, CUDA, {}, "engine onnxruntime needs the package onnxruntime-gpu on CUDA"),
         ("tensorrt", {"cuda_graphs": True}, CUDA, {}, "engine tensorrt cannot be captured"),
-        ("tensorrt", {}, CUDA, {0: {0: (1, 2)}}, "engine tensorrt runs fixed sizes only; dynamic has to be never"),
+        (
+            "tensorrt",
+            {},
+            CUDA,
+            {0: {0: (1, 2)}},
+            "engine tensorrt runs fixed sizes only; dynamic has to be never",
+        ),
         ("tensorrt", {"precision": "fp16"}, CUDA, {}, ""),
         ("aoti", {"precision": "int8_weight", "cuda_graphs": True}, CUDA, {0: {0: (1, 2)}}, ""),
     ],
 )
-def test_given_what_an_engine_cannot_do_when_asked_then_it_says_why(monkeypatch, engine, options, device, dims, why):
+def test_given_what_an_engine_cannot_do_when_asked_then_it_says_why(
+    monkeypatch, engine, options, device, dims, why
+):
     pretend(monkeypatch, "onnxruntime", "openvino", "torch-tensorrt")
     said = ENGINES[engine].why_not(BuildOptions(engine, **options), dims, device)
     assert why in said
@@ -275,7 +329,9 @@ def test_given_torch_tensorrt_when_built_then_it_gets_the_graph_as_typed_and_tf3
 
     monkeypatch.setitem(sys.modules, "torch_tensorrt", Pretended)
     options = BuildOptions("tensorrt", precision=precision)
-    built = ENGINES["tensorrt"].convert(BuiltTier(TensorsOnly(picture), IMAGE, {}, CPU), options, tmp_path / "x.pt2")
+    built = ENGINES["tensorrt"].convert(
+        BuiltTier(TensorsOnly(picture), IMAGE, {}, CPU), options, tmp_path / "x.pt2"
+    )
     (program, settings), (graph, how) = Pretended.asked
     assert isinstance(program, torch.export.ExportedProgram)
     assert (settings["use_explicit_typing"], settings["disable_tf32"]) == (True, precision == "fp32")
@@ -295,11 +351,15 @@ def test_given_no_library_when_a_tier_is_loaded_then_it_runs_in_eager_and_the_co
     assert loaded.said == [f"tier full runs in eager: {why}"]
 
 
-def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it_needs(monkeypatch, tmp_path):
+def test_given_no_exporter_when_built_then_only_the_build_fails_and_says_what_it_needs(
+    monkeypatch, tmp_path
+):
     pretend(monkeypatch, "onnxruntime", "onnx")
     engine = ENGINES["onnxruntime"]
     engine.check(BuildOptions("onnxruntime"), {}, CPU)
-    with pytest.raises(EngineUnavailable, match="engine onnxruntime needs the package onnxscript: pip install"):
+    with pytest.raises(
+        EngineUnavailable, match="engine onnxruntime needs the package onnxscript: pip install"
+    ):
         engine.build(BuiltTier(Picture(), IMAGE, {}, CPU), BuildOptions("onnxruntime"), tmp_path / "x.onnx")
 
 

@@ -28,7 +28,9 @@ def test_given_known_outputs_when_measured_then_the_figures_are_those_of_the_for
     )
     assert parity.relative_l2 == pytest.approx(math.sqrt(1.0 + 0.25) / 5.0)
     assert parity.cosine == pytest.approx(21.0 / (5.0 * math.sqrt(18.25)))
-    assert parity.max_error == pytest.approx(0.5)  # of the second: its expected values are 0, so it counts as it is
+    assert parity.max_error == pytest.approx(
+        0.5
+    )  # of the second: its expected values are 0, so it counts as it is
     assert str(parity) == "relative L2 0.22, cosine 0.983146, max error 0.5"
 
 
@@ -43,7 +45,9 @@ def test_given_known_outputs_when_measured_then_the_figures_are_those_of_the_for
         (X[:0], X[:1]),
     ],
 )
-def test_given_another_structure_type_shape_or_constant_when_measured_then_it_is_refused_with_both(expected, found):
+def test_given_another_structure_type_shape_or_constant_when_measured_then_it_is_refused_with_both(
+    expected, found
+):
     with pytest.raises(ParityError, match=r"outputs are .*; eager gives "):
         measure(expected, found)
 
@@ -59,14 +63,18 @@ def test_given_another_structure_type_shape_or_constant_when_measured_then_it_is
         (1.0, math.inf, False),
     ],
 )
-def test_given_values_that_are_not_finite_then_only_the_same_at_the_same_place_are_right(expected, found, same):
+def test_given_values_that_are_not_finite_then_only_the_same_at_the_same_place_are_right(
+    expected, found, same
+):
     parity = measure(torch.tensor([1.0, expected]), torch.tensor([1.0, found]))
     assert (parity == Parity(0.0, 1.0, 0.0)) is same
     if not same:
         assert parity == Parity(math.inf, 0.0, math.inf)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+)
 def test_given_outputs_of_any_type_when_one_value_differs_then_it_counts(dtype):
     expected, found = torch.ones(4).to(dtype), torch.tensor([1, 1, 1, 0]).to(dtype)
     assert measure(expected, expected).relative_l2 == 0.0
@@ -176,7 +184,9 @@ def test_given_numbers_beyond_the_limit_when_one_answer_differs_then_both_figure
     ],
 )
 def test_given_a_score_that_says_nothing_when_numbers_are_beyond_the_limit_then_they_decide(how):
-    with pytest.raises(ParityError, match="outputs differ from eager's: relative L2 [^;]*; allowed for fp32: [^;]*$"):
+    with pytest.raises(
+        ParityError, match="outputs differ from eager's: relative L2 [^;]*; allowed for fp32: [^;]*$"
+    ):
         by_sign(lambda x: 1.08 * x, **how)
 
 
@@ -228,12 +238,20 @@ def test_given_dynamic_dims_when_drawn_then_sizes_lie_in_the_ranges_and_are_shar
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.tensor([[5, 9], [7, 7]]), torch.tensor([[5, 9]], dtype=torch.int8), torch.zeros(40),
-        torch.full((40,), 3.0, dtype=torch.float16), torch.tensor([1.0, math.nan, math.inf] * 9), torch.zeros(0, 3),
-        torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(9, dtype=torch.bool), torch.tensor(2.0),
-        torch.zeros(9, dtype=torch.complex64), torch.zeros(0, dtype=torch.int32), torch.arange(40.0).reshape(5, 8).T,
+        torch.tensor([[5, 9], [7, 7]]),
+        torch.tensor([[5, 9]], dtype=torch.int8),
+        torch.zeros(40),
+        torch.full((40,), 3.0, dtype=torch.float16),
+        torch.tensor([1.0, math.nan, math.inf] * 9),
+        torch.zeros(0, 3),
+        torch.zeros(4, 8, dtype=torch.uint8),
+        torch.zeros(9, dtype=torch.bool),
+        torch.tensor(2.0),
+        torch.zeros(9, dtype=torch.complex64),
+        torch.zeros(0, dtype=torch.int32),
+        torch.arange(40.0).reshape(5, 8).T,
     ],
-)  # fmt: skip
+)
 def test_given_an_input_of_any_type_when_drawn_then_it_is_like_it_and_follows_the_seed(tensor):
     first, again, other = (random_inputs((tensor,), seed)[0] for seed in (1, 1, 2))
     assert (first.dtype, first.shape, first.device) == (tensor.dtype, tensor.shape, tensor.device)
@@ -269,7 +287,9 @@ def test_given_engines_of_one_tier_when_its_task_judges_them_then_eager_is_asked
 
 def test_given_numbers_within_the_limits_when_the_task_loses_then_only_fp32_is_not_asked():
     assert check_with(scoring(0.001), "bf16").loss == pytest.approx(0.001)
-    with pytest.raises(ParityError, match=r"map on held-out examples is 0\.8500, eager's 0\.9000; at most 0\.005 less"):
+    with pytest.raises(
+        ParityError, match=r"map on held-out examples is 0\.8500, eager's 0\.9000; at most 0\.005 less"
+    ):
         check_with(scoring(0.05), "bf16")
     assert check_with(scoring(0.05), "fp32").loss is None
 
@@ -277,7 +297,9 @@ def test_given_numbers_within_the_limits_when_the_task_loses_then_only_fp32_is_n
 def test_given_figures_that_are_no_number_when_the_task_judges_then_only_where_eager_has_one_the_engine_is_refused():
     with pytest.raises(ParityError, match=r"map on held-out examples is nan, eager's 0\.9000"):
         check_with(scoring(math.nan), "bf16")
-    of_none = Scoring(lambda *_: None, lambda: [(torch.ones(1, 3),)], lambda _: ("map", math.nan), judges=True)
+    of_none = Scoring(
+        lambda *_: None, lambda: [(torch.ones(1, 3),)], lambda _: ("map", math.nan), judges=True
+    )
     assert check_with(of_none, "bf16").loss is None
 
 
@@ -305,7 +327,9 @@ def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_o
         return x.clamp(-0.1, 1.0)
 
     def scored(score):
-        return Scoring(lambda outputs, _: score if outputs.equal(frame) else 0.0, lambda: [(frame,)], judges=True)
+        return Scoring(
+            lambda outputs, _: score if outputs.equal(frame) else 0.0, lambda: [(frame,)], judges=True
+        )
 
     frame = torch.ones(1, 64)
     with pytest.raises(ParityError, match="outputs differ"):
@@ -322,7 +346,9 @@ def test_given_static_int8_when_random_inputs_are_out_of_its_ranges_then_those_o
 
 
 @given(st.integers(0, 2**31), st.sampled_from(["int8_static", "int8_dynamic", "int8_weight"]))
-def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_are_near_do_not_help(seed, precision):
+def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_are_near_do_not_help(
+    seed, precision
+):
     generator = torch.Generator().manual_seed(seed)
     frames = [(5.0 + torch.rand(1, 4, 20, 20, generator=generator),) for _ in range(4)]
 
@@ -331,8 +357,14 @@ def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_
         values, order = x.sort(1, descending=True)
         swapped = torch.rand(x.shape[2:], generator=torch.Generator().manual_seed(1)) < share
         middle = values[:, :2].mean(1, keepdim=True)
-        near = torch.cat([torch.where(swapped, middle - 1e-4, values[:, :1]),
-                          torch.where(swapped, middle + 1e-4, values[:, 1:2]), values[:, 2:]], 1)  # fmt: skip
+        near = torch.cat(
+            [
+                torch.where(swapped, middle - 1e-4, values[:, :1]),
+                torch.where(swapped, middle + 1e-4, values[:, 1:2]),
+                values[:, 2:],
+            ],
+            1,
+        )
         return torch.zeros_like(x).scatter(1, order, near)
 
     def check_rounded(share):
@@ -340,15 +372,25 @@ def test_given_quantised_classes_when_one_in_fifty_is_another_then_numbers_that_
         return check_engine(eager, lambda x: rounded(x, share), frames[0], {}, precision, scoring=held_out)
 
     assert check_rounded(0.0).relative_l2 < 1e-6
-    with pytest.raises(ParityError, match=r"answers differ from eager's: of output 0, 9\d\.\d% of the largest along"):
+    with pytest.raises(
+        ParityError, match=r"answers differ from eager's: of output 0, 9\d\.\d% of the largest along"
+    ):
         check_rounded(0.04)
 
 
 def test_given_one_class_everywhere_when_the_engine_finds_another_then_it_is_refused_though_numbers_are_near():
-    frames = [(2.0 + torch.rand(1, 1, 8, 8).expand(1, 2, 8, 8) - torch.tensor([0.0, 0.01]).view(1, 2, 1, 1),)] * 2
+    frames = [
+        (2.0 + torch.rand(1, 1, 8, 8).expand(1, 2, 8, 8) - torch.tensor([0.0, 0.01]).view(1, 2, 1, 1),)
+    ] * 2
     held_out = Scoring(lambda *_: None, list, held_out=frames)
-    with pytest.raises(ParityError, match=r"of output 0, 0\.0% of the largest along dimension 1 are the same"):
+    with pytest.raises(
+        ParityError, match=r"of output 0, 0\.0% of the largest along dimension 1 are the same"
+    ):
         check_engine(
-            eager, lambda x: x + torch.tensor([0.0, 0.02]).view(1, 2, 1, 1), frames[0], {}, "int8_static",
+            eager,
+            lambda x: x + torch.tensor([0.0, 0.02]).view(1, 2, 1, 1),
+            frames[0],
+            {},
+            "int8_static",
             scoring=held_out,
-        )  # fmt: skip
+        )

@@ -19,7 +19,10 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def captured(monkeypatch, fresh_compiler):
-    """Graphs are captured as ever and run op by op: Inductor takes seconds, and does the same for a whole model."""
+    """Graphs are captured as ever and run op by op.
+
+    Inductor takes seconds, and does the same for a whole model.
+    """
     monkeypatch.setattr(engine.torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
@@ -119,7 +122,9 @@ def test_given_parts_that_cannot_be_when_made_then_the_reason_names_them(adapter
 
 @pytest.mark.usefixtures("captured")
 def test_given_a_part_within_another_when_made_then_it_is_refused(adapters):
-    with pytest.raises(EngineUnavailable, match=r"parts: body\.0 is named twice, or lies within another part"):
+    with pytest.raises(
+        EngineUnavailable, match=r"parts: body\.0 is named twice, or lies within another part"
+    ):
         runner_of(tier_of(adapters, "split"), "body,body.0")
 
 

@@ -1,4 +1,7 @@
-"""What runs in int8 when it is asked for, by the graph that is really compiled; and what is refused, and why."""
+"""What runs in int8 when it is asked for, by the graph that is really compiled.
+
+And what is refused, and why.
+"""
 
 import zipfile
 from dataclasses import replace
@@ -33,14 +36,21 @@ STATIC = BuildOptions("aoti", precision="int8_static")
 def tier(model=None, example=None):
     adapter = Sees({}, CPU)
     if model is None:
-        return BuiltTier(adapter.build("full").eval(), adapter.example_inputs("full"), {}, CPU,
-                         scoring=scoring_of(adapter, "full", CPU))  # fmt: skip
+        return BuiltTier(
+            adapter.build("full").eval(),
+            adapter.example_inputs("full"),
+            {},
+            CPU,
+            scoring=scoring_of(adapter, "full", CPU),
+        )
     return BuiltTier(model.eval(), example, {}, CPU)
 
 
 def package_of(folder, options, loss):
     """What a compile process builds of `Sees` whose task says that all but eager lose so much."""
-    values = job(folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()])
+    values = job(
+        folder, adapter="compiled_adapters:Sees", options={"loss": loss}, build=[options.as_dict()]
+    )
     said, good = build(values)
     return next(one for one in said if one["kind"] in {"built", "failed"}), good
 
@@ -67,14 +77,20 @@ def test_given_convolutions_when_built_then_the_manifest_says_how_many_run_in_in
         (image,) = inputs = adapter.score_inputs("full")[0]
         expected = adapter.build("full")(image)
         distance = measure(expected, loaded.tier.run(inputs)[0]).relative_l2
-        assert 0.0 < distance < LIMITS["int8_static"].relative_l2  # without VNNI, products of bytes saturate
+        assert (
+            0.0 < distance < LIMITS["int8_static"].relative_l2
+        )  # without VNNI, products of bytes saturate
 
 
-def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_the_figure(adapters, tmp_path):
+def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_the_figure(
+    adapters, tmp_path
+):
     needs("onnxruntime")
     said, good = package_of(tmp_path, BuildOptions("onnxruntime", precision="int8_dynamic"), 0.006)
     assert not good
-    assert "map on held-out examples is 0.8940, eager's 0.9000; at most 0.005 less is allowed" in said["text"]
+    assert (
+        "map on held-out examples is 0.8940, eager's 0.9000; at most 0.005 less is allowed" in said["text"]
+    )
     assert not list(tmp_path.glob("*.onnx"))
 
 
@@ -82,9 +98,19 @@ def test_given_a_task_whose_accuracy_falls_when_built_then_it_is_refused_with_th
     ("engine", "precision", "model", "why"),
     [
         ("aoti", "int8_static", nn.ReLU(), "int8_static: the model has no convolution and no linear layer"),
-        ("aoti", "int8_dynamic", nn.Conv2d(3, 3, 1), "no nn.Linear layer; int8_static takes convolutions, too"),
+        (
+            "aoti",
+            "int8_dynamic",
+            nn.Conv2d(3, 3, 1),
+            "no nn.Linear layer; int8_static takes convolutions, too",
+        ),
         ("onnxruntime", "int8_dynamic", nn.ReLU(), "int8_dynamic: the model has no nn.Linear layer"),
-        ("aoti", "int8_weight", nn.Linear(16, 8), "1 of 1 linear layers are quantised, none runs in int8 as aoti has"),
+        (
+            "aoti",
+            "int8_weight",
+            nn.Linear(16, 8),
+            "1 of 1 linear layers are quantised, none runs in int8 as aoti has",
+        ),
     ],
 )
 def test_given_a_graph_that_would_run_in_fp32_when_built_then_it_is_refused_and_the_layers_are_counted(
@@ -136,15 +162,27 @@ class Zeros(Sees):
 
 def test_given_blank_inputs_when_quantised_statically_then_it_is_refused_until_a_log_has_frames(tmp_path):
     adapter = Zeros({}, CPU)
-    blank = BuiltTier(adapter.build("full").eval(), adapter.example_inputs("full"), {}, CPU,
-                      scoring=scoring_of(adapter, "full", CPU))  # fmt: skip
-    with pytest.raises(EngineUnavailable, match="there are 1 that are not constant, 2 are needed: --log LOG, or"):
+    blank = BuiltTier(
+        adapter.build("full").eval(),
+        adapter.example_inputs("full"),
+        {},
+        CPU,
+        scoring=scoring_of(adapter, "full", CPU),
+    )
+    with pytest.raises(
+        EngineUnavailable, match="there are 1 that are not constant, 2 are needed: --log LOG, or"
+    ):
         ENGINES["aoti"].build(blank, STATIC, tmp_path / "model.pt2")
     frames = [(40.0 * torch.randn(1, 3, 16, 16),) for _ in range(5)]
     write_frames([*frames, (torch.ones(1, 3, 8, 8),)], tmp_path / "frames.safetensors")
     kept = read_frames(str(tmp_path / "frames.safetensors"), blank.example, CPU)
     seen = replace(blank, frames=kept)
-    assert [len(kept), len(seen.calibration()), len(seen.held_out()), seen.why_uncalibrated()] == [5, 3, 2, ""]
+    assert [len(kept), len(seen.calibration()), len(seen.held_out()), seen.why_uncalibrated()] == [
+        5,
+        3,
+        2,
+        "",
+    ]
     assert all(a.equal(b) for (a,), (b,) in zip(kept, frames, strict=True))
 
 
@@ -153,7 +191,9 @@ def test_given_other_frames_or_another_precision_then_the_package_is_another():
     other.score_inputs = lambda _: [(torch.ones(1, 3, 16, 16),)]
     own = tier()
     changed = BuiltTier(own.model, own.example, {}, CPU, scoring=scoring_of(other, "full", CPU))
-    keys = [identify(one, options).key for one in (own, changed) for options in (STATIC, BuildOptions("aoti"))]
+    keys = [
+        identify(one, options).key for one in (own, changed) for options in (STATIC, BuildOptions("aoti"))
+    ]
     assert len(set(keys)) == 3
     assert keys[1] == keys[3]  # which no range is taken for
     assert identify(tier(), STATIC).key == keys[0]

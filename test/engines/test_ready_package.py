@@ -63,13 +63,19 @@ def test_given_a_package_with_a_checksum_only_when_loaded_then_it_runs_the_examp
 
 
 def test_given_a_package_for_other_ranges_when_loaded_then_both_are_said(mine):
-    with pytest.raises(PackageError, match=r"dynamic dimensions \[\[0, 0, 1, 8\].*declares \[\[0, 0, 1, 16\]"):
+    with pytest.raises(
+        PackageError, match=r"dynamic dimensions \[\[0, 0, 1, 8\].*declares \[\[0, 0, 1, 16\]"
+    ):
         load_ready_package(mine("dynamic"), None, CPU, example_of(), {0: {0: (1, 16)}, 1: {0: (1, 16)}})
 
 
-def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_refused_and_says_how_to_make_one(mine):
+def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_refused_and_says_how_to_make_one(
+    mine,
+):
     path = mine(manifest=False)
-    with pytest.raises(PackageError, match="neither a manifest nor static.pt2.sha256: `sha256sum static.pt2` makes"):
+    with pytest.raises(
+        PackageError, match="neither a manifest nor static.pt2.sha256: `sha256sum static.pt2` makes"
+    ):
         load_ready_package(path, None, CPU, example_of(), {})
     for digest in ("0" * 64, " "):
         sign(path, digest)
@@ -78,10 +84,14 @@ def test_given_no_manifest_and_no_checksum_or_another_when_loaded_then_it_is_ref
 
 
 @pytest.mark.parametrize("change", [{"torch": "1.0"}, {"signature": ["f"]}])
-def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then_both_are_said(mine, change):
+def test_given_a_package_for_another_torch_machine_or_signature_when_loaded_then_both_are_said(
+    mine, change
+):
     path = mine()
     edit_identity(path, **change)
-    with pytest.raises(PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"):
+    with pytest.raises(
+        PackageError, match=rf"static.pt2 was built for .*; this is {torch.__version__[:4]}"
+    ):
         load_ready_package(path, None, CPU, example_of(), {})
 
 
@@ -101,7 +111,10 @@ X = torch.tensor([1.0, 2.0])
     [
         (lambda x, mask: X.clone(), "gives the same outputs whatever its inputs"),
         (lambda x, mask: x * torch.nan, "gives NaN or Inf"),
-        (lambda x, mask: x @ torch.ones(9), r"does not run on the adapter's inputs \(float32 1x4, int64 1x3\)"),
+        (
+            lambda x, mask: x @ torch.ones(9),
+            r"does not run on the adapter's inputs \(float32 1x4, int64 1x3\)",
+        ),
         (lambda x, mask: x, None),
         (lambda x, mask: (x > 1e9).any(), None),  # a class that stays the same says nothing
         (lambda x, mask: x[:, :0], None),
@@ -117,8 +130,12 @@ def test_given_outputs_when_tried_then_only_what_cannot_be_right_is_refused(mine
         assert load_ready_package(mine(), None, CPU, example_of(), {}).call is call
 
 
-def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(mine, monkeypatch):
+def test_given_inputs_that_cannot_vary_when_tried_then_equal_outputs_are_no_reason_to_refuse(
+    mine, monkeypatch
+):
     path, example = mine(), (torch.tensor([4, 4]),)
     edit_identity(path, signature=["int64 2"])
-    monkeypatch.setattr("torchperf_ros.engines.package.load_package", lambda path, device: lambda i: i.float())
+    monkeypatch.setattr(
+        "torchperf_ros.engines.package.load_package", lambda path, device: lambda i: i.float()
+    )
     load_ready_package(path, None, CPU, example, {})

@@ -31,7 +31,9 @@ def test_given_the_range_100_to_200_when_rounded_by_32_then_the_last_bucket_is_t
 
 
 @given(span=ranges, width=st.integers(1, 300), data=st.data())
-def test_given_any_size_in_a_range_then_it_fits_its_bucket_with_less_than_a_width_of_padding(span, width, data):
+def test_given_any_size_in_a_range_then_it_fits_its_bucket_with_less_than_a_width_of_padding(
+    span, width, data
+):
     low, high = span
     size = data.draw(st.integers(low, high))
     bucket = round_up(size, width, high)
@@ -69,7 +71,9 @@ def test_given_too_many_buckets_when_listed_then_a_width_that_would_do_is_named(
     with pytest.raises(ConfigError) as caught:
         bucket_shapes(IMAGE, HEIGHT_AND_WIDTH, 4)
     said = str(caught.value)
-    assert said.startswith("parameter bucket_width: 4 makes 676 buckets of dimension 2 of input 0 (100 to 200); ")
+    assert said.startswith(
+        "parameter bucket_width: 4 makes 676 buckets of dimension 2 of input 0 (100 to 200); "
+    )
     assert "at most 256 are prepared: 8 makes 169, or use the policy dynamic" in said
     with pytest.raises(ConfigError, match="makes 1000000000000 buckets"):  # at once
         bucket_shapes(((5,),), (Axis(1, 10**12, ((0, 0),)),), 1)
@@ -88,7 +92,10 @@ def test_given_inputs_that_share_a_size_when_declared_then_it_is_one_axis_and_mu
     [
         ({1: {0: (1, 2)}}, "dimension 0 of input 1 does not exist in '1x3x128x128'"),
         ({0: {4: (1, 2)}}, "dimension 4 of input 0 does not exist"),
-        ({0: {2: (129, 200)}}, "range 129 to 200 of dimension 2 of input 0; it has to be at least 1 and hold"),
+        (
+            {0: {2: (129, 200)}},
+            "range 129 to 200 of dimension 2 of input 0; it has to be at least 1 and hold",
+        ),
         ({0: {2: (0, 200)}}, "range 0 to 200"),
         ({0: {2: (200, 100)}}, "range 200 to 100"),
     ],
@@ -111,9 +118,12 @@ class Asked:
 
 
 @given(
-    span=ranges, stride=st.integers(1, 64), offset=st.integers(-40, 80), multiple=st.integers(1, 5),
+    span=ranges,
+    stride=st.integers(1, 64),
+    offset=st.integers(-40, 80),
+    multiple=st.integers(1, 5),
     plus=st.integers(0, 9),
-)  # fmt: skip
+)
 def test_given_any_rule_of_this_form_when_learned_then_it_is_right_for_every_size_and_few_were_asked_for(
     span, stride, offset, multiple, plus
 ):
@@ -121,7 +131,9 @@ def test_given_any_rule_of_this_form_when_learned_then_it_is_right_for_every_siz
     asked = Asked(lambda size: plus + multiple * ((size + offset) // stride))
     rule = SizeRule.learn(asked, low, high)
     assert rule is not None
-    assert [rule(size) for size in range(low, high + 1)] == [asked.rule(size) for size in range(low, high + 1)]
+    assert [rule(size) for size in range(low, high + 1)] == [
+        asked.rule(size) for size in range(low, high + 1)
+    ]
     assert len(asked.sizes) <= 4 * math.log2(2 * stride) + 10
 
 

@@ -14,7 +14,10 @@ HEIGHT_AND_WIDTH = {0: {2: (100, 200), 3: (100, 200)}}
 
 
 class PerPixel(torch.nn.Module):
-    """Padding stays where it is: each pixel for itself, and one strided output whose cells do not overlap."""
+    """Padding stays where it is.
+
+    Each pixel for itself, and one strided output whose cells do not overlap.
+    """
 
     def __init__(self):
         super().__init__()
@@ -71,7 +74,9 @@ def _as_in_a_worker():
 def make(model, options, dims=None, example=IMAGE, *, run=None, precision="fp32", dynamic_engine=False):
     """A warm runner, and spies on its engine and on eager."""
     engine, eager = Spy(run or model), Spy(model)
-    runner = ShapeRunner(engine, eager, options, dims or {}, example, precision, dynamic_engine=dynamic_engine)
+    runner = ShapeRunner(
+        engine, eager, options, dims or {}, example, precision, dynamic_engine=dynamic_engine
+    )
     runner.warm_up()
     engine.asked(), eager.asked()
     return runner, engine, eager
@@ -125,7 +130,11 @@ def test_given_exact_when_the_example_shape_comes_then_the_engine_gets_the_very_
 
 @pytest.mark.parametrize(
     "frame",
-    [torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2), torch.rand(1, 3, 128, 256)[..., ::2], torch.rand(1, 3, 128, 128)],
+    [
+        torch.rand(1, 128, 128, 3).permute(0, 3, 1, 2),
+        torch.rand(1, 3, 128, 256)[..., ::2],
+        torch.rand(1, 3, 128, 128),
+    ],
     ids=["channels last", "every other", "made outside of inference mode"],
 )
 def test_given_another_layout_of_a_prepared_shape_when_run_then_the_engine_gets_it_in_the_usual_one(frame):
@@ -173,7 +182,9 @@ def test_given_a_frame_when_padded_then_margins_are_zero_whatever_was_in_the_buf
 
 
 @pytest.mark.parametrize("policy", ["bucket", "dynamic"])
-def test_given_a_size_beyond_the_declared_range_when_run_then_eager_answers_and_the_engine_never_sees_it(policy):
+def test_given_a_size_beyond_the_declared_range_when_run_then_eager_answers_and_the_engine_never_sees_it(
+    policy,
+):
     runner, engine, eager = make(
         torch.nn.ReLU(), ShapeOptions(policy), HEIGHT_AND_WIDTH, dynamic_engine=policy == "dynamic"
     )
@@ -198,7 +209,10 @@ def test_given_a_model_with_a_mask_when_tokens_masks_and_indices_are_padded_then
 def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_or_dynamic_is_in_force():
     runner, engine, eager = make(blurred(), ShapeOptions("bucket"), HEIGHT_AND_WIDTH)
     assert runner.policy == "exact"
-    assert "policy bucket cannot be used: padding 1x3x100x100 to 1x3x128x128 changes the result" in runner.notes[0]
+    assert (
+        "policy bucket cannot be used: padding 1x3x100x100 to 1x3x128x128 changes the result"
+        in runner.notes[0]
+    )
     assert "relative L2 0." in runner.notes[0]
     assert "allowed for fp32" in runner.notes[0]
     assert "policy dynamic cannot be used: the engine was made for fixed sizes" in runner.notes[1]
@@ -216,21 +230,28 @@ def test_given_a_convolution_when_warmed_up_then_buckets_are_refused_and_exact_o
     [
         (torch.nn.ReLU(), "declares no dynamic_dims"),
         (lambda x: x.flatten(2), "dimension 2 of output 0 follows from both"),
-        (lambda x: x[:, :, : x.shape[2] ** 2 // 200], "dimension 2 of output 0 follows by no known rule from"),
+        (
+            lambda x: x[:, :, : x.shape[2] ** 2 // 200],
+            "dimension 2 of output 0 follows by no known rule from",
+        ),
         (lambda x: x.mean((2, 3)), "padding 1x3x100x100 to 1x3x128x128 changes the result"),
         (lambda x: x.new_zeros(9000 + (x.shape[2] - 128) * (x.shape[3] - 128)), "padding 1x3x"),
         (lambda x: x.view(1, 3, 16, 8, 128), "RuntimeError: shape '[1, 3, 16, 8, 128]' is invalid"),
     ],
     ids=["nothing varies", "flattened", "quadratic", "pooled", "jointly", "fixed sizes"],
 )
-def test_given_outputs_that_cannot_be_cropped_when_warmed_up_then_buckets_are_refused_with_the_reason(model, why):
+def test_given_outputs_that_cannot_be_cropped_when_warmed_up_then_buckets_are_refused_with_the_reason(
+    model, why
+):
     runner, _, _ = make(model, ShapeOptions("bucket"), {} if "declares" in why else HEIGHT_AND_WIDTH)
     assert runner.policy == "exact"
     assert why in runner.notes[0]
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda x: x.shape[2] == 200, lambda x: not x[..., -1].any()], ids=["on one bucket", "on zeros"]
+    "wrong",
+    [lambda x: x.shape[2] == 200, lambda x: not x[..., -1].any()],
+    ids=["on one bucket", "on zeros"],
 )
 def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then_buckets_are_refused(wrong):
     model = PerPixel()
@@ -243,7 +264,9 @@ def test_given_an_engine_that_is_wrong_on_padded_inputs_only_when_warmed_up_then
     assert "outputs differ from eager's" in runner.notes[0]
 
 
-def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right(monkeypatch):
+def test_given_little_memory_for_buffers_when_sizes_vary_then_old_ones_are_given_up_and_results_stay_right(
+    monkeypatch,
+):
     monkeypatch.setattr("torchperf_ros.engines.shape_runner._MOST_BUFFER_BYTES", 100)
     buffers = PaddedBuffers((torch.zeros(1, 8),))
     for size in (8, 16, 4, 16, 8, 4):
@@ -269,7 +292,9 @@ def test_given_more_sizes_than_are_remembered_when_they_come_again_then_they_are
 
 
 @pytest.mark.parametrize("policy", ["bucket", "dynamic"])
-def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_and_nothing_is_compiled(policy):
+def test_given_a_compiled_engine_when_100_sizes_are_drawn_then_95_percent_hit_and_nothing_is_compiled(
+    policy,
+):
     model = PerPixel()
     compiled = torch.compile(model, backend="eager", dynamic=policy == "dynamic", recompile_limit=64)
     example = tuple(tensor.clone() for tensor in IMAGE)

@@ -42,7 +42,9 @@ def test_given_a_model_when_run_then_outputs_and_time_come_back(device):
     assert took_ns > 0
 
 
-def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_without_the_warm_up(device, monkeypatch):
+def test_given_known_times_when_calibrated_then_median_and_p99_are_theirs_without_the_warm_up(
+    device, monkeypatch
+):
     engine = eager(Counting(), device)
     times_ms = iter([900.0, 900.0, 900.0, *range(1, 21)])
     monkeypatch.setattr(engine, "_timed", lambda inputs: (None, next(times_ms) * 1e6))
@@ -68,10 +70,9 @@ class Engine:
 
 
 RECOMPILE = RuntimeError(
-    "Detected recompile when torch.compile stance is 'fail_on_recompile'. filename: 'm.py', function name: 'forward'\n"
-    "    triggered by the following guard failure(s):\n"
-    "    - 0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4\n"
-    "    - 0/1: tensor 'x' dtype mismatch"
+    "Detected recompile when torch.compile stance is 'fail_on_recompile'. filename: 'm.py', function name:"
+    " 'forward'\n    triggered by the following guard failure(s):\n    - 0/0: tensor 'x' size mismatch at"
+    " index 0. expected 3, actual 4\n    - 0/1: tensor 'x' dtype mismatch"
 )
 WRONG = (ValueError("one"), RuntimeError("two"), KeyError("three"))
 X = (torch.ones(1),)
@@ -81,8 +82,13 @@ def engine(*errors, model=None, eager=True):
     """A tier on an engine, and what it says."""
     said, call = [], Engine(*errors)
     model = model or Counting()
-    tier = Tier(TierFacts("full", "aoti"), Runner(call, graphs=1, package="key"), model if eager else None,
-                Device(torch.device("cpu"), 1), said.append)  # fmt: skip
+    tier = Tier(
+        TierFacts("full", "aoti"),
+        Runner(call, graphs=1, package="key"),
+        model if eager else None,
+        Device(torch.device("cpu"), 1),
+        said.append,
+    )
     return tier, call, model, said
 
 
@@ -98,7 +104,9 @@ def test_given_an_engine_that_raises_when_there_is_time_then_eager_answers_that_
 
 
 @pytest.mark.parametrize(("left_ms", "stands_in"), [(1000.0, True), (100.0, False), (-5.0, False)])
-def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_it_fits(left_ms, stands_in):
+def test_given_an_engine_that_raises_when_the_time_left_is_known_then_eager_answers_only_if_it_fits(
+    left_ms, stands_in
+):
     tier, _, model, _ = engine(WRONG[0])
     tier._eager_ms = 500.0
     leave_ns = time.monotonic_ns() + int(left_ms * 1e6)
@@ -123,7 +131,9 @@ def test_given_a_calibration_when_the_engine_raises_then_eagers_longest_run_is_w
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_given_an_engine_that_raises_three_times_in_a_row_when_run_then_it_is_demoted_and_that_is_said_once(in_time):
+def test_given_an_engine_that_raises_three_times_in_a_row_when_run_then_it_is_demoted_and_that_is_said_once(
+    in_time,
+):
     tier, call, model, said = engine(*WRONG)
     leave_ns = 0 if in_time else 1
     for error in WRONG:
@@ -133,7 +143,9 @@ def test_given_an_engine_that_raises_three_times_in_a_row_when_run_then_it_is_de
         else:
             with pytest.raises(type(error)):
                 tier.run(X, leave_ns)
-    assert said == ["tier full runs in eager from now on: aoti raised 3 times in a row, at last KeyError: 'three'"]
+    assert said == [
+        "tier full runs in eager from now on: aoti raised 3 times in a row, at last KeyError: 'three'"
+    ]
     assert tier.facts.engine == "eager"
     assert tier.facts.why == "aoti raised 3 times in a row, at last KeyError: 'three'"
     tier.run(X, leave_ns)
@@ -156,7 +168,9 @@ def test_given_a_call_that_would_compile_when_run_then_it_is_counted_with_its_gu
     facts = tier.facts
     assert (facts.recompiles, facts.engine_errors, facts.eager_answers, model.runs) == (5, 0, 5, 5)
     assert facts.engine == "aoti"
-    assert facts.guards.startswith("0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4; 0/1: tensor 'x'")
+    assert facts.guards.startswith(
+        "0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4; 0/1: tensor 'x'"
+    )
     assert said == []
 
 
@@ -200,7 +214,9 @@ def test_given_what_another_worker_measured_when_calibrated_then_it_only_warms_u
 
 
 @pytest.mark.parametrize("briefly", [True, False])
-def test_given_an_engine_when_calibrated_then_it_is_the_engine_that_is_measured_and_eager_beside_it(briefly):
+def test_given_an_engine_when_calibrated_then_it_is_the_engine_that_is_measured_and_eager_beside_it(
+    briefly,
+):
     tier, call, model, _ = engine()
     calibration = tier.calibrate(X, briefly=briefly)
     assert 0 < calibration.median_ms <= calibration.p99_ms
@@ -208,7 +224,9 @@ def test_given_an_engine_when_calibrated_then_it_is_the_engine_that_is_measured_
     assert model.runs == 3
 
 
-def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_it_says_so_and_stays(monkeypatch):
+def test_given_an_engine_that_runs_out_of_memory_again_and_again_when_run_then_it_says_so_and_stays(
+    monkeypatch,
+):
     errors = [RuntimeError("run_func_(...) API call failed")] * 3  # as one arrives inside of a package
     tier, call, model, said = engine(*errors, torch.OutOfMemoryError("API call failed"))
     monkeypatch.setattr(tier._device, "_refused", lambda: call.runs)
@@ -230,9 +248,13 @@ def test_given_a_nest_when_searched_then_every_tensor_comes_in_order():
 @pytest.mark.parametrize(
     ("values", "bad"), [([1.0, math.nan, 2.0], 1), ([1.0, -math.inf, 2.0], 1), ([math.inf, -math.inf], 2)]
 )
-def test_given_values_that_are_no_numbers_then_the_error_counts_them_and_names_the_output(values, bad, dtype):
+def test_given_values_that_are_no_numbers_then_the_error_counts_them_and_names_the_output(
+    values, bad, dtype
+):
     check = OutputCheck((torch.zeros(2), torch.zeros(len(values), dtype=dtype)), fixed_sizes=True)
-    with pytest.raises(InvalidOutput, match=f"output 1 has {bad} of {len(values)} values that are NaN or Inf"):
+    with pytest.raises(
+        InvalidOutput, match=f"output 1 has {bad} of {len(values)} values that are NaN or Inf"
+    ):
         check.check((torch.ones(2), torch.tensor(values, dtype=dtype)))
 
 
@@ -243,7 +265,13 @@ def test_given_large_finite_values_when_their_sum_overflows_then_they_pass():
 
 @pytest.mark.parametrize(
     "outputs",
-    [torch.zeros(3), torch.zeros(2, 1), torch.zeros(2, dtype=torch.float64), (torch.zeros(2), torch.zeros(2)), None],
+    [
+        torch.zeros(3),
+        torch.zeros(2, 1),
+        torch.zeros(2, dtype=torch.float64),
+        (torch.zeros(2), torch.zeros(2)),
+        None,
+    ],
     ids=["size", "rank", "type", "more", "nothing"],
 )
 def test_given_another_signature_than_calibrated_when_checked_then_the_error_shows_both(outputs):

@@ -32,10 +32,15 @@ class Loaded:
     def __init__(self, adapter, cache, options=AOTI, tier="full", package="", shapes=None, **more):
         self.said = []
         setup = {
-            "tiers": [tier], "build": [options.as_dict()], "packages": [str(package)], "cache_dir": str(cache),
-            "cache_mib": 4096, "package_dirs": [str(Path(package).parent)],
-            "shapes": (shapes or ShapeOptions()).as_dict(), **more,
-        }  # fmt: skip
+            "tiers": [tier],
+            "build": [options.as_dict()],
+            "packages": [str(package)],
+            "cache_dir": str(cache),
+            "cache_mib": 4096,
+            "package_dirs": [str(Path(package).parent)],
+            "shapes": (shapes or ShapeOptions()).as_dict(),
+            **more,
+        }
         self.loader = TierLoader(adapter, setup, Device(CPU, 1), self.said.append)
         with torch.inference_mode():
             self.tier = self.loader.load(0)
@@ -58,7 +63,9 @@ def load(adapters, built, tmp_path):
         shutil.copytree(built.cache.folder, cache, dirs_exist_ok=True)
         package = cache / built.package("dynamic" if dynamic else "static").name
         prepare(package)
-        adapter = adapters.Compiled({"dynamic": dynamic, "seed": seed} if seed else {"dynamic": dynamic}, CPU)
+        adapter = adapters.Compiled(
+            {"dynamic": dynamic, "seed": seed} if seed else {"dynamic": dynamic}, CPU
+        )
         loaded = Loaded(adapter, cache, **values)
         loaded.package, loaded.adapter = package, adapter
         return loaded
@@ -125,7 +132,9 @@ def test_given_a_package_with_other_results_when_loaded_then_it_is_refused_with_
     other_package(monkeypatch, adapters.Compiled({"seed": 1}, CPU).build("full").eval())
     loaded = load()
     (said,) = loaded.said
-    assert said.startswith("tier full runs in eager: aoti refused: outputs differ from eager's: relative L2 ")
+    assert said.startswith(
+        "tier full runs in eager: aoti refused: outputs differ from eager's: relative L2 "
+    )
     assert "allowed for fp32: relative L2 0.001" in said
     assert loaded.facts.why in said
     assert (loaded.facts.engine, loaded.facts.package, loaded.missing) == ("eager", "", ["full"])
@@ -147,21 +156,28 @@ def test_given_engine_compile_when_loaded_then_it_is_compiled_here_and_checked(l
     assert (later.facts.engine, later.facts.why, later.missing) == ("eager", "not compiled yet", ["full"])
 
 
-def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eager_runs_and_says_why(load, monkeypatch):
+def test_given_a_model_that_cannot_be_compiled_or_a_package_that_raises_then_eager_runs_and_says_why(
+    load, monkeypatch
+):
     def refuse(*args, **options):
         raise RuntimeError("no such operator\nmore\nlines")
 
     monkeypatch.setattr(torch, "compile", refuse)
     loaded = load(options=BuildOptions("compile"))
     assert loaded.said[0].startswith("tier full runs in eager: compile RuntimeError: no such operator")
-    assert (loaded.facts.engine, loaded.facts.why.split(" (")[0]) == ("eager", "RuntimeError: no such operator")
+    assert (loaded.facts.engine, loaded.facts.why.split(" (")[0]) == (
+        "eager",
+        "RuntimeError: no such operator",
+    )
     assert loaded.missing == []
     loaded.run(1)
     other_package(monkeypatch, lambda x, mask: 1 / 0)
     assert load().said[0].startswith("tier full runs in eager: aoti ZeroDivisionError: division by zero")
 
 
-def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(load, adapters, monkeypatch):
+def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(
+    load, adapters, monkeypatch
+):
     with pytest.raises(ConfigError, match="cuda_graphs"):
         load(options=BuildOptions("aoti", cuda_graphs=True))
     monkeypatch.setattr(adapters.Compiled, "build", lambda self, tier: "weights.pt")
@@ -169,19 +185,23 @@ def test_given_an_option_or_a_model_that_cannot_be_used_then_the_worker_is_told(
         load()
 
 
-NO_SIZES = [f"shapes: the policy {name} cannot be used: the adapter declares no dynamic_dims"
-            for name in ("bucket", "dynamic")]  # fmt: skip
+NO_SIZES = [
+    f"shapes: the policy {name} cannot be used: the adapter declares no dynamic_dims"
+    for name in ("bucket", "dynamic")
+]
 
 
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        (ShapeOptions(common=(((3, 4), (3, 3)),)),
-         ["common_shapes: left to eager: its package runs the example's shapes only"]),
+        (
+            ShapeOptions(common=(((3, 4), (3, 3)),)),
+            ["common_shapes: left to eager: its package runs the example's shapes only"],
+        ),
         (ShapeOptions("bucket", 4), NO_SIZES),
         (ShapeOptions("dynamic"), []),
     ],
-)  # fmt: skip
+)
 def test_given_a_static_package_when_other_shapes_are_asked_for_then_it_is_said_and_it_never_runs_them(
     load, monkeypatch, shapes, said
 ):
@@ -218,10 +238,17 @@ def test_given_a_dynamic_package_when_sizes_vary_then_it_runs_them(load):
         assert eager_differs(loaded, batch) < 1e-3
     loaded.run(9)
     report = loaded.tier.report()
-    assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == ("dynamic", 8, 1, 0)
+    assert (report["shapes"], report["hits"], report["misses"], report["recompiles"]) == (
+        "dynamic",
+        8,
+        1,
+        0,
+    )
 
 
-def test_given_a_users_package_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(load, built):
+def test_given_a_users_package_then_it_runs_and_eager_answers_other_sizes_if_it_is_the_adapters_model(
+    load, built
+):
     loaded = load(package=built.package())
     assert (loaded.facts.engine, loaded.said) == ("aoti", [])
     assert eager_differs(loaded, 1) < 1e-3
@@ -243,7 +270,8 @@ def test_given_a_users_package_when_the_adapter_cannot_build_then_it_runs_and_th
     loaded = load(package=built.package())
     assert loaded.facts.engine == "aoti"
     assert loaded.facts.why.startswith(
-        "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle (test_tier_loader.py:"
+        "nothing to compare with, and no eager: FileNotFoundError: no weights on this vehicle"
+        " (test_tier_loader.py:"
     )
 
 
@@ -269,10 +297,14 @@ def test_given_a_users_package_with_wrong_results_when_loaded_then_eager_runs_an
         load(package=package, seed=seed, swapped=0)
 
 
-def test_given_a_cache_that_others_can_write_when_loaded_then_it_says_how_to_mend_it_and_nothing_is_taken(load):
+def test_given_a_cache_that_others_can_write_when_loaded_then_it_says_how_to_mend_it_and_nothing_is_taken(
+    load,
+):
     def share(package):
         package.parent.chmod(0o775)
 
-    with pytest.raises(ConfigError, match=r"parameter cache_dir: .*/cache .mode 0775.*`chmod 700 .*/cache`"):
+    with pytest.raises(
+        ConfigError, match=r"parameter cache_dir: .*/cache .mode 0775.*`chmod 700 .*/cache`"
+    ):
         load(prepare=share)
     assert load(prepare=share, options=BuildOptions()).facts.engine == "eager"

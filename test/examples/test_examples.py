@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["pytester"]
-pytest.importorskip("scipy.optimize")  # which cannot be imported a second time; each run in this process would
+pytest.importorskip(
+    "scipy.optimize"
+)  # which cannot be imported a second time; each run in this process would
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GUIDE = (EXAMPLES.parent / "docs" / "testing.md").read_text(encoding="utf-8")
@@ -45,20 +47,29 @@ def test_given_the_example_as_it_is_when_tested_then_it_passes_without_a_warning
     result.assert_outcomes(passed=1, warnings=0)
 
 
-def test_given_a_changed_output_then_rules_decide_and_the_command_that_is_named_refreshes(pytester, package):
+def test_given_a_changed_output_then_rules_decide_and_the_command_that_is_named_refreshes(
+    pytester, package
+):
     model, rules = package / "guarded_drive" / "lead_vehicle.py", package / "test" / "conftest.py"
     change(model, "right - left, bottom - top)", "right - left + 0.1, bottom - top)")
     rules.write_text(RULES, encoding="utf-8")
     status, text = run(pytester)
     assert status == 0, text
-    assert "golden file test/golden/test_drive.test_low_sun.mcap is older: model of perception changed since" in text
+    assert (
+        "golden file test/golden/test_drive.test_low_sun.mcap is older: model of perception changed since"
+        in text
+    )
 
     rules.unlink()
     status, text = run(pytester)
     assert status == 1, text
-    shown = GUIDE[GUIDE.index("E       AssertionError: outputs differ") : GUIDE.index("E       the command that")]
+    shown = GUIDE[
+        GUIDE.index("E       AssertionError: outputs differ") : GUIDE.index("E       the command that")
+    ]
     assert shown in text
-    (command,) = {line.partition("refreshes it: ")[2] for line in text.splitlines() if "refreshes it: " in line}
+    (command,) = {
+        line.partition("refreshes it: ")[2] for line in text.splitlines() if "refreshes it: " in line
+    }
 
     program, *arguments = shlex.split(command)
     status, text = run(pytester, *arguments)
@@ -73,4 +84,7 @@ def test_given_a_smaller_budget_when_tested_then_the_frames_that_came_late_are_s
     change(package / "config" / "lead_vehicle.yaml", "budget_ms: 50.0", "budget_ms: 30.0")
     status, text = run(pytester)
     assert status == 1, text
-    assert GUIDE[GUIDE.index("E       AssertionError: assert 0.55") : GUIDE.index("```\n\npytest shows")] in text
+    assert (
+        GUIDE[GUIDE.index("E       AssertionError: assert 0.55") : GUIDE.index("```\n\npytest shows")]
+        in text
+    )

@@ -20,9 +20,15 @@ def test_given_a_miss_when_told_then_it_is_a_warning_with_what_one_asks_next(tel
     assert anomaly.name == "perception: result too slow"
     assert anomaly.message == "tier full was not done after 49.0 ms"
     assert anomaly.values == {
-        "seq": "42", "outcome": "late", "fallback": "hold_last", "total_ms": "49.500", "budget_ms": "50.000",
-        "misses_in_a_row": "1", "value": "49.500", "baseline": "50.000",
-    }  # fmt: skip
+        "seq": "42",
+        "outcome": "late",
+        "fallback": "hold_last",
+        "total_ms": "49.500",
+        "budget_ms": "50.000",
+        "misses_in_a_row": "1",
+        "value": "49.500",
+        "baseline": "50.000",
+    }
 
 
 @pytest.mark.parametrize("outcome", [Outcome.ON_TIME, Outcome.STARTING])
@@ -33,11 +39,15 @@ def test_given_a_frame_that_is_no_anomaly_when_answered_then_nothing_is_told(tel
 @pytest.mark.parametrize(
     ("outcome", "name"),
     [
-        (Outcome.LATE, "result too slow"), (Outcome.HUNG, "worker failed"), (Outcome.CRASHED, "worker failed"),
-        (Outcome.ERROR, "model error"), (Outcome.INVALID, "invalid output"), (Outcome.BAD_INPUT, "bad input"),
+        (Outcome.LATE, "result too slow"),
+        (Outcome.HUNG, "worker failed"),
+        (Outcome.CRASHED, "worker failed"),
+        (Outcome.ERROR, "model error"),
+        (Outcome.INVALID, "invalid output"),
+        (Outcome.BAD_INPUT, "bad input"),
         (Outcome.PARTIAL, "partial result"),
     ],
-)  # fmt: skip
+)
 def test_given_an_outcome_when_told_then_its_kind_is_named(tell, outcome, name):
     anomaly = tell(outcome)
     assert anomaly.name == f"perception: {name}"
@@ -58,7 +68,11 @@ def test_given_misses_when_they_become_sustained_then_they_are_an_error(tell):
 
 def test_given_a_death_when_told_then_a_lasting_one_is_an_error():
     first = death_alert("planning", "exit status 1\nTraceback", pid=7, restarts=1, lasting=False)
-    assert (first.level, first.name, first.message) == (Level.WARN, "planning: worker died", "exit status 1")
+    assert (first.level, first.name, first.message) == (
+        Level.WARN,
+        "planning: worker died",
+        "exit status 1",
+    )
     assert first.values == {"pid": "7", "restarts": "1", "detail": "Traceback"}
     assert death_alert("planning", "and again", 9, 3, lasting=True).level is Level.ERROR
 

@@ -19,12 +19,18 @@ def travelled(points):
 @pytest.mark.parametrize(
     ("speed", "deceleration", "seconds", "start_s"),
     [
-        (5.0, 3.0, 10.0, 1.0), (15.0, 3.0, 10.0, 1.0), (30.0, 8.0, 10.0, 1.0), (0.5, 0.1, 10.0, 1.0),
-        (20.0, 4.0, 1.0, 0.5), (10.0, 5.0, 3.0, 3.0),  # it goes on straight: the path is shorter, or begins at its end
+        (5.0, 3.0, 10.0, 1.0),
+        (15.0, 3.0, 10.0, 1.0),
+        (30.0, 8.0, 10.0, 1.0),
+        (0.5, 0.1, 10.0, 1.0),
+        (20.0, 4.0, 1.0, 0.5),
+        (10.0, 5.0, 3.0, 3.0),  # it goes on straight: the path is shorter, or begins at its end
         (0.0, 5.0, 3.0, 1.0),  # stands
     ],
-)  # fmt: skip
-def test_given_a_steady_speed_when_braking_then_its_way_is_v_squared_over_2a(speed, deceleration, seconds, start_s):
+)
+def test_given_a_steady_speed_when_braking_then_its_way_is_v_squared_over_2a(
+    speed, deceleration, seconds, start_s
+):
     points, times_s = straight(speed, seconds)
     where, when_s, _ = brake_along(points, times_s, start_s, deceleration, len(points))
     assert where[0] == pytest.approx([speed * start_s, 0.0, 0.0])
@@ -94,8 +100,14 @@ def test_given_any_path_when_braking_then_times_rise_speed_falls_and_the_way_is_
 
 
 @settings(deadline=None)
-@given(speeds=arrays(float, 20, elements=st.floats(0, 30)), start=st.floats(0, 1.8), deceleration=st.floats(0.5, 10))
-def test_given_any_speeds_along_a_line_then_it_never_goes_backwards_and_only_slows(speeds, start, deceleration):
+@given(
+    speeds=arrays(float, 20, elements=st.floats(0, 30)),
+    start=st.floats(0, 1.8),
+    deceleration=st.floats(0.5, 10),
+)
+def test_given_any_speeds_along_a_line_then_it_never_goes_backwards_and_only_slows(
+    speeds, start, deceleration
+):
     times_s = np.arange(20) * 0.1
     x = np.concatenate([[0.0], np.cumsum(speeds[:-1] * 0.1)])
     where, when_s, _ = brake_along(np.stack([x, 0 * x, 0 * x], axis=1), times_s, start, deceleration, 20)

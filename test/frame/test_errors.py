@@ -5,13 +5,14 @@ import pytest
 from torchperf_ros.frame.errors import ConfigError, one_line
 
 ONNX = (
-    "Failed to convert the exported program to an ONNX model. \x1b[96mThis is step 3/3\x1b[0m of it. Next steps:\n"
-    "- If there is a missing ONNX function, implement it.\n\n## Exception summary\n\n"
-    "<class 'torch.onnx.DispatchError'>: No ONNX function found for <OpOverload(op='mylib.twice')>.\n⬆️\n"
+    "Failed to convert the exported program to an ONNX model. \x1b[96mThis is step 3/3\x1b[0m of it. Next"
+    " steps:\n- If there is a missing ONNX function, implement it.\n\n## Exception summary\n\n<class"
+    " 'torch.onnx.DispatchError'>: No ONNX function found for <OpOverload(op='mylib.twice')>.\n⬆️\n"
 )
 OPENVINO = (
-    "Check 'false' failed at src/unconverted_ops_report.cpp:151:\nFrontEnd API failed with OpConversionFailure"
-    ":\nModel wasn't fully converted.\nSummary:\n-- No conversion rule found for operations: mylib.twice.default\n"
+    "Check 'false' failed at src/unconverted_ops_report.cpp:151:\nFrontEnd API failed with"
+    " OpConversionFailure:\nModel wasn't fully converted.\nSummary:\n-- No conversion rule found for"
+    " operations: mylib.twice.default\n"
 )
 EXPORT = (
     "Could not guard on data-dependent expression Eq(u0, 1)\n\nThe following call raised this error:\n"
@@ -23,16 +24,27 @@ EXPORT = (
     ("error", "line"),
     [
         (RuntimeError(ONNX), "RuntimeError: No ONNX function found for <OpOverload(op='mylib.twice')>."),
-        (RuntimeError(OPENVINO), "RuntimeError: No conversion rule found for operations: mylib.twice.default"),
-        (RuntimeError(EXPORT), "RuntimeError: Could not guard on data-dependent expression Eq(u0, 1) (depth.py:18)"),
-        (RuntimeError("Check 'false' failed at a.cpp:1:"), "RuntimeError: Check 'false' failed at a.cpp:1:"),
+        (
+            RuntimeError(OPENVINO),
+            "RuntimeError: No conversion rule found for operations: mylib.twice.default",
+        ),
+        (
+            RuntimeError(EXPORT),
+            "RuntimeError: Could not guard on data-dependent expression Eq(u0, 1) (depth.py:18)",
+        ),
+        (
+            RuntimeError("Check 'false' failed at a.cpp:1:"),
+            "RuntimeError: Check 'false' failed at a.cpp:1:",
+        ),
         (RuntimeError("\x1b[31m red \x1b[0m"), "RuntimeError: red"),
         (RuntimeError("x" * 10_000), f"RuntimeError: {'x' * 300}"),
         (AssertionError(), "AssertionError: no reason was given"),
         (ConfigError("parameter a: wrong\nand more"), "parameter a: wrong"),
     ],
 )
-def test_given_an_error_of_a_library_when_cut_to_one_line_then_that_has_the_cause_and_no_escape_codes(error, line):
+def test_given_an_error_of_a_library_when_cut_to_one_line_then_that_has_the_cause_and_no_escape_codes(
+    error, line
+):
     assert one_line(error) == line
 
 

@@ -26,16 +26,27 @@ MS = 1_000_000
 
 def header_bytes(sec, nanosec, name, little):
     types = STORE.types
-    header = types["std_msgs/msg/Header"](stamp=types["builtin_interfaces/msg/Time"](sec, nanosec), frame_id=name)
+    header = types["std_msgs/msg/Header"](
+        stamp=types["builtin_interfaces/msg/Time"](sec, nanosec), frame_id=name
+    )
     return bytes(STORE.serialize_cdr(header, "std_msgs/msg/Header", little_endian=little))
 
 
-@given(sec=st.integers(-(2**31), 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
-def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_as_written(sec, nanosec, little, name):
+@given(
+    sec=st.integers(-(2**31), 2**31 - 1),
+    nanosec=st.integers(0, 999_999_999),
+    little=st.booleans(),
+    name=st.text(),
+)
+def test_given_any_stamped_message_when_its_bytes_are_read_then_the_stamp_is_as_written(
+    sec, nanosec, little, name
+):
     assert header_stamp_ns(header_bytes(sec, nanosec, name, little)) == sec * 1_000_000_000 + nanosec
 
 
-@given(sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text())
+@given(
+    sec=st.integers(0, 2**31 - 1), nanosec=st.integers(0, 999_999_999), little=st.booleans(), name=st.text()
+)
 def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec, nanosec, little, name):
     data = restamped(header_bytes(7, 8, name, little), sec * 1_000_000_000 + nanosec)
     again = STORE.deserialize_cdr(data, "std_msgs/msg/Header")
@@ -43,7 +54,9 @@ def test_given_any_time_when_restamped_then_only_the_stamp_changes(sec, nanosec,
 
 
 @given(st.binary(max_size=64))
-def test_given_any_bytes_when_read_then_the_stamp_fits_a_signed_64_bit_word_and_is_zero_where_they_are_too_short(data):
+def test_given_any_bytes_when_read_then_the_stamp_fits_a_signed_64_bit_word_and_is_zero_where_they_are_too_short(
+    data,
+):
     assert -(2**63) <= header_stamp_ns(data) < 2**63
     assert header_stamp_ns(data[:11]) == 0
 
@@ -57,14 +70,26 @@ def test_given_a_stamp_when_its_age_is_asked_then_future_is_negative_and_zero_is
 
 @pytest.mark.parametrize(
     ("age_ms", "usable_ms"),
-    [(0.0, 0.0), (25.0, 25.0), (10_000.0, 10_000.0), (10_000.1, 0.0), (-0.1, 0.0), (math.nan, 0.0), (math.inf, 0.0)],
+    [
+        (0.0, 0.0),
+        (25.0, 25.0),
+        (10_000.0, 10_000.0),
+        (10_000.1, 0.0),
+        (-0.1, 0.0),
+        (math.nan, 0.0),
+        (math.inf, 0.0),
+    ],
 )
 def test_given_an_age_when_it_cannot_be_one_then_the_frame_counts_from_its_receipt(age_ms, usable_ms):
     assert usable_age_ms(age_ms) == usable_ms
 
 
-@pytest.mark.parametrize(("age_ms", "latency_ms"), [(20.0, 50.0), (math.nan, 30.0), (-5.0, 30.0), (60_000.0, 30.0)])
-def test_given_an_origin_then_the_latency_counts_from_a_usable_stamp_or_else_from_receipt(age_ms, latency_ms):
+@pytest.mark.parametrize(
+    ("age_ms", "latency_ms"), [(20.0, 50.0), (math.nan, 30.0), (-5.0, 30.0), (60_000.0, 30.0)]
+)
+def test_given_an_origin_then_the_latency_counts_from_a_usable_stamp_or_else_from_receipt(
+    age_ms, latency_ms
+):
     assert Origin(received_ns=100 * MS, age_ms=age_ms).latency_ms(130 * MS) == latency_ms
 
 
@@ -92,7 +117,10 @@ def test_given_a_time_that_a_stamp_cannot_hold_when_restamped_then_the_message_i
 
 
 class MailboxMachine(RuleBasedStateMachine):
-    """Any order of putting, taking and clearing: no frame is lost, doubled or handed out after a newer one."""
+    """Any order of putting, taking and clearing.
+
+    No frame is lost, doubled or handed out after a newer one.
+    """
 
     def __init__(self):
         super().__init__()
@@ -105,7 +133,9 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(left_ns=st.integers(-5, 5))
     def put_one(self, left_ns):
         self.superseded += self.waiting is not None
-        self.waiting = Frame(self.put, b"", 0, 0.0, self.now_ns, self.now_ns + left_ns, Origin(self.now_ns, 0.0))
+        self.waiting = Frame(
+            self.put, b"", 0, 0.0, self.now_ns, self.now_ns + left_ns, Origin(self.now_ns, 0.0)
+        )
         self.mailbox.put(self.waiting)
         self.put += 1
 
@@ -150,12 +180,21 @@ def admitted(age_ms, upstream=None, **parameters):
 @pytest.mark.parametrize(
     ("budget_from", "age_ms", "left_ms"),
     [
-        ("receipt", 0.0, 50.0), ("receipt", 100.0, 50.0), ("receipt", -100.0, 50.0), ("receipt", math.nan, 50.0),
-        ("stamp", 0.0, 50.0), ("stamp", 10.0, 40.0), ("stamp", 49.75, 0.25), ("stamp", 50.0, 0.0),
-        ("stamp", 100.0, -50.0), ("stamp", 10_000.0, -9_950.0), ("stamp", 10_001.0, 50.0), ("stamp", -3.0, 50.0),
+        ("receipt", 0.0, 50.0),
+        ("receipt", 100.0, 50.0),
+        ("receipt", -100.0, 50.0),
+        ("receipt", math.nan, 50.0),
+        ("stamp", 0.0, 50.0),
+        ("stamp", 10.0, 40.0),
+        ("stamp", 49.75, 0.25),
+        ("stamp", 50.0, 0.0),
+        ("stamp", 100.0, -50.0),
+        ("stamp", 10_000.0, -9_950.0),
+        ("stamp", 10_001.0, 50.0),
+        ("stamp", -3.0, 50.0),
         ("stamp", math.nan, 50.0),
     ],
-)  # fmt: skip
+)
 def test_given_any_age_when_admitted_then_the_budget_counts_from_a_usable_stamp_or_from_the_receipt(
     budget_from, age_ms, left_ms
 ):
@@ -186,11 +225,15 @@ def test_given_a_frame_that_was_stale_in_the_stage_before_when_admitted_then_thi
 @pytest.mark.parametrize(
     ("budget_from", "due_ms", "age_ms", "left_ms"),
     [
-        ("receipt", 10.0, 5.0, 50.0), ("receipt", -10.0, 5.0, 40.0),
-        ("stamp", 10.0, 5.0, 25.0), ("stamp", -10.0, 5.0, 25.0),  # 25 ms after its stamp, however late it was there
-        ("stamp", -10.0, math.nan, 40.0), ("stamp", -10.0, -30.0, 40.0), ("stamp", -10.0, 10_000.0, 40.0),
+        ("receipt", 10.0, 5.0, 50.0),
+        ("receipt", -10.0, 5.0, 40.0),
+        ("stamp", 10.0, 5.0, 25.0),
+        ("stamp", -10.0, 5.0, 25.0),  # 25 ms after its stamp, however late it was there
+        ("stamp", -10.0, math.nan, 40.0),
+        ("stamp", -10.0, -30.0, 40.0),
+        ("stamp", -10.0, 10_000.0, 40.0),
     ],
-)  # fmt: skip
+)
 def test_given_a_frame_of_the_stage_before_when_admitted_then_no_more_than_both_budgets_is_taken(
     budget_from, due_ms, age_ms, left_ms
 ):
@@ -199,14 +242,17 @@ def test_given_a_frame_of_the_stage_before_when_admitted_then_no_more_than_both_
 
 
 def test_given_what_is_gone_of_a_budget_when_put_into_words_then_they_say_where_it_went():
-    assert admitted(100.0, budget_from="stamp").gone_words(0.0) == (
-        "100.0 ms of its budget of 50 ms had passed at its turn: 100.0 ms by its stamp when it was received (the"
-        " camera's latency, or its host's clock is behind this one's)"
+    assert (
+        admitted(100.0, budget_from="stamp").gone_words(0.0)
+        == "100.0 ms of its budget of 50 ms had passed at its turn: 100.0 ms by its stamp when it was"
+        " received (the camera's latency, or its host's clock is behind this one's)"
     )
-    assert admitted(100.0).gone_words(60.0) == (
-        "60.0 ms of its budget of 50 ms had passed at its turn: 60.0 ms waiting for its turn"
+    assert (
+        admitted(100.0).gone_words(60.0)
+        == "60.0 ms of its budget of 50 ms had passed at its turn: 60.0 ms waiting for its turn"
     )
-    assert admitted(1.0, before(-70.0, 5.0)).gone_words(1.0) == (
-        "71.0 ms of its budget of 50 ms had passed at its turn: 70.0 ms in the stages before, 1.0 ms waiting for its"
-        " turn"
+    assert (
+        admitted(1.0, before(-70.0, 5.0)).gone_words(1.0)
+        == "71.0 ms of its budget of 50 ms had passed at its turn: 70.0 ms in the stages before, 1.0 ms"
+        " waiting for its turn"
     )

@@ -8,7 +8,9 @@ from torchperf_ros.frame.clock import VirtualClock
 from torchperf_ros.frame.health import HealthTracker
 from torchperf_ros.frame.outcome import IN_TIME, Fallback, Health, Outcome
 
-LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10, "recover_frames": 30})
+LIMITS = stage_config(
+    "perception", {"input_timeout_ms": 1000.0, "sustained_misses": 10, "recover_frames": 30}
+)
 
 
 class Stage:
@@ -50,22 +52,32 @@ FRAMES = {
 RULES = {
     "a new stage is starting, with input too": "starting 100 STARTING",
     "a ready stage waits for its first input": "ready 1 WAITING",
-    "frames before the first is ready are not held against it": "starting 100 STARTING, ready 1 x, good 1 NOMINAL",
-    "without input for longer than its time-out it waits, and comes back":
-        "ready 1 x, good 1 NOMINAL, silence 1000 NOMINAL, silence 1 WAITING, good 1 NOMINAL",
+    "frames before the first is ready are not held against it": (
+        "starting 100 STARTING, ready 1 x, good 1 NOMINAL"
+    ),
+    "without input for longer than its time-out it waits, and comes back": (
+        "ready 1 x, good 1 NOMINAL, silence 1000 NOMINAL, silence 1 WAITING, good 1 NOMINAL"
+    ),
     "one miss degrades": "ready 1 x, good 1 NOMINAL, miss 1 DEGRADED",
     "one frame of the backup degrades": "ready 1 x, good 1 NOMINAL, backup 1 DEGRADED",
     "one frame on a lower tier degrades": "ready 1 x, good 1 NOMINAL, lower 1 DEGRADED",
     "one partial result degrades, and no more of them do worse": "ready 1 x, partial 500 DEGRADED",
     "a partial result between breaks the row": "ready 1 x, miss 9 x, partial 1 x, miss 9 DEGRADED",
-    "after a safe stop partial results make it degraded and no better": "ready 1 x, miss 10 x, partial 300 DEGRADED",
+    "after a safe stop partial results make it degraded and no better": (
+        "ready 1 x, miss 10 x, partial 300 DEGRADED"
+    ),
     "one result of its own that is late degrades": "ready 1 x, good 1 NOMINAL, late 1 DEGRADED",
     "one bad input degrades": "ready 1 x, good 1 NOMINAL, bad 1 DEGRADED",
-    "30 frames at their best make it nominal again": "ready 1 x, miss 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",
-    "a good run that is broken counts anew":
-        "ready 1 x, miss 1 DEGRADED, good 29 x, miss 1 x, good 29 DEGRADED, good 1 NOMINAL",
+    "30 frames at their best make it nominal again": (
+        "ready 1 x, miss 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL"
+    ),
+    "a good run that is broken counts anew": (
+        "ready 1 x, miss 1 DEGRADED, good 29 x, miss 1 x, good 29 DEGRADED, good 1 NOMINAL"
+    ),
     "on a lower tier it stays degraded": "ready 1 x, lower 500 DEGRADED",
-    "ten misses in a row stop it safely, and no fewer": "ready 1 x, good 1 x, miss 9 DEGRADED, miss 1 SAFE_STOP",
+    "ten misses in a row stop it safely, and no fewer": (
+        "ready 1 x, good 1 x, miss 9 DEGRADED, miss 1 SAFE_STOP"
+    ),
     "a backup's answer between breaks the row": "ready 1 x, miss 9 x, backup 1 x, miss 9 DEGRADED",
     "a late answer of its own between breaks the row": "ready 1 x, miss 9 x, late 1 x, miss 9 DEGRADED",
     "a good one between breaks the row": "ready 1 x, miss 9 x, good 1 x, miss 9 DEGRADED",
@@ -73,16 +85,21 @@ RULES = {
     "a stop counts as a miss": "ready 1 x, stop 10 SAFE_STOP",
     "what the emergency lane withholds is none": "ready 1 x, good 1 NOMINAL, withheld 50 NOMINAL",
     "nothing counts as a miss": "ready 1 x, none 10 SAFE_STOP",
-    "after a safe stop it climbs one state at a time":
-        "ready 1 x, miss 10 x, good 29 SAFE_STOP, good 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL",
-    "after a safe stop on a lower tier it is degraded and no better": "ready 1 x, miss 10 x, lowest 300 DEGRADED",
+    "after a safe stop it climbs one state at a time": (
+        "ready 1 x, miss 10 x, good 29 SAFE_STOP, good 1 DEGRADED, good 29 DEGRADED, good 1 NOMINAL"
+    ),
+    "after a safe stop on a lower tier it is degraded and no better": (
+        "ready 1 x, miss 10 x, lowest 300 DEGRADED"
+    ),
     "after a safe stop the backup alone is no recovery": "ready 1 x, miss 10 x, backup 300 SAFE_STOP",
-    "workers that keep dying are a safe stop until answers prove otherwise":
-        "ready 1 x, good 1 x, lost 1 x, gave_up 1 SAFE_STOP, ready 1 SAFE_STOP, good 30 DEGRADED",
-    "without its worker it starts again, and those frames count as misses":
-        "ready 1 x, good 1 x, lost 1 STARTING, starting_held 10 SAFE_STOP",
+    "workers that keep dying are a safe stop until answers prove otherwise": (
+        "ready 1 x, good 1 x, lost 1 x, gave_up 1 SAFE_STOP, ready 1 SAFE_STOP, good 30 DEGRADED"
+    ),
+    "without its worker it starts again, and those frames count as misses": (
+        "ready 1 x, good 1 x, lost 1 STARTING, starting_held 10 SAFE_STOP"
+    ),
     "a safe stop shows when input stops, too": "ready 1 x, miss 10 x, silence 60000 SAFE_STOP",
-}  # fmt: skip
+}
 """What happens how often (or for how many ms), and the state after it; x: it does not matter."""
 
 
@@ -98,7 +115,9 @@ def test_given_a_stage_when_this_happens_then_the_rule_holds(rule):
 class HealthMachine(RuleBasedStateMachine):
     """Any history: unknown is never nominal, one miss is never a safe stop, recovery takes its frames."""
 
-    LIMITS = stage_config("perception", {"input_timeout_ms": 1000.0, "sustained_misses": 3, "recover_frames": 4})
+    LIMITS = stage_config(
+        "perception", {"input_timeout_ms": 1000.0, "sustained_misses": 3, "recover_frames": 4}
+    )
 
     def __init__(self):
         super().__init__()
@@ -117,9 +136,11 @@ class HealthMachine(RuleBasedStateMachine):
         self.frames(Outcome.ON_TIME, None, tier, times)
 
     @rule(
-        outcome=st.sampled_from(sorted(set(Outcome) - {Outcome.ON_TIME})), fallback=st.sampled_from([None, *Fallback]),
-        tier=st.integers(-1, 2), times=st.integers(1, 4),
-    )  # fmt: skip
+        outcome=st.sampled_from(sorted(set(Outcome) - {Outcome.ON_TIME})),
+        fallback=st.sampled_from([None, *Fallback]),
+        tier=st.integers(-1, 2),
+        times=st.integers(1, 4),
+    )
     def frames_not_on_time(self, outcome, fallback, tier, times):
         self.frames(outcome, fallback, tier, times)
 

@@ -42,15 +42,20 @@ def settle(sync, at_ms=0.0, stamp_ns=T):
 
 @given(
     st.lists(st.integers(-100, 100), max_size=20),
-    st.integers(-50, 50), st.integers(0, 60),
-)  # fmt: skip
-def test_given_any_stamps_when_a_frame_asks_then_it_gets_the_nearest_within_the_slop_or_none(stamps, offset, slop):
+    st.integers(-50, 50),
+    st.integers(0, 60),
+)
+def test_given_any_stamps_when_a_frame_asks_then_it_gets_the_nearest_within_the_slop_or_none(
+    stamps, offset, slop
+):
     sync = synced(SyncRule("other", slop, offset))
     for number, stamp_ms in enumerate(stamps):
         take(sync, stamp_ms, (stamp_ms, number))
     frame(sync)
     missing, latest = settle(sync)
-    newest = {stamp_ms: number for number, stamp_ms in enumerate(stamps)}  # of two with one stamp the later counts
+    newest = {
+        stamp_ms: number for number, stamp_ms in enumerate(stamps)
+    }  # of two with one stamp the later counts
     kept = sorted(newest, key=newest.get)[-KEPT:]
     distances = sorted(abs(stamp_ms - offset) for stamp_ms in kept)
     if distances and distances[0] <= slop:
@@ -63,7 +68,9 @@ def test_given_any_stamps_when_a_frame_asks_then_it_gets_the_nearest_within_the_
 
 
 @given(
-    st.lists(st.tuples(st.integers(-30, 30), st.integers(0, 30)), max_size=6), st.integers(0, 30), st.integers(0, 30)
+    st.lists(st.tuples(st.integers(-30, 30), st.integers(0, 30)), max_size=6),
+    st.integers(0, 30),
+    st.integers(0, 30),
 )
 def test_given_messages_that_come_later_when_a_frame_waits_then_it_ends_with_the_first_that_fits_or_in_time(
     messages, wait_ms, room_ms
@@ -128,7 +135,10 @@ def test_given_an_input_that_never_comes_when_frames_go_on_then_they_wait_ten_ti
 
 @pytest.mark.parametrize(("late_ms", "waits"), [(0.0, [0.0]), (8.0, [15.0]), (16.0, [0.0])])
 def test_given_a_lost_input_when_it_comes_again_then_it_is_waited_for_if_it_comes_in_time(late_ms, waits):
-    """Though frames run without it: what comes before the wait would have been over is worth the next wait."""
+    """Though frames run without it.
+
+    What comes before the wait would have been over is worth the next wait.
+    """
     sync = synced(SyncRule("other", 20.0, 0.0, 15.0))
     lose(sync)
     at_ms = 50.0 * MOST_MISSES

@@ -30,7 +30,9 @@ def test_given_a_path_when_ordered_then_the_present_folder_follows_python_and_pr
 
 
 @pytest.mark.parametrize("name", ["queue", "logging"])
-def test_given_a_file_called_as_one_of_pythons_when_a_command_runs_there_then_it_does_not_stand_in(tmp_path, name):
+def test_given_a_file_called_as_one_of_pythons_when_a_command_runs_there_then_it_does_not_stand_in(
+    tmp_path, name
+):
     (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n", encoding="utf-8")
     (tmp_path / "mine.py").write_text(
         "import queue, logging\nvalue = queue.Queue, logging.getLogger\n", encoding="utf-8"

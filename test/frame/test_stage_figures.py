@@ -34,12 +34,16 @@ class Stage:
         self.counters = StageCounters()
         self.figures = StageFigures(self.counters, TIERS, budget_ms, window_s, self.now_ns)
 
-    def answer(self, total_ms, *, after_ms=33.0, tier=0, outcome=Outcome.ON_TIME, lateness_ms=-1.0, age_ms=4.0):
+    def answer(
+        self, total_ms, *, after_ms=33.0, tier=0, outcome=Outcome.ON_TIME, lateness_ms=-1.0, age_ms=4.0
+    ):
         self.now_ns += round(after_ms * MS)
         frame = Frame(0, b"", 5, age_ms, self.now_ns, 0, Origin(self.now_ns, math.nan))
         self.counters.received(self.now_ns, 5, age_ms, stamped=True)
         steps = StepTimes(1.0, 2.0, 3.0, 4.0)
-        self.counters.add(Answer(frame, outcome, None, "", tier, 0.5, total_ms, 50.0, lateness_ms, self.now_ns, steps))
+        self.counters.add(
+            Answer(frame, outcome, None, "", tier, 0.5, total_ms, 50.0, lateness_ms, self.now_ns, steps)
+        )
 
     def activate(self):
         self.now_ns += S
@@ -52,7 +56,9 @@ class Stage:
 answers = st.tuples(st.floats(0.01, 500.0), st.floats(0.0, 900.0), st.integers(-1, 1))
 
 
-@given(batches=st.lists(st.lists(answers, max_size=12), min_size=1, max_size=5), window_s=st.floats(1.0, 4.0))
+@given(
+    batches=st.lists(st.lists(answers, max_size=12), min_size=1, max_size=5), window_s=st.floats(1.0, 4.0)
+)
 def test_given_any_answers_when_read_then_numpy_says_the_same_of_the_window_and_the_run(batches, window_s):
     stage, seen = Stage(window_s), []
     for batch in batches:
@@ -62,17 +68,25 @@ def test_given_any_answers_when_read_then_numpy_says_the_same_of_the_window_and_
         reading = stage.read()
         recent = [row for row in seen if row[0] >= stage.now_ns - round(window_s * S)]
         for spans, tiers in (
-            (reading.latency, {-1, 0, 1}), (reading.tiers["full"], {0}), (reading.tiers["fast"], {1}),
+            (reading.latency, {-1, 0, 1}),
+            (reading.tiers["full"], {0}),
+            (reading.tiers["fast"], {1}),
             (reading.tiers[NO_TIER], {-1}),
-        ):  # fmt: skip
+        ):
             window_ms = [total_ms for _, total_ms, tier in recent if tier in tiers]
             run_ms = [total_ms for _, total_ms, tier in seen if tier in tiers]
-            assert (spans.window.count, spans.run.count, spans.active.count) == (len(window_ms), len(run_ms), 0)
+            assert (spans.window.count, spans.run.count, spans.active.count) == (
+                len(window_ms),
+                len(run_ms),
+                0,
+            )
             if window_ms:
                 exact = np.percentile(window_ms, [50, 95, 99, 100])
                 assert [value for _, value in spans.window.items()] == pytest.approx(exact)
             if run_ms:
-                assert spans.run.p99_ms == pytest.approx(np.percentile(run_ms, 99, method="lower"), rel=0.0101)
+                assert spans.run.p99_ms == pytest.approx(
+                    np.percentile(run_ms, 99, method="lower"), rel=0.0101
+                )
                 assert spans.run.max_ms == max(run_ms)
         intervals_ms = np.diff([at_ns for at_ns, _, _ in recent]) / MS
         if len(intervals_ms):
@@ -85,7 +99,12 @@ def test_given_any_answers_when_read_then_numpy_says_the_same_of_the_window_and_
 def test_given_nothing_when_read_then_everything_is_unknown():
     reading = Stage().read()
     assert reading.latency.window.count == reading.unrecorded == 0
-    unknown = (reading.latency.miss_ratio, reading.interval_ms, reading.interval_jitter_ms, reading.latency_jitter_ms)
+    unknown = (
+        reading.latency.miss_ratio,
+        reading.interval_ms,
+        reading.interval_jitter_ms,
+        reading.latency_jitter_ms,
+    )
     for value in (*unknown, reading.age.p99_ms, reading.wait.p50_ms, reading.lateness.max_ms):
         assert math.isnan(value)
 
@@ -138,8 +157,12 @@ def test_given_health_when_looked_at_then_the_time_until_then_belongs_to_the_sta
     stage.now_ns += S
     seconds = stage.read(Health.SAFE_STOP).health_s
     assert seconds == {
-        Health.STARTING: 2.0, Health.WAITING: 0.0, Health.NOMINAL: 3.0, Health.DEGRADED: 0.0, Health.SAFE_STOP: 1.0
-    }  # fmt: skip
+        Health.STARTING: 2.0,
+        Health.WAITING: 0.0,
+        Health.NOMINAL: 3.0,
+        Health.DEGRADED: 0.0,
+        Health.SAFE_STOP: 1.0,
+    }
 
 
 def test_given_nobody_who_reads_when_rows_are_pushed_out_then_they_are_counted_and_memory_is_bounded():
@@ -184,7 +207,7 @@ def test_given_a_changed_window_when_read_then_it_holds_at_once():
     assert stage.read().latency.window.count == 1
 
 
-# -- counters ---------------------------------------------------------------------------------------------------------
+# -- counters
 
 
 def rows(pending, row):
@@ -194,17 +217,27 @@ def rows(pending, row):
 @pytest.mark.parametrize(
     ("stamps_ns", "ages_ms", "counts"),
     [
-        ([1, 2, 3], [5, 5, 5], (0, 0, 0, 0)), ([0, 0], [math.nan, math.nan], (2, 0, 0, 0)),
-        ([5, 4], [5, 5], (0, 0, 1, 0)), ([5, 5], [5, 5], (0, 0, 0, 1)),
-        ([5, 0, 5], [5, math.nan, 5], (1, 0, 0, 1)), ([5], [-0.1], (0, 1, 0, 0)),
+        ([1, 2, 3], [5, 5, 5], (0, 0, 0, 0)),
+        ([0, 0], [math.nan, math.nan], (2, 0, 0, 0)),
+        ([5, 4], [5, 5], (0, 0, 1, 0)),
+        ([5, 5], [5, 5], (0, 0, 0, 1)),
+        ([5, 0, 5], [5, math.nan, 5], (1, 0, 0, 1)),
+        ([5], [-0.1], (0, 1, 0, 0)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("stamped", [True, False])
-def test_given_stamps_then_what_is_odd_about_them_is_counted_if_the_type_has_one(stamps_ns, ages_ms, counts, stamped):
+def test_given_stamps_then_what_is_odd_about_them_is_counted_if_the_type_has_one(
+    stamps_ns, ages_ms, counts, stamped
+):
     counters = StageCounters()
     for stamp_ns, age_ms in zip(stamps_ns, ages_ms, strict=True):
         counters.received(7, stamp_ns, age_ms, stamped=stamped)
-    found = (counters.zero_stamps, counters.future_stamps, counters.backward_stamps, counters.repeated_stamps)
+    found = (
+        counters.zero_stamps,
+        counters.future_stamps,
+        counters.backward_stamps,
+        counters.repeated_stamps,
+    )
     assert found == (counts if stamped else (0, 0, 0, 0))
     assert counters.frames == len(stamps_ns)
     receipts = rows(counters.receipts, RECEIPT)
@@ -232,17 +265,22 @@ def test_given_any_answers_when_added_then_the_counters_add_up(answered, superse
     came = len(answered) + superseded
     assert counters.miss_ratio(superseded) == pytest.approx(1 - in_time / came if came else 0.0)
     left = rows(counters.answers, ANSWER)
-    assert left["number"].tolist() == [number + 1 for number in left["total_ms"]] == list(range(1, len(answered) + 1))
+    assert (
+        left["number"].tolist()
+        == [number + 1 for number in left["total_ms"]]
+        == list(range(1, len(answered) + 1))
+    )
     assert left["lateness_ms"].tolist() == [lateness_ms for _, _, lateness_ms in answered]
 
 
-# -- what figures are made of -----------------------------------------------------------------------------------------
+# -- what figures are made of
 
 
 @given(
-    batches=st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=8), span=st.integers(1, 40),
+    batches=st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=8),
+    span=st.integers(1, 40),
     most=st.integers(1, 12),
-)  # fmt: skip
+)
 def test_given_any_batches_when_taken_then_what_is_left_is_the_newest_of_the_span(batches, span, most):
     pending, seen, now, number = deque(), [], 0, 0
     recent = RecentRows(pending, RECEIPT, most)
@@ -261,7 +299,9 @@ durations_ms = st.floats(1e-3, 1e6)
 
 
 @given(st.lists(st.lists(durations_ms, max_size=40), max_size=4))
-def test_given_any_durations_when_asked_then_each_percentile_is_within_its_error_and_the_maximum_is_exact(batches):
+def test_given_any_durations_when_asked_then_each_percentile_is_within_its_error_and_the_maximum_is_exact(
+    batches,
+):
     sketch, seen = LatencySketch(), [value for batch in batches for value in batch]
     for batch in batches:
         sketch.add(np.array(batch, dtype=float))
@@ -293,7 +333,7 @@ def test_given_any_samples_when_counted_then_each_bucket_holds_those_up_to_its_b
     known = [sample for sample in samples if not math.isnan(sample)]
     assert [count for _, count in buckets] == [
         sum(sample <= float(bound) for sample in known) for bound, _ in buckets
-    ]  # fmt: skip
+    ]
     assert [bound for bound, _ in buckets][-1] == "+Inf"
     assert total_s == pytest.approx(sum(known))
 

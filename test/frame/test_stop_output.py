@@ -42,8 +42,12 @@ def stamps_ns(message):
 
 
 @pytest.mark.parametrize("endianness", ["little", "big"])
-@pytest.mark.parametrize("frame_id", ["", "m", "ma", "map", "odom", "odomx", "odomxy", "odomxyz"])  # every alignment
-def test_given_a_path_when_stopped_then_another_reader_finds_a_braking_path_in_the_bytes(frame_id, endianness):
+@pytest.mark.parametrize(
+    "frame_id", ["", "m", "ma", "map", "odom", "odomx", "odomxy", "odomxyz"]
+)  # every alignment
+def test_given_a_path_when_stopped_then_another_reader_finds_a_braking_path_in_the_bytes(
+    frame_id, endianness
+):
     speed, braking_ns = 10.0, START_NS + S // 2
     data = path(np.arange(31) * speed * 0.1, frame_id=frame_id, endianness=endianness)
     message = stopped(data, braking_ns, deceleration=5.0)
@@ -84,7 +88,9 @@ def test_given_thousands_of_poses_when_stopped_then_the_stop_has_two_hundred_on_
         pytest.param(path(np.arange(31.0), step_ns=-S // 10), id="stamps that go back"),
         pytest.param(path([0.0, 1.0, math.nan]), id="a position that is not finite"),
         pytest.param(path(np.arange(3.0), own_frame_ids=["map", "map", "odo"]), id="poses in two frames"),
-        pytest.param(path(np.arange(3.0), own_frame_ids=["map", "odometry", "map"]), id="frames of different lengths"),
+        pytest.param(
+            path(np.arange(3.0), own_frame_ids=["map", "odometry", "map"]), id="frames of different lengths"
+        ),
         pytest.param(path(np.arange(10_001.0)), id="too many poses"),
         pytest.param(path(np.arange(31.0))[:-8], id="cut off"),
         pytest.param(b"\x00\x01\x00\x00" + b"\xff" * 40, id="no path"),
@@ -96,14 +102,18 @@ def test_given_a_path_that_does_not_say_where_the_vehicle_is_when_stopped_then_t
 
 
 @pytest.mark.parametrize(
-    ("after_ms", "there"), [(-1, False), (0, True), (1500, True), (3000, True), (3001, False), (3_600_000, False)]
+    ("after_ms", "there"),
+    [(-1, False), (0, True), (1500, True), (3000, True), (3001, False), (3_600_000, False)],
 )
 def test_given_when_braking_begins_when_it_is_outside_of_the_path_then_there_is_no_stop(after_ms, there):
     assert (stopped(path(np.arange(31.0)), START_NS + after_ms * S // 1000) is not None) is there
 
 
 @settings(deadline=None)
-@given(length=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=8))
+@given(
+    length=st.integers(0, 200),
+    flips=st.lists(st.tuples(st.integers(0, 199), st.integers(0, 255)), max_size=8),
+)
 def test_given_any_bytes_when_read_then_nothing_is_raised(length, flips):
     data = bytearray(path([0.0, 1.0])[:length])
     for at, value in flips:

@@ -235,7 +235,10 @@ def test_given_a_lower_level_when_explained_then_it_says_what_is_predicted_and_w
     text = "full predicted 60.0 ms > 50.0 left; 0 of 3 probes fitted, next one when a worker has the time"
     assert made.explain(["full", "fast"], START_NS) == text
     made.probed(0, 41.0, 60.0, FRESH_MS)
-    assert made.explain(["full", "fast"], START_NS) == "full predicted 41.0 ms <= 50.0 left; next probe in 0.5 s"
+    assert (
+        made.explain(["full", "fast"], START_NS)
+        == "full predicted 41.0 ms <= 50.0 left; next probe in 0.5 s"
+    )
     made.left_out = 1
     assert made.explain(["full", "fast"], START_NS) == "full is left out while memory is short"
 
@@ -250,12 +253,17 @@ def ladders(draw):
     medians = draw(st.lists(TIMES_MS, min_size=count, max_size=count))
     made = TierLadder(count)
     made.calibrate([Calibration(ms, ms * draw(st.floats(1.0, 20.0))) for ms in medians])
-    return made, [*draw(st.lists(TIMES_MS, min_size=count - 1, max_size=count - 1)), draw(st.floats(0.1, 25.0))]
+    return made, [
+        *draw(st.lists(TIMES_MS, min_size=count - 1, max_size=count - 1)),
+        draw(st.floats(0.1, 25.0)),
+    ]
 
 
 @settings(max_examples=25, deadline=None)
 @given(ladders())
-def test_given_whatever_calibrations_when_the_machine_is_calm_then_the_best_tier_is_reached_in_three_seconds(drawn):
+def test_given_whatever_calibrations_when_the_machine_is_calm_then_the_best_tier_is_reached_in_three_seconds(
+    drawn,
+):
     made, times_ms = drawn
     drive = Drive(made, times_ms).run(90)
     assert drive.made.level == best(times_ms)
@@ -283,7 +291,9 @@ def test_given_tiers_that_do_not_fit_when_there_is_a_spare_worker_then_failing_p
 
 @settings(max_examples=25, deadline=None)
 @given(ladders(), st.lists(st.lists(TIMES_MS, min_size=5, max_size=5), max_size=60), st.integers(1, 10))
-def test_given_any_disturbance_when_it_is_over_then_the_best_tier_is_back_in_ten_seconds(drawn, disturbed, repeated):
+def test_given_any_disturbance_when_it_is_over_then_the_best_tier_is_back_in_ten_seconds(
+    drawn, disturbed, repeated
+):
     made, times_ms = drawn
     drive = Drive(made, times_ms).run(30)
     for _ in range(repeated):
@@ -335,7 +345,10 @@ def test_given_calibrations_of_another_number_of_tiers_when_taken_then_they_are_
 
 
 class LadderMachine(RuleBasedStateMachine):
-    """Any times, budgets and probes: the choice fits or is the cheapest, and only good probes take the level up."""
+    """Any times, budgets and probes.
+
+    The choice fits or is the cheapest, and only good probes take the level up.
+    """
 
     def __init__(self):
         super().__init__()
@@ -406,7 +419,9 @@ def test_given_tiers_that_are_left_out_when_chosen_then_a_lower_one_runs_and_is_
         ([0.9, math.nan], [1, 1], True),
     ],
 )
-def test_given_memory_in_use_then_tiers_are_left_out_one_by_one_and_come_back_with_room(used, left_out, tight):
+def test_given_memory_in_use_then_tiers_are_left_out_one_by_one_and_come_back_with_room(
+    used, left_out, tight
+):
     guard, alone = MemoryGuard(), MemoryGuard()
     found = []
     for share in used:

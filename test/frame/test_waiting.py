@@ -48,7 +48,9 @@ def test_given_a_frame_that_is_late_on_both_when_hedged_then_it_takes_twice_the_
 
 
 @given(st.lists(st.booleans(), max_size=300))
-def test_given_any_late_frames_when_retried_then_three_in_a_row_precede_a_hedge_and_patience_is_bounded(in_time):
+def test_given_any_late_frames_when_retried_then_three_in_a_row_precede_a_hedge_and_patience_is_bounded(
+    in_time,
+):
     rule, quick = HedgeRule(), 0
     for good in in_time:
         waited = 0

@@ -1,4 +1,7 @@
-"""The launch files with the real launch, launch_ros and nodes: what starts becomes active, speaks, and ends."""
+"""The launch files with the real launch, launch_ros and nodes.
+
+What starts becomes active, speaks, and ends.
+"""
 
 import os
 import subprocess
@@ -13,7 +16,8 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_typestore
 
 launch_pytest = pytest.importorskip(
-    "launch_pytest", reason="launch_pytest is not installed: it comes with a ROS 2 installation, not from PyPI"
+    "launch_pytest",
+    reason="launch_pytest is not installed: it comes with a ROS 2 installation, not from PyPI",
 )
 
 import rclpy  # noqa: E402
@@ -31,15 +35,19 @@ from visualization_msgs.msg import MarkerArray  # noqa: E402
 pytestmark = pytest.mark.ros
 
 LAUNCH = Path(__file__).parents[2] / "launch"
-TRANSPORT = ("FASTDDS_BUILTIN_TRANSPORTS", "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
+TRANSPORT = (
+    "FASTDDS_BUILTIN_TRANSPORTS",
+    "FASTDDS_DEFAULT_PROFILES_FILE",
+    "FASTRTPS_DEFAULT_PROFILES_FILE",
+)
 WITHIN_S = 90.0  # two stages load their models first
 IMAGE = "sensor_msgs/msg/Image"
 START_NS = 1_600_000_000_000_000_000
 FRAMES = 5
 ONE_STAGE = (
-    "/**/perf: {ros__parameters: {stages: [perception], metrics_port: 0, recorder: false, compile_missing: false, "
-    "worker_threads: 1, perception: {tiers: [fast], backup: none, budget_ms: 5000.0, hang_ms: 10000.0, "
-    "input_reliability: reliable}}}"
+    "/**/perf: {ros__parameters: {stages: [perception], metrics_port: 0, recorder: false, compile_missing:"
+    " false, worker_threads: 1, perception: {tiers: [fast], backup: none, budget_ms: 5000.0, hang_ms:"
+    " 10000.0, input_reliability: reliable}}}"
 )
 environments, exit_codes = [], []
 
@@ -57,9 +65,12 @@ def domain(monkeypatch):
 def launched(file, **arguments):
     """What a launch file starts; `environments` and `exit_codes` get those of its processes."""
     included = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(str(LAUNCH / file)), launch_arguments={"device": "cpu", **arguments}.items()
+        PythonLaunchDescriptionSource(str(LAUNCH / file)),
+        launch_arguments={"device": "cpu", **arguments}.items(),
     )
-    started = OnProcessStart(on_start=lambda event, _: environments.append(psutil.Process(event.pid).environ()))
+    started = OnProcessStart(
+        on_start=lambda event, _: environments.append(psutil.Process(event.pid).environ())
+    )
     ended = OnProcessExit(on_exit=lambda event, _: exit_codes.append(event.returncode))
     handlers = [RegisterEventHandler(handler) for handler in (started, ended)]
     return LaunchDescription([*handlers, included, launch_pytest.actions.ReadyToTest()])
@@ -81,7 +92,9 @@ def replay(tmp_path):
             stamp_ns = START_NS + number * 500_000_000
             stamp = types["builtin_interfaces/msg/Time"](*divmod(stamp_ns, 1_000_000_000))
             pixels = np.full(3 * 320 * 180, number, np.uint8)
-            image = types[IMAGE](types["std_msgs/msg/Header"](stamp, "camera"), 180, 320, "rgb8", 0, 960, pixels)
+            image = types[IMAGE](
+                types["std_msgs/msg/Header"](stamp, "camera"), 180, 320, "rgb8", 0, 960, pixels
+            )
             writer.write(camera, stamp_ns + 40_000_000, store.serialize_cdr(image, IMAGE))
     params = tmp_path / "params.yaml"
     params.write_text(ONE_STAGE)
@@ -138,7 +151,9 @@ def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
     assert "/camera/image_raw" in topics
     (environment,) = environments
     chosen = {name: Path(environment[name]).name for name in TRANSPORT if name in environment}
-    assert list(chosen.values()) == ["fastdds_shared_memory.xml"]  # and this process, with the defaults, hears it
+    assert list(chosen.values()) == [
+        "fastdds_shared_memory.xml"
+    ]  # and this process, with the defaults, hears it
 
     for transition_id in (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP):
         change("/perf", transition_id, listener)
@@ -181,7 +196,9 @@ REFUSED = {  # an argument, and what the line says
     "imge:=/camera": "argument imge is not there; image is",
     "camera_info:=/camera/info": "argument camera_info is not there; there are image, odom,",
     "params_file:=mine.yml": "params_file mine.yml is not there: no such file",
-    "remap:=camera_info=/camera/info": "remap: 'camera_info=/camera/info' is not FROM:=TO, as in remap:='camera_info:=",
+    "remap:=camera_info=/camera/info": (
+        "remap: 'camera_info=/camera/info' is not FROM:=TO, as in remap:='camera_info:="
+    ),
 }
 
 
@@ -201,7 +218,12 @@ def test_launch_with_an_argument_that_cannot_be_meant_says_so_and_ends(argument,
 
 def test_launch_with_a_file_of_this_folder_that_is_terminated_leaves_no_process(listener, tmp_path):
     (tmp_path / "mine.yaml").write_text(ONE_STAGE)
-    arguments = ["device:=cpu", "params_file:=mine.yaml", "use_sim_time:=true", "remap:=image:=/one detections:=/two"]
+    arguments = [
+        "device:=cpu",
+        "params_file:=mine.yaml",
+        "use_sim_time:=true",
+        "remap:=image:=/one detections:=/two",
+    ]
     launch = psutil.Popen(launching(*arguments), cwd=tmp_path)
     started = [launch]
     try:
@@ -220,7 +242,9 @@ def test_launch_with_a_file_of_this_folder_that_is_terminated_leaves_no_process(
         started += launch.children(recursive=True)
         assert len(started) > 1
         launch.terminate()
-        wait_for(lambda: launch.poll() is not None and not any(map(is_alive, started)), f"the end of {started}")
+        wait_for(
+            lambda: launch.poll() is not None and not any(map(is_alive, started)), f"the end of {started}"
+        )
     finally:
         for process in filter(is_alive, started):
             process.kill()

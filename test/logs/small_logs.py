@@ -71,7 +71,10 @@ def mcap(
     before_each: Callable[[McapWriter, int], None] = lambda writer, number: None,
     at_end: Callable[[McapWriter], None] = lambda writer: None,
 ) -> Path:
-    """An `.mcap` file as the `mcap` package writes it, with checksums; the last two may do to it what others do."""
+    """An `.mcap` file as the `mcap` package writes it, with checksums.
+
+    The last two may do to it what others do.
+    """
     with path.open("wb") as file:
         writer = McapWriter(file, chunk_bytes, compression, index_types=index, use_chunking=chunking)
         writer.start(profile="ros2")
@@ -103,8 +106,12 @@ def ros1_bag(
         connections = {}
         for number, (topic, kind, at_ns, message) in enumerate(messages(ROS1)):
             if topic not in connections:
-                connections[topic] = writer.add_connection(topic, kind, typestore=ROS1, latching=int(topic == "/text"))
-            writer.write(connections[topic], (odd_ns or {}).get(number, at_ns), ROS1.serialize_ros1(message, kind))
+                connections[topic] = writer.add_connection(
+                    topic, kind, typestore=ROS1, latching=int(topic == "/text")
+                )
+            writer.write(
+                connections[topic], (odd_ns or {}).get(number, at_ns), ROS1.serialize_ros1(message, kind)
+            )
     return path
 
 
@@ -122,7 +129,9 @@ KINDS: dict[str, Callable[[Path], Path]] = {
         folder / "log", StoragePlugin.SQLITE3, CompressionMode.FILE
     ),
     "rosbag2 mcap, file compressed": lambda folder: rosbag2(folder / "log", mode=CompressionMode.FILE),
-    "rosbag2 mcap, messages compressed": lambda folder: rosbag2(folder / "log", mode=CompressionMode.MESSAGE),
+    "rosbag2 mcap, messages compressed": lambda folder: rosbag2(
+        folder / "log", mode=CompressionMode.MESSAGE
+    ),
     "mcap": lambda folder: mcap(folder / "log.mcap"),
     "mcap zstd": lambda folder: mcap(folder / "log.mcap", compression=CompressionType.ZSTD),
     "mcap lz4": lambda folder: mcap(folder / "log.mcap", compression=CompressionType.LZ4),

@@ -17,13 +17,16 @@ FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
 
 
 @pytest.mark.parametrize("kind", logs.KINDS)
-def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_written_and_nothing_is_said(tmp_path, kind):
+def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_written_and_nothing_is_said(
+    tmp_path, kind
+):
     notes = []
     with LogReader(logs.KINDS[kind](tmp_path), notes.append) as log:
         assert [(m.topic, m.type_name, m.data, m.t_ns) for m in log.messages()] == logs.cdr()
         assert {(t.name, t.type_name, t.count) for t in log.topics.values()} == {
-            ("/text", logs.TEXT, 20), ("/numbers", logs.NUMBERS, 20),
-        }  # fmt: skip
+            ("/text", logs.TEXT, 20),
+            ("/numbers", logs.NUMBERS, 20),
+        }
         last_ns = logs.START_NS + 19 * logs.STEP_NS + logs.STEP_NS // 2
         assert (log.count, log.start_ns, log.end_ns) == (40, logs.START_NS, last_ns)
         assert not kind.startswith("bag") or [t.name for t in log.topics.values() if t.latched] == ["/text"]
@@ -32,7 +35,9 @@ def test_given_a_sound_log_of_any_kind_when_read_then_each_message_comes_as_writ
 
 
 @pytest.mark.parametrize("kind", ["mcap", "mcap without chunks", "db3", "bag"])
-def test_given_a_topic_and_a_time_range_when_read_then_only_those_messages_come_without_the_end(tmp_path, kind):
+def test_given_a_topic_and_a_time_range_when_read_then_only_those_messages_come_without_the_end(
+    tmp_path, kind
+):
     start_ns, end_ns = logs.START_NS + 3 * logs.STEP_NS, logs.START_NS + 7 * logs.STEP_NS
     with LogReader(logs.KINDS[kind](tmp_path)) as log:
         found = [(m.topic, m.t_ns) for m in log.messages({"/text"}, start_ns, end_ns)]
@@ -52,7 +57,9 @@ def test_given_two_iterations_at_once_when_they_take_turns_then_each_gets_all_me
 def test_given_a_log_of_many_chunks_when_read_then_one_chunk_is_held_at_a_time(tmp_path):
     chunk_bytes, chunks = 1 << 20, 12
     entries = logs.cdr(count=2 * chunks, size=chunk_bytes)
-    path = logs.mcap(tmp_path / "log.mcap", entries, chunk_bytes=chunk_bytes, compression=CompressionType.ZSTD)
+    path = logs.mcap(
+        tmp_path / "log.mcap", entries, chunk_bytes=chunk_bytes, compression=CompressionType.ZSTD
+    )
     del entries
     with LogReader(path) as log:
         messages = log.messages()
@@ -66,7 +73,9 @@ def test_given_a_log_of_many_chunks_when_read_then_one_chunk_is_held_at_a_time(t
     assert peak_bytes < 4.5 * chunk_bytes  # packed, unpacked, its messages, and the message before
 
 
-def test_given_chunks_that_overlap_in_time_when_read_then_messages_still_come_in_the_order_of_their_time(tmp_path):
+def test_given_chunks_that_overlap_in_time_when_read_then_messages_still_come_in_the_order_of_their_time(
+    tmp_path,
+):
     entries = logs.cdr()
     late = entries[::2] + entries[1::2]  # first all of one topic, then all of the other
     with LogReader(logs.mcap(tmp_path / "log.mcap", late, chunk_bytes=500)) as log:
@@ -76,7 +85,10 @@ def test_given_chunks_that_overlap_in_time_when_read_then_messages_still_come_in
 
 def test_given_equal_times_when_read_then_the_order_of_writing_is_kept(tmp_path):
     entries = [(topic, kind, data, logs.START_NS) for topic, kind, data, _ in logs.cdr()]
-    for path in (logs.mcap(tmp_path / "log.mcap", entries), logs.rosbag2(tmp_path / "log", entries=entries)):
+    for path in (
+        logs.mcap(tmp_path / "log.mcap", entries),
+        logs.rosbag2(tmp_path / "log", entries=entries),
+    ):
         with LogReader(path) as log:
             assert [m.data for m in log.messages()] == [entry[2] for entry in entries]
 
@@ -90,7 +102,9 @@ def test_given_a_log_split_into_files_when_read_then_they_are_one_log(tmp_path, 
         file = logs.storage_file(logs.rosbag2(tmp_path / f"half_{number}", storage, entries=half))
         shutil.move(file, folder / f"log_{number}{file.suffix}")
     names = "\n".join(f"    - {file.name}" for file in sorted(folder.iterdir(), reverse=True))
-    (folder / "metadata.yaml").write_text(f"rosbag2_bagfile_information:\n  relative_file_paths:\n{names}\n")
+    (folder / "metadata.yaml").write_text(
+        f"rosbag2_bagfile_information:\n  relative_file_paths:\n{names}\n"
+    )
     with LogReader(folder) as log:
         assert [m.data for m in log.messages()] == [entry[2] for entry in logs.cdr()]
         assert log.topics["/text"].count == 20
@@ -101,13 +115,19 @@ def test_given_an_mcap_with_the_messages_of_ros1_when_read_then_they_are_cdr(tmp
         (topic, kind.replace("/msg", ""), bytes(logs.ROS1.serialize_ros1(message, kind)), at_ns)
         for topic, kind, at_ns, message in logs.messages(logs.ROS1)
     ]
-    definitions = {entry[1]: logs.ROS1.generate_msgdef(entry[1].replace("/", "/msg/"))[0] for entry in entries}
-    with LogReader(logs.mcap(tmp_path / "log.mcap", entries, encoding="ros1", definitions=definitions)) as log:
+    definitions = {
+        entry[1]: logs.ROS1.generate_msgdef(entry[1].replace("/", "/msg/"))[0] for entry in entries
+    }
+    with LogReader(
+        logs.mcap(tmp_path / "log.mcap", entries, encoding="ros1", definitions=definitions)
+    ) as log:
         assert [(m.topic, m.type_name, m.data, m.t_ns) for m in log.messages()] == logs.cdr()
 
 
 @pytest.mark.parametrize(("durability", "latched"), [("1", True), ("transient_local", True), ("2", False)])
-def test_given_qos_profiles_of_old_and_new_form_when_opened_then_a_latched_topic_is_told(tmp_path, durability, latched):
+def test_given_qos_profiles_of_old_and_new_form_when_opened_then_a_latched_topic_is_told(
+    tmp_path, durability, latched
+):
     metadata = {"offered_qos_profiles": f"- history: 3\n  durability: {durability}\n  depth: 1"}
     with LogReader(logs.mcap(tmp_path / "log.mcap", metadata=metadata)) as log:
         assert log.topics["/text"].latched is latched
@@ -118,9 +138,13 @@ def test_given_a_topic_without_messages_when_opened_then_it_is_there_with_none(t
         assert (log.topics, log.count, log.start_ns, log.end_ns, list(log.messages())) == ({}, 0, 0, 0, [])
 
 
-@pytest.mark.parametrize("name", ["a b?c#d%20e", "Straße 東", "line\nbreak", os.fsdecode(b"not UTF-8 \xff")])
+@pytest.mark.parametrize(
+    "name", ["a b?c#d%20e", "Straße 東", "line\nbreak", os.fsdecode(b"not UTF-8 \xff")]
+)
 @pytest.mark.parametrize("kind", ["mcap", "mcap zstd", "db3", "bag"])
-def test_given_another_name_even_with_odd_characters_when_opened_then_the_content_says_what_it_is(tmp_path, kind, name):
+def test_given_another_name_even_with_odd_characters_when_opened_then_the_content_says_what_it_is(
+    tmp_path, kind, name
+):
     with LogReader(logs.KINDS[kind](tmp_path).rename(tmp_path / name)) as log:
         assert log.count == len(list(log.messages())) == 40
 
@@ -137,9 +161,21 @@ FIELD = {
     "tum_fr1_rpy_head60_mcap": (899, {"/imu": "sensor_msgs/msg/Imu"}, 5.747509),
     "tum_fr1_rpy_head60_sqlite3": (899, {"/ground_truth/pose": "geometry_msgs/msg/PoseStamped"}, 5.747509),
     "robots/zaki0929_2019-01-17_expt04.bag": (3267, {"/odom": "nav_msgs/msg/Odometry"}, 121.560367004),
-    "robots/robot_localization_test1_husky.bag": (16806, {"/imu/data": "sensor_msgs/msg/Imu"}, 395.307116140),
-    "lidar/embag_test_luminar.bag": (15, {"/luminar_pointcloud": "sensor_msgs/msg/PointCloud2"}, 7.588637635),
-    "edge/scan_tools_laser_scan_matcher_demo_badindex.bag": (360, {"/scan": "sensor_msgs/msg/LaserScan"}, 35.811282012),
+    "robots/robot_localization_test1_husky.bag": (
+        16806,
+        {"/imu/data": "sensor_msgs/msg/Imu"},
+        395.307116140,
+    ),
+    "lidar/embag_test_luminar.bag": (
+        15,
+        {"/luminar_pointcloud": "sensor_msgs/msg/PointCloud2"},
+        7.588637635,
+    ),
+    "edge/scan_tools_laser_scan_matcher_demo_badindex.bag": (
+        360,
+        {"/scan": "sensor_msgs/msg/LaserScan"},
+        35.811282012,
+    ),
     "edge/example-lz4.bag": (8647, {"/tf_static": "tf2_msgs/msg/TFMessage"}, 21.700086256),
     "edge/empty_bag": (0, {"/rosout": "rcl_interfaces/msg/Log"}, 0.0),
 }
@@ -169,5 +205,7 @@ def test_given_the_field_log_of_another_serialization_when_opened_then_it_says_w
     path = FIELD_LOGS / "edge" / "wrong_rmw_test"
     if not path.exists():
         pytest.skip(f"{path} is not there")
-    with pytest.raises(LogError, match=r"/test_topic and 1 more: serialized as 'wrong_format'; it has to be 'cdr'"):
+    with pytest.raises(
+        LogError, match=r"/test_topic and 1 more: serialized as 'wrong_format'; it has to be 'cdr'"
+    ):
         LogReader(path)

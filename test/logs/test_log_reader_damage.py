@@ -49,11 +49,15 @@ def chunk_offsets(path):
         return [index.chunk_start_offset for index in make_reader(file).get_summary().chunk_indexes]
 
 
-# -- MCAP -------------------------------------------------------------------------------------------------------------
+# -- MCAP
 
 
-@pytest.mark.parametrize("kind", ["mcap", "mcap zstd", "mcap lz4", "mcap without chunks", "bag", "bag bz2", "bag lz4"])
-def test_given_a_file_that_breaks_off_when_read_then_what_comes_before_is_there_and_it_says_so(tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind", ["mcap", "mcap zstd", "mcap lz4", "mcap without chunks", "bag", "bag bz2", "bag lz4"]
+)
+def test_given_a_file_that_breaks_off_when_read_then_what_comes_before_is_there_and_it_says_so(
+    tmp_path, kind
+):
     path = logs.KINDS[kind](tmp_path)
     os.truncate(path, path.stat().st_size * 3 // 5)
     notes = []
@@ -61,7 +65,10 @@ def test_given_a_file_that_breaks_off_when_read_then_what_comes_before_is_there_
         messages = list(log.messages())
         assert [m.data for m in messages] == [entry[2] for entry in logs.cdr()[: len(messages)]]
         assert 10 <= len(messages) == log.count < 40
-        assert {t.name: t.type_name for t in log.topics.values()} == {"/text": logs.TEXT, "/numbers": logs.NUMBERS}
+        assert {t.name: t.type_name for t in log.topics.values()} == {
+            "/text": logs.TEXT,
+            "/numbers": logs.NUMBERS,
+        }
         assert (log.start_ns, log.end_ns) == (messages[0].t_ns, messages[-1].t_ns)
         assert log.findings.unindexed == 1
     assert any(str(path) in text and "no usable index" in text for text in notes)
@@ -69,10 +76,16 @@ def test_given_a_file_that_breaks_off_when_read_then_what_comes_before_is_there_
 
 
 @pytest.mark.parametrize(("kind", "tool"), [("mcap", "mcap recover"), ("bag", "rosbag reindex")])
-def test_given_no_index_and_a_damaged_record_then_what_comes_before_is_there_and_a_tool_is_named(tmp_path, kind, tool):
+def test_given_no_index_and_a_damaged_record_then_what_comes_before_is_there_and_a_tool_is_named(
+    tmp_path, kind, tool
+):
     path = logs.KINDS[kind](tmp_path)
     content = path.read_bytes()
-    at = chunk_offsets(path)[2] if kind == "mcap" else [m.start() for m in re.finditer(rb"op=\x05", content)][2] - 30
+    at = (
+        chunk_offsets(path)[2]
+        if kind == "mcap"
+        else [m.start() for m in re.finditer(rb"op=\x05", content)][2] - 30
+    )
     os.truncate(path, len(content) - 20)
     overwrite(path, at, b"\xff" * 60)
     messages, notes, findings = read(path)
@@ -121,7 +134,9 @@ def test_given_many_damaged_chunks_when_read_twice_then_a_few_are_said_and_each_
 
 
 @pytest.mark.parametrize("claim", [64 << 20, 4000])
-def test_given_a_chunk_that_unpacks_to_zeros_when_read_then_no_more_than_it_claims_is_unpacked(tmp_path, claim):
+def test_given_a_chunk_that_unpacks_to_zeros_when_read_then_no_more_than_it_claims_is_unpacked(
+    tmp_path, claim
+):
     packed = zstandard.compress(bytes(64 << 20))
     fields = struct.pack("<QQQII", logs.START_NS, logs.START_NS, claim, 0, 4) + b"zstd"
     content = fields + struct.pack("<Q", len(packed)) + packed
@@ -175,7 +190,9 @@ def test_given_an_index_without_some_messages_when_read_then_every_message_is_th
     assert notes == [f"log {path}: has no usable index, so it was searched from begin to end"]
 
 
-def test_given_statistics_of_more_messages_than_there_are_when_opened_then_the_difference_is_said_and_counted(tmp_path):
+def test_given_statistics_of_more_messages_than_there_are_when_opened_then_the_difference_is_said_and_counted(
+    tmp_path,
+):
     path = tmp_path / "log.mcap"
 
     def at_end(writer):
@@ -184,19 +201,27 @@ def test_given_statistics_of_more_messages_than_there_are_when_opened_then_the_d
 
     messages, notes, findings = read(logs.mcap(path, at_end=at_end))
     assert (len(messages), findings.messages_lost) == (40, 7)
-    assert f"log {path}: topic /text: of 27 messages that its statistics say it has, 7 are not there" in notes
+    assert (
+        f"log {path}: topic /text: of 27 messages that its statistics say it has, 7 are not there" in notes
+    )
 
 
 def test_given_metadata_of_more_messages_than_there_are_when_opened_then_it_says_so(tmp_path):
     folder = logs.rosbag2(tmp_path / "log")
     metadata = folder / "metadata.yaml"
-    metadata.write_text(metadata.read_text("utf-8").replace("message_count: 20", "message_count: 25"), "utf-8")
+    metadata.write_text(
+        metadata.read_text("utf-8").replace("message_count: 20", "message_count: 25"), "utf-8"
+    )
     _, notes, _ = read(folder)
     (text,) = notes
-    assert text.endswith("its metadata says that it has messages on /text 25 instead of 20, /numbers 25 instead of 20")
+    assert text.endswith(
+        "its metadata says that it has messages on /text 25 instead of 20, /numbers 25 instead of 20"
+    )
 
 
-@pytest.mark.parametrize("odd_ns", [0, 1, 2**63 - 1, 2**63 + 5, 2**64 - 1, logs.START_NS - 2 * 86_400 * 10**9])
+@pytest.mark.parametrize(
+    "odd_ns", [0, 1, 2**63 - 1, 2**63 + 5, 2**64 - 1, logs.START_NS - 2 * 86_400 * 10**9]
+)
 @pytest.mark.parametrize("kind", ["mcap", "mcap without chunks", "db3", "bag"])
 def test_given_one_receipt_time_far_off_when_read_then_it_is_named_and_set_aside(tmp_path, kind, odd_ns):
     if (kind == "db3" and odd_ns >= 2**63) or (kind == "bag" and odd_ns >= 2**32 * 10**9):
@@ -214,14 +239,18 @@ def test_given_one_receipt_time_far_off_when_read_then_it_is_named_and_set_aside
     assert [m.data for m in messages] == [entry[2] for entry in entries if entry[3] != odd_ns]
     assert (findings.set_aside, findings.messages_lost) == (1, 0)
     (text,) = [text for text in notes if "index" not in text]
-    assert text.endswith(f": 1 message on /text, received at {odd_ns} ns, more than a day from all others: set aside")
+    assert text.endswith(
+        f": 1 message on /text, received at {odd_ns} ns, more than a day from all others: set aside"
+    )
     with LogReader(path) as log:
         assert (log.start_ns, log.end_ns) == (entries[0][3], entries[-1][3])
         assert log.count == 39
         assert len(list(log.messages({"/text"}))) == 19
 
 
-def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_is_there_and_no_one_waits_for_the_pause(tmp_path):
+def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_is_there_and_no_one_waits_for_the_pause(
+    tmp_path,
+):
     entries = [(*entry[:3], entry[3] - logs.START_NS) for entry in logs.cdr()] + logs.cdr()
     messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", entries))
     assert (len(messages), findings.set_aside) == (80, 0)
@@ -235,7 +264,9 @@ def test_given_no_receipt_time_that_ros_can_count_when_opened_then_it_is_an_erro
         read(logs.mcap(tmp_path / "log.mcap", entries))
 
 
-def test_given_chunks_of_which_many_overlap_when_read_then_disorder_is_said_once_and_counted(tmp_path, monkeypatch):
+def test_given_chunks_of_which_many_overlap_when_read_then_disorder_is_said_once_and_counted(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(log_reader, "_OPEN_AT_ONCE", 1)
     entries = logs.cdr()
     late = entries[::2] + entries[1::2]  # first all of one topic, then all of the other
@@ -245,10 +276,12 @@ def test_given_chunks_of_which_many_overlap_when_read_then_disorder_is_said_once
     assert sum("not in the order of time" in text for text in notes) == 1
 
 
-# -- SQLite -----------------------------------------------------------------------------------------------------------
+# -- SQLite
 
 
-def test_given_a_db3_that_breaks_off_when_read_then_what_comes_before_is_there_and_a_tool_is_named(tmp_path):
+def test_given_a_db3_that_breaks_off_when_read_then_what_comes_before_is_there_and_a_tool_is_named(
+    tmp_path,
+):
     path = logs.storage_file(logs.rosbag2(tmp_path / "log", StoragePlugin.SQLITE3, entries=logs.cdr(200)))
     os.truncate(path, path.stat().st_size * 3 // 5 // 4096 * 4096)
     with LogReader(path) as log:
@@ -257,7 +290,9 @@ def test_given_a_db3_that_breaks_off_when_read_then_what_comes_before_is_there_a
     assert [m.data for m in messages] == [entry[2] for entry in logs.cdr(200)[: len(messages)]]
     assert len(messages) >= 80
     assert findings.messages_lost > 0
-    assert all("the database is damaged" in text and "`sqlite3 .recover` may find more" in text for text in notes)
+    assert all(
+        "the database is damaged" in text and "`sqlite3 .recover` may find more" in text for text in notes
+    )
 
 
 def killed_recorder(folder):
@@ -294,15 +329,19 @@ def test_given_a_journal_that_nobody_may_write_beside_when_read_then_the_others_
         finally:
             os.seteuid(0)
     assert len(messages) == 40
-    assert notes == [f"log {path}: its last messages, in killed.db3-wal, cannot be read: unable to open database file"]
+    assert notes == [
+        f"log {path}: its last messages, in killed.db3-wal, cannot be read: unable to open database file"
+    ]
 
 
-# -- folders ----------------------------------------------------------------------------------------------------------
+# -- folders
 
 
 def split(folder):
     metadata = folder / "metadata.yaml"
-    metadata.write_text(metadata.read_text().replace("- log.mcap", "- log.mcap\n  - gone.mcap\n  - bad.mcap", 1))
+    metadata.write_text(
+        metadata.read_text().replace("- log.mcap", "- log.mcap\n  - gone.mcap\n  - bad.mcap", 1)
+    )
     for name in ("bad.mcap", "more.mcap"):
         (folder / name).write_bytes(b"not an mcap")
 
@@ -333,18 +372,24 @@ LESS_THAN_WHOLE = {
 
 
 @pytest.mark.parametrize("case", LESS_THAN_WHOLE)
-def test_given_a_log_that_is_less_than_whole_when_read_then_what_is_there_comes_and_it_says_what_is(tmp_path, case):
+def test_given_a_log_that_is_less_than_whole_when_read_then_what_is_there_comes_and_it_says_what_is(
+    tmp_path, case
+):
     kind, damage, count, told = LESS_THAN_WHOLE[case]
     path = logs.KINDS[kind](tmp_path)
     damage(path)
     messages, notes, findings = read(path)
-    assert [m.data for m in messages] == [data for topic, _, data, _ in logs.cdr() if count == 40 or topic != "/text"]
+    assert [m.data for m in messages] == [
+        data for topic, _, data, _ in logs.cdr() if count == 40 or topic != "/text"
+    ]
     assert (len(messages), len(notes), findings.chunks_lost) == (count, len(told), 0)
     for words in told:
         assert any(re.search(words, text) for text in notes), notes
 
 
-def test_given_a_compressed_file_with_a_damaged_block_when_read_then_what_comes_before_it_is_there(tmp_path):
+def test_given_a_compressed_file_with_a_damaged_block_when_read_then_what_comes_before_it_is_there(
+    tmp_path,
+):
     entries = logs.cdr(size=20_000)
     folder = logs.rosbag2(tmp_path / "log", mode=CompressionMode.FILE, entries=entries)
     file = logs.storage_file(folder)
@@ -359,13 +404,19 @@ def test_given_a_compressed_file_with_a_damaged_block_when_read_then_what_comes_
     assert notes[0].startswith(f"log {file}: is damaged after 200,000 unpacked bytes (")
 
 
-# -- types ------------------------------------------------------------------------------------------------------------
+# -- types
 
 OWN_TYPE = "parking_msgs/msg/Slot"
-OWN_TEXT = "std_msgs/Header header\nSide side\nfloat64[4] at\n" + "=" * 80 + "\nMSG: parking_msgs/Side\nuint8 value\n"
+OWN_TEXT = (
+    "std_msgs/Header header\nSide side\nfloat64[4] at\n"
+    + "=" * 80
+    + "\nMSG: parking_msgs/Side\nuint8 value\n"
+)
 
 
-def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_can_be_decoded(tmp_path, monkeypatch):
+def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_can_be_decoded(
+    tmp_path, monkeypatch
+):
     data = b"\x00\x01\x00\x00" + struct.pack("<iIIBB2x4d", 5, 6, 1, 0, 3, 1.0, 2.0, 3.0, 4.0)
     entry = "/slot", OWN_TYPE, data, logs.START_NS
     path = logs.mcap(tmp_path / "log.mcap", [entry], definitions={OWN_TYPE: OWN_TEXT})
@@ -374,7 +425,11 @@ def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_
         assert (message.type_name, message.data) == (OWN_TYPE, data)
         decoded = log.decode(message)
         assert log.write_definitions(["/slot"], tmp_path / "prefix")
-    assert (decoded.header.stamp.sec, decoded.side.value, decoded.at.tolist()) == (5, 3, [1.0, 2.0, 3.0, 4.0])
+    assert (decoded.header.stamp.sec, decoded.side.value, decoded.at.tolist()) == (
+        5,
+        3,
+        [1.0, 2.0, 3.0, 4.0],
+    )
     elsewhere = get_typestore(Stores.ROS2_JAZZY)  # as another process has it
     monkeypatch.setattr(message_types, "_store", lambda: elsewhere)
     monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path / "prefix"))
@@ -384,14 +439,20 @@ def test_given_a_type_that_only_the_log_knows_when_read_then_its_bytes_pass_and_
 def test_given_another_definition_than_ours_when_read_then_it_says_which_and_decodes_by_the_logs(tmp_path):
     text = "uint32 number\nstring data\n"
     data = b"\x00\x01\x00\x00" + struct.pack("<II3s", 7, 3, b"ab\x00")
-    path = logs.mcap(tmp_path / "log.mcap", [("/text", logs.TEXT, data, logs.START_NS)], definitions={logs.TEXT: text})
+    path = logs.mcap(
+        tmp_path / "log.mcap", [("/text", logs.TEXT, data, logs.START_NS)], definitions={logs.TEXT: text}
+    )
     notes = []
     with LogReader(path, notes.append) as log:
         (message,) = log.messages()
         assert (log.decode(message).number, log.decode(message).data) == (7, "ab")
         assert log.findings.types_differing == 1
-    assert re.search(r"/text: std_msgs/msg/String: the log defines it in another way \(RIHS01_\w+\)|\(\)", notes[0])
-    assert "this machine (RIHS01_df668c740482bbd48fb39d76a70dfd4bd59db1288021743503259e948f6b1a18)" in notes[0]
+    assert re.search(
+        r"/text: std_msgs/msg/String: the log defines it in another way \(RIHS01_\w+\)|\(\)", notes[0]
+    )
+    assert (
+        "this machine (RIHS01_df668c740482bbd48fb39d76a70dfd4bd59db1288021743503259e948f6b1a18)" in notes[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["", "../../x"])
@@ -414,7 +475,7 @@ def test_given_a_topic_with_two_types_when_read_then_it_says_so_and_each_message
     assert any("/both has more than one type" in text and logs.NUMBERS in text for text in notes)
 
 
-# -- nothing to read --------------------------------------------------------------------------------------------------
+# -- nothing to read
 
 
 @pytest.mark.parametrize(
@@ -425,18 +486,33 @@ def test_given_a_topic_with_two_types_when_read_then_it_says_so_and_each_message
         ("notes.txt", b"hello", "is no log; it has to be"),
         ("log.mcap", b"\x89MCAP0\r\nnot really", "`mcap recover` may find more"),
         ("log.bag", b"#ROSBAG V2.0\nnot really", "nothing in it can be read: it is damaged"),
-        ("log.bag", b"#ROSBAG V1.2\n", "is not a ROS 1 bag of version 2.0: it begins with b'#ROSBAG V1.2\\n'"),
+        (
+            "log.bag",
+            b"#ROSBAG V1.2\n",
+            "is not a ROS 1 bag of version 2.0: it begins with b'#ROSBAG V1.2\\n'",
+        ),
         ("notes.bag.active", b"some notes", "is not a ROS 1 bag of version 2.0"),
         ("log.db3", b"\x89not really", "is not a database of SQLite: it begins with b'\\x89not really'"),
         ("cut.db3", b"SQLite format 3\0", "`sqlite3 .recover` may find more"),
         ("notes.mcap.zstd", b"some notes", "is not a file compressed by zstd"),
-        ("log.mcap.zstd", zstandard.compress(b"notes"), "log.mcap.zstd: is not an MCAP file: it begins with b'notes'"),
-        *(("", metadata, f": {says}, and there is no .mcap, .db3 or .bag file in it") for metadata, says in (
-            (None, "has no metadata.yaml"), (b"x: 1", "its metadata.yaml is not that of a rosbag2"),
-            (b"rosbag2_bagfile_information: {relative_file_paths: [gone.mcap]}",
-             "of the files that its metadata.yaml names none is there (gone.mcap)"))),
+        (
+            "log.mcap.zstd",
+            zstandard.compress(b"notes"),
+            "log.mcap.zstd: is not an MCAP file: it begins with b'notes'",
+        ),
+        *(
+            ("", metadata, f": {says}, and there is no .mcap, .db3 or .bag file in it")
+            for metadata, says in (
+                (None, "has no metadata.yaml"),
+                (b"x: 1", "its metadata.yaml is not that of a rosbag2"),
+                (
+                    b"rosbag2_bagfile_information: {relative_file_paths: [gone.mcap]}",
+                    "of the files that its metadata.yaml names none is there (gone.mcap)",
+                ),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_no_log_when_opened_then_one_line_says_which_and_why(tmp_path, name, content, says):
     path, notes = tmp_path / name, []
     if content is not None:
@@ -449,7 +525,9 @@ def test_given_no_log_when_opened_then_one_line_says_which_and_why(tmp_path, nam
     assert "\n" not in str(error.value)
 
 
-def test_given_more_files_than_may_be_open_when_opened_then_that_is_the_error_and_no_file_is_left_out(tmp_path):
+def test_given_more_files_than_may_be_open_when_opened_then_that_is_the_error_and_no_file_is_left_out(
+    tmp_path,
+):
     for number in range(40):
         logs.mcap(tmp_path / f"log_{number}.mcap", logs.cdr(2))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -477,7 +555,7 @@ def test_given_what_is_no_log_itself_when_opened_then_the_error_says_what_it_is_
             LogReader(path)
 
 
-# -- anything at all --------------------------------------------------------------------------------------------------
+# -- anything at all
 
 FUZZED = ("mcap", "mcap zstd", "mcap without chunks", "db3", "bag", "bag lz4")
 
@@ -495,11 +573,15 @@ def sound(tmp_path_factory):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_given_any_truncation_and_any_flipped_bytes_when_read_then_messages_or_a_log_error_and_no_more(sound, data):
+def test_given_any_truncation_and_any_flipped_bytes_when_read_then_messages_or_a_log_error_and_no_more(
+    sound, data
+):
     folder, contents = sound
     kind = data.draw(st.sampled_from(FUZZED))
     content = bytearray(contents[kind])
-    for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6)):
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=6)
+    ):
         content[at] = value
     path = folder / f"damaged.{kind.split()[0]}"
     path.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])

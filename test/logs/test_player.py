@@ -1,4 +1,7 @@
-"""Which messages of a log are played, and when, on a clock that is set by hand; reading ahead, with real threads."""
+"""Which messages of a log are played, and when, on a clock that is set by hand.
+
+Reading ahead, with real threads.
+"""
 
 import itertools
 import struct
@@ -31,7 +34,7 @@ LOG_NS = LOG_MS * NS_PER_MS
 START_NS = 5_000 * NS_PER_S
 
 
-# -- when they are due ------------------------------------------------------------------------------------------------
+# -- when they are due
 
 
 def due_ms(pace, *at_ms):
@@ -55,7 +58,9 @@ def test_given_a_pause_when_resumed_then_time_stood_still_and_all_that_follows_m
     assert pace.log_ns(START_NS + 1010 * NS_PER_MS) == LOG_NS + 20 * NS_PER_MS
 
 
-@given(st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20), st.floats(0.01, 100.0))
+@given(
+    st.lists(st.integers(-10 * NS_PER_S, 100 * NS_PER_S), min_size=1, max_size=20), st.floats(0.01, 100.0)
+)
 def test_given_any_log_when_asked_in_its_order_then_nothing_is_due_before_what_came_earlier(times_ns, rate):
     pace = Pace(times_ns[0], START_NS, rate)
     due_ns = [pace.due_ns(t_ns) for t_ns in times_ns]
@@ -63,7 +68,7 @@ def test_given_any_log_when_asked_in_its_order_then_nothing_is_due_before_what_c
     assert due_ns == sorted(due_ns)
 
 
-# -- when they go out -------------------------------------------------------------------------------------------------
+# -- when they go out
 
 
 class Message(NamedTuple):
@@ -82,13 +87,20 @@ class Drive:
         self._publish_ms = iter(publish_ms)
         self._events = list(at_ms)
         self.player = Player(
-            self._publish, prepare=lambda message, due_ns: (message, due_ns), publish_time=self._tell,
-            clock=self.clock, wait=self._wait, **options,
-        )  # fmt: skip
+            self._publish,
+            prepare=lambda message, due_ns: (message, due_ns),
+            publish_time=self._tell,
+            clock=self.clock,
+            wait=self._wait,
+            **options,
+        )
 
     def play(self, *at_ms):
         self.player.play(
-            [None if ms is None else Message((LOG_MS * NS_PER_MS) + round(ms * NS_PER_MS), f"{ms}") for ms in at_ms]
+            [
+                None if ms is None else Message((LOG_MS * NS_PER_MS) + round(ms * NS_PER_MS), f"{ms}")
+                for ms in at_ms
+            ]
         )
         return self.published
 
@@ -131,8 +143,19 @@ def test_given_a_log_when_played_then_each_message_goes_out_when_it_is_due():
         # a slow subscriber: later messages are back on time
         ({"publish_ms": [50.0, 1.0]}, (0, 33, 46, 66), [0, 50, 51, 66], 1),
         # pauses: nothing goes out meanwhile
-        ({"at_ms": [(10, Player.pause), (500, Player.toggle), (505, Player.toggle), (1505, Player.resume)]},
-         (0, 33, 66), [0, 1523, 1556], 0),
+        (
+            {
+                "at_ms": [
+                    (10, Player.pause),
+                    (500, Player.toggle),
+                    (505, Player.toggle),
+                    (1505, Player.resume),
+                ]
+            },
+            (0, 33, 66),
+            [0, 1523, 1556],
+            0,
+        ),
         # a pause from the beginning
         ({"paused": True, "at_ms": [(40, Player.resume)]}, (0, 33), [40, 73], 0),
         # the end, also in a pause
@@ -141,12 +164,16 @@ def test_given_a_log_when_played_then_each_message_goes_out_when_it_is_due():
         # rounds: a gap between them
         ({}, (0, 50, None, 0, 50), [0, 50, 150, 200], 0),
     ],
-)  # fmt: skip
-def test_given_a_log_when_played_then_messages_go_out_in_time_whatever_comes_between(options, log_ms, out_ms, late):
+)
+def test_given_a_log_when_played_then_messages_go_out_in_time_whatever_comes_between(
+    options, log_ms, out_ms, late
+):
     drive = Drive(**options)
     published = drive.play(*log_ms)
     assert times(published) == out_ms
-    assert [due_ms for _, _, due_ms in published] == out_ms or late  # what was prepared before a pause is prepared anew
+    assert [
+        due_ms for _, _, due_ms in published
+    ] == out_ms or late  # what was prepared before a pause is prepared anew
     tally = drive.player.tally
     assert (tally.played, tally.late, tally.rounds) == (len(out_ms), late, 1 + log_ms.count(None))
     assert tally.worst_late_ms == pytest.approx(17.0 if late else 0.0)
@@ -161,21 +188,30 @@ def test_given_a_message_that_is_overdue_when_a_pause_begins_then_it_waits_as_we
 @pytest.mark.parametrize(
     ("options", "log_ms", "told"),
     [
-        ({"rate": 2.0, "clock_hz": 100.0, "at_ms": [(25, Player.pause), (45, Player.resume)]}, (0, 70),
-         [(0, 0), (0, 0), (10, 20), (20, 40), (30, 50), (40, 50), (50, 60), (55, 70)]),
+        (
+            {"rate": 2.0, "clock_hz": 100.0, "at_ms": [(25, Player.pause), (45, Player.resume)]},
+            (0, 70),
+            [(0, 0), (0, 0), (10, 20), (20, 40), (30, 50), (40, 50), (50, 60), (55, 70)],
+        ),
         # a slow publish: the ticks that follow are back in step
-        ({"publish_ms": [14.0], "clock_hz": 100.0}, (0, 35), [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)]),
+        (
+            {"publish_ms": [14.0], "clock_hz": 100.0},
+            (0, 35),
+            [(0, 0), (14, 14), (20, 20), (30, 30), (35, 35)],
+        ),
         # rounds: the time goes back with the log
         ({}, (0, 50, None, 0, 50), [(0, 0), (50, 50), (150, 0), (200, 50)]),
     ],
-)  # fmt: skip
-def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message(options, log_ms, told):
+)
+def test_given_a_clock_rate_when_played_then_time_is_told_so_often_and_before_each_message(
+    options, log_ms, told
+):
     drive = Drive(**options)
     drive.play(*log_ms)
     assert drive.times == told
 
 
-# -- read ahead -------------------------------------------------------------------------------------------------------
+# -- read ahead
 
 
 def message(number):
@@ -212,7 +248,7 @@ def test_given_a_source_that_breaks_off_when_read_ahead_then_what_came_before_is
         next(items)
 
 
-# -- which messages, and what is stamped and said ---------------------------------------------------------------------
+# -- which messages, and what is stamped and said
 
 HEADER = b"\x00\x01\x00\x00" + struct.pack("<iI", 3, 5) + bytes(8)
 TOPICS = {"/text": LogTopic("/text", logs.TEXT)}
@@ -221,7 +257,9 @@ TOPICS = {"/text": LogTopic("/text", logs.TEXT)}
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     """Five words, a second apart, and a number with each."""
-    entries = [(*entry[:3], logs.START_NS + number // 2 * NS_PER_S) for number, entry in enumerate(logs.cdr(10))]
+    entries = [
+        (*entry[:3], logs.START_NS + number // 2 * NS_PER_S) for number, entry in enumerate(logs.cdr(10))
+    ]
     with LogReader(logs.rosbag2(tmp_path_factory.mktemp("log") / "log", entries=entries)) as reader:
         yield reader
 
@@ -296,5 +334,11 @@ def test_given_messages_when_all_is_over_then_the_summary_says_how_late_they_wer
     pytest.importorskip("rclpy", reason="rclpy is not installed")
     from torchperf_ros.logs.play import summary
 
-    assert summary(Tally(4, 0, 2.0, 1), 1.5) == "played 4 messages in 1.5 s, none later than 5 ms, the worst by 2.0 ms"
-    assert summary(Tally(1, 1, 30.0, 3), 2) == "played 1 message in 3 rounds in 2.0 s, 1 late, the worst by 30.0 ms"
+    assert (
+        summary(Tally(4, 0, 2.0, 1), 1.5)
+        == "played 4 messages in 1.5 s, none later than 5 ms, the worst by 2.0 ms"
+    )
+    assert (
+        summary(Tally(1, 1, 30.0, 3), 2)
+        == "played 1 message in 3 rounds in 2.0 s, 1 late, the worst by 30.0 ms"
+    )

@@ -1,1 +1,2 @@
-from ..engines.conftest import restored_threads, settled_engines  # noqa: F401 - fixtures for these tests, too
+# fixtures for these tests, too
+from ..engines.conftest import restored_threads, settled_engines  # noqa: F401

@@ -45,18 +45,26 @@ MODULE = """
 
 @pytest.mark.parametrize("path", ["module", "module:", ":Class"])
 def test_given_a_path_of_another_form_when_loaded_then_the_error_shows_the_form(path):
-    with pytest.raises(AdapterError, match=r"does not have the form module:Class, for example torchperf_ros\."):
+    with pytest.raises(
+        AdapterError, match=r"does not have the form module:Class, for example torchperf_ros\."
+    ):
         load_adapter(path)
 
 
-@pytest.mark.parametrize("path", ["my_robot/depth.py:Depth", "/my_robot/depth:Depth", "my_robot.depth.py:Depth"])
+@pytest.mark.parametrize(
+    "path", ["my_robot/depth.py:Depth", "/my_robot/depth:Depth", "my_robot.depth.py:Depth"]
+)
 def test_given_a_path_of_a_file_when_loaded_then_the_error_shows_the_module(path):
-    with pytest.raises(AdapterError, match=r"does not have the form module:Class, for example my_robot\.depth:Depth"):
+    with pytest.raises(
+        AdapterError, match=r"does not have the form module:Class, for example my_robot\.depth:Depth"
+    ):
         load_adapter(path)
 
 
 @pytest.mark.parametrize("name", ["Missing", "Other", "Adapter"])
-def test_given_a_name_that_is_no_adapter_when_loaded_then_the_error_lists_those_there_are(write_module, name):
+def test_given_a_name_that_is_no_adapter_when_loaded_then_the_error_lists_those_there_are(
+    write_module, name
+):
     write_module("more_adapters", MODULE)
     if name == "Adapter":
         pytest.raises(TypeError, load_adapter("more_adapters:Adapter"), {}, torch.device("cpu"))
@@ -70,12 +78,17 @@ def test_given_a_name_that_is_no_adapter_when_loaded_then_the_error_lists_those_
     [
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("raise SystemExit('no weights')", r"SystemExit: no weights \(failing_adapters.py:1: raise"),
-        ("import sys\nsys.exit()", r"SystemExit: None \(failing_adapters.py:2: sys.exit\(\)\); raise an error instead"),
+        (
+            "import sys\nsys.exit()",
+            r"SystemExit: None \(failing_adapters.py:2: sys.exit\(\)\); raise an error instead",
+        ),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def f(:", "SyntaxError"),
     ],
 )
-def test_given_a_module_that_fails_to_import_when_loaded_then_the_error_says_what_it_raised(write_module, text, said):
+def test_given_a_module_that_fails_to_import_when_loaded_then_the_error_says_what_it_raised(
+    write_module, text, said
+):
     write_module("failing_adapters", text)
     with pytest.raises(AdapterError, match=f"importing failing_adapters (failed|ends the program): {said}"):
         load_adapter("failing_adapters:Any")

@@ -24,7 +24,9 @@ class Computed:
 
 
 @pytest.mark.filterwarnings("error")
-def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_what_where_and_how_much(tmp_path):
+def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_what_where_and_how_much(
+    tmp_path,
+):
     gc.collect()  # what other tests have left behind does not go meanwhile
     strange = [Computed()]
     with FakeTensorMode():
@@ -40,12 +42,15 @@ def test_given_a_process_that_keeps_things_when_recorded_then_the_report_says_wh
     report = (tmp_path / "memory.md").read_text(encoding="utf-8")
     where = rf"{re.escape(__file__)}:\d+"
     assert re.match(
-        rf"in \d+\.\d s: resident memory \+?-?[\d.]+ MiB, Python's allocations most at {where} \(\+3", summary
+        rf"in \d+\.\d s: resident memory \+?-?[\d.]+ MiB, Python's allocations most at {where} \(\+3",
+        summary,
     )
     assert re.search(rf"\| {where} \| 3\.\d+ \| \+\d+ \|", report)
     assert re.search(r"\| \[701, 1001\] \| float32 \| cpu \| 5 \| \d+\.\d{3} \|", report)
     sums = [float(size) for size in re.findall(r"\| \[(?:1|701), 1001\] .*\| ([\d.]+) \|", report)]
-    assert sum(sums) == pytest.approx(5 * 701 * 1001 * 4 / MIB, abs=0.002)  # a view's bytes are counted once
+    assert sum(sums) == pytest.approx(
+        5 * 701 * 1001 * 4 / MIB, abs=0.002
+    )  # a view's bytes are counted once
     assert not re.search(r"\| \[300, 1003\] \| float32 \| cpu \| \d+ \| [1-9]", report)
     assert re.search(r"\| torch\.Tensor \| \d+ \| \+10 \|", report)
     assert f"This process, pid {os.getpid()}" in report
@@ -88,7 +93,9 @@ def rows(text):
     return {row[0]: row[1:] for row in cells if len(row) > 3}
 
 
-def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_table_counts_what_was_run(profiling, tmp_path):
+def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_table_counts_what_was_run(
+    profiling, tmp_path
+):
     profiling.begin()
     for number in range(14):
         assert not profiling.full
@@ -99,8 +106,16 @@ def test_given_frames_when_recorded_then_the_warm_up_is_left_out_and_the_table_c
     assert ", most of it in " in summary
     assert ", most in aten::" in summary
     table = rows((tmp_path / "profile.txt").read_text(encoding="utf-8"))
-    calls = {"seeing/full": "9", "seeing/fast": "1", "preprocess": "10", "inference": "10", "aten::add": "10",
-             "aten::mm": "10", "aten::relu": "10", "aten::matmul": "10"}  # fmt: skip
+    calls = {
+        "seeing/full": "9",
+        "seeing/fast": "1",
+        "preprocess": "10",
+        "inference": "10",
+        "aten::add": "10",
+        "aten::mm": "10",
+        "aten::relu": "10",
+        "aten::matmul": "10",
+    }
     assert {name: table[name][-1] for name in calls} == calls
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert sum(event.get("name") == "seeing/full" for event in trace["traceEvents"]) == 9

@@ -25,14 +25,20 @@ def test_given_auto_when_chosen_then_it_is_cuda_just_where_there_is_one(monkeypa
 
 
 @pytest.mark.parametrize(("wanted", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2), ("cuda:300", 64)])
-def test_given_a_cuda_device_that_is_not_there_then_the_error_says_how_many_there_are(monkeypatch, wanted, count):
+def test_given_a_cuda_device_that_is_not_there_then_the_error_says_how_many_there_are(
+    monkeypatch, wanted, count
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    with pytest.raises(ConfigError, match=f"parameter device: '{wanted}' is not there; .* sees {count} CUDA devices"):
+    with pytest.raises(
+        ConfigError, match=f"parameter device: '{wanted}' is not there; .* sees {count} CUDA devices"
+    ):
         choose_device(wanted)
 
 
-def test_given_a_gpu_that_is_gone_when_the_next_worker_chooses_then_it_neither_takes_the_cpu_nor_gives_up(monkeypatch):
+def test_given_a_gpu_that_is_gone_when_the_next_worker_chooses_then_it_neither_takes_the_cpu_nor_gives_up(
+    monkeypatch,
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(DeviceLost, match="device cuda:0, which the worker before had, is not there"):
@@ -42,7 +48,11 @@ def test_given_a_gpu_that_is_gone_when_the_next_worker_chooses_then_it_neither_t
 def test_given_errors_when_asked_then_those_that_the_allocator_counted_are_for_want_of_memory(monkeypatch):
     device, refused = Device(torch.device("cpu"), threads=1), iter([1, 1, 2])
     monkeypatch.setattr(device, "_refused", lambda: next(refused))
-    errors = [RuntimeError("run_func_(...) API call failed"), RuntimeError("shapes"), torch.OutOfMemoryError("no")]
+    errors = [
+        RuntimeError("run_func_(...) API call failed"),
+        RuntimeError("shapes"),
+        torch.OutOfMemoryError("no"),
+    ]
     assert [device.is_out_of_memory(error) for error in errors] == [True, False, True]
 
 
@@ -60,7 +70,9 @@ def test_given_the_cpu_when_used_then_nothing_is_copied_and_time_is_the_clocks()
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(8, 7), (2, 1), (1, 1)])
-def test_given_no_number_of_threads_when_made_then_one_core_is_left_to_the_node(monkeypatch, cores, threads):
+def test_given_no_number_of_threads_when_made_then_one_core_is_left_to_the_node(
+    monkeypatch, cores, threads
+):
     chosen = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
@@ -69,7 +81,9 @@ def test_given_no_number_of_threads_when_made_then_one_core_is_left_to_the_node(
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leading_ones_cpu_wherever_it_goes(spare):
+def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leading_ones_cpu_wherever_it_goes(
+    spare,
+):
     """In a process of its own, whose OpenMP threads nobody has made yet."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2 + spare:
@@ -89,7 +103,9 @@ def test_given_a_thread_for_each_cpu_when_parted_then_no_other_shares_the_leadin
             device.part_threads()
             print(cpu, *sorted(os.sched_getaffinity(int(other))))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     first, second = cpus[:2]
     parted = [f"{first} {second}", f"{second} {first}", f"{second} {first}", f"{first} {second}"]
     free = [f"{cpu} {' '.join(map(str, cpus[:3]))}" for cpu in (first, second, second, first)]
@@ -152,7 +168,9 @@ def test_given_a_device_side_assert_when_asked_then_the_device_is_lost():
         else:
             print("no error")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "lost"
 
 

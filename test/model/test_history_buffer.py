@@ -14,7 +14,9 @@ START = 1_700_000_000_000 * MS
 
 
 def buffer(capacity: int = 3, row_shape: tuple[int, ...] = (2,), **others) -> HistoryBuffer:
-    return HistoryBuffer(capacity, row_shape, **{"max_gap_ns": 500 * MS, "tolerance_ns": 200 * MS, **others})
+    return HistoryBuffer(
+        capacity, row_shape, **{"max_gap_ns": 500 * MS, "tolerance_ns": 200 * MS, **others}
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,9 +107,12 @@ def test_given_a_bad_bound_or_size_when_made_then_the_error_names_it(make, named
 
 
 @given(
-    capacity=st.integers(1, 5), stamps_ms=st.lists(st.one_of(st.integers(0, 400), st.integers(-5, 10**9)), max_size=40)
+    capacity=st.integers(1, 5),
+    stamps_ms=st.lists(st.one_of(st.integers(0, 400), st.integers(-5, 10**9)), max_size=40),
 )
-def test_given_any_stamps_when_appended_then_the_window_is_what_a_list_would_hold_in_fixed_bytes(capacity, stamps_ms):
+def test_given_any_stamps_when_appended_then_the_window_is_what_a_list_would_hold_in_fixed_bytes(
+    capacity, stamps_ms
+):
     history = buffer(capacity, ())
     nbytes = history.nbytes
     kept: list[float] = []

@@ -44,7 +44,11 @@ CLOUD_FIELDS = {"height": 1, "width": 2, "point_step": 12, "row_step": 24, "data
         (GRID, {"data": zeros(1, np.int8)}, "data has 1 cells; 0 rows of 0 are 0"),
         (ARRAY, {"layout": layout(2, 3), "data": zeros(6, np.float32)}, ""),
         (ARRAY, {"layout": layout(1, 1, 1), "data": zeros(2, np.float32)}, ""),  # labels
-        (ARRAY, {"layout": layout(2, 3), "data": zeros(5, np.float32)}, "data has 5 values; its dimensions say 6"),
+        (
+            ARRAY,
+            {"layout": layout(2, 3), "data": zeros(5, np.float32)},
+            "data has 5 values; its dimensions say 6",
+        ),
         ("std_msgs/msg/String", {"data": "text"}, ""),
     ],
 )
@@ -77,12 +81,21 @@ TENSOR = torch.zeros(1, 5)
 @pytest.mark.parametrize(
     ("postprocess", "outputs", "raised", "got"),
     [
-        (lambda o: text(o[0].max()), {"logits": TENSOR, "boxes": 1}, "KeyError: 0",
-         "a dict with keys 'logits', 'boxes'"),
-        (lambda o: text(o.max()), (TENSOR, None), "AttributeError: 'tuple'", "a tuple of 2: a tensor float32 1x5, a N"),
+        (
+            lambda o: text(o[0].max()),
+            {"logits": TENSOR, "boxes": 1},
+            "KeyError: 0",
+            "a dict with keys 'logits', 'boxes'",
+        ),
+        (
+            lambda o: text(o.max()),
+            (TENSOR, None),
+            "AttributeError: 'tuple'",
+            "a tuple of 2: a tensor float32 1x5, a N",
+        ),
         (lambda o: text(o[5]), TENSOR, "IndexError: ", "a tensor float32 1x5"),
     ],
-)  # fmt: skip
+)
 def test_given_outputs_that_are_taken_for_something_else_then_the_error_has_the_line_and_what_the_model_returns(
     postprocess, outputs, raised, got
 ):
@@ -97,7 +110,9 @@ def test_given_outputs_that_are_taken_for_something_else_then_the_error_has_the_
 
 def test_given_the_examples_of_the_docs_when_run_then_each_makes_the_message_of_its_models_outputs():
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def postprocess" in block]
+    (code,) = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def postprocess" in block
+    ]
     exec(code, space := {})
     boxes, scores = torch.zeros(1, 2, 4), torch.tensor([[0.25, 0.75]])
     outputs = {"OfTensor": scores, "OfTuple": (boxes, scores), "OfDict": {"boxes": boxes, "scores": scores}}
@@ -112,9 +127,15 @@ def test_given_a_good_message_when_made_then_it_is_encoded_and_none_or_one_that_
 
     assert decode(made(text(2), "std_msgs/msg/String"), "std_msgs/msg/String").data == "2.0"
     assert made(b"as they are", "std_msgs/msg/String") == b"as they are"
-    with pytest.raises(PostprocessError, match="postprocess gave None; it has to give a std_msgs/msg/String"):
+    with pytest.raises(
+        PostprocessError, match="postprocess gave None; it has to give a std_msgs/msg/String"
+    ):
         made(None, "std_msgs/msg/String")
-    with pytest.raises(PostprocessError, match=r"Image, which cannot be encoded .*numpy arrays of one dimension"):
+    with pytest.raises(
+        PostprocessError, match=r"Image, which cannot be encoded .*numpy arrays of one dimension"
+    ):
         made(empty_message(IMAGE, **IMAGE_FIELDS | {"data": zeros((2, 3))}), IMAGE)
-    with pytest.raises(InvalidOutput, match="the sensor_msgs/msg/Image contradicts itself: data has 24 bytes"):
+    with pytest.raises(
+        InvalidOutput, match="the sensor_msgs/msg/Image contradicts itself: data has 24 bytes"
+    ):
         made(empty_message(IMAGE, **IMAGE_FIELDS | {"data": zeros(24)}), IMAGE)

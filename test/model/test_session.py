@@ -1,4 +1,7 @@
-"""A worker's session, run in a thread of the test: sockets, ring and result area are real, the node is the test."""
+"""A worker's session, run in a thread of the test.
+
+Sockets, ring and result area are real, the node is the test.
+"""
 
 import contextlib
 import os
@@ -18,7 +21,15 @@ from torchperf_ros.model.history_buffer import HistoryBuffer
 from torchperf_ros.model.session import Session
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
-from torchperf_ros.workers.protocol import OBSERVE, RUN, SOON, Request, pack_control, unpack_control, unpack_response
+from torchperf_ros.workers.protocol import (
+    OBSERVE,
+    RUN,
+    SOON,
+    Request,
+    pack_control,
+    unpack_control,
+    unpack_response,
+)
 from torchperf_ros.workers.result_area import ResultArea, make_result_area
 
 NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
@@ -208,9 +219,18 @@ class Node:
         for end in (self.frames, self.control):
             end.settimeout(20.0)
         adapter = adapter if ":" in adapter else f"{__name__}:{adapter}"
-        values = {"adapter": adapter, "options": {}, "tiers": ["full", "fast"], "device": "cpu",
-                  "stage": "tested", "lower": [1, -1],
-                  "threads": 1, "build": [{"engine": "eager"}] * 2, "packages": [""] * 2, **setup}  # fmt: skip
+        values = {
+            "adapter": adapter,
+            "options": {},
+            "tiers": ["full", "fast"],
+            "device": "cpu",
+            "stage": "tested",
+            "lower": [1, -1],
+            "threads": 1,
+            "build": [{"engine": "eager"}] * 2,
+            "packages": [""] * 2,
+            **setup,
+        }
         self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
         self.far_ends = (far_frames, far_control)
         self.thread = None
@@ -286,8 +306,14 @@ def test_given_a_session_when_prepared_then_it_says_hello_each_step_and_ready(no
     assert (hello["output"], hello["observes"], hello["device"]) == (TEXT, True, "cpu")
     assert {message["kind"] for message in progress} == {"progress"}
     said = [message["text"] for message in progress]
-    assert [text for text in said if "loading" in text] == ["loading full (1 of 2)", "loading fast (2 of 2)"]
-    assert [text for text in said if "warming" in text] == ["warming up full (1 of 2)", "warming up fast (2 of 2)"]
+    assert [text for text in said if "loading" in text] == [
+        "loading full (1 of 2)",
+        "loading fast (2 of 2)",
+    ]
+    assert [text for text in said if "warming" in text] == [
+        "warming up full (1 of 2)",
+        "warming up fast (2 of 2)",
+    ]
     assert ready["kind"] == "ready"
     assert len(ready["calibrations"]) == 2
     assert all(0 < median_ms <= p99_ms for median_ms, p99_ms in ready["calibrations"])
@@ -301,16 +327,21 @@ def test_given_frames_that_were_announced_and_never_came_when_one_comes_then_it_
     assert node.ask(2, 2.0)[0].seq == 2
 
 
-def test_given_messages_as_they_usually_come_when_prepared_then_each_tier_has_been_through_a_whole_frame(make_node):
+def test_given_messages_as_they_usually_come_when_prepared_then_each_tier_has_been_through_a_whole_frame(
+    make_node,
+):
     make_node("Showing").start()
     assert Showing.calls == [
-        ("preprocess", 1.0), ("postprocess", 2.0), ("preprocess", 1.0), ("postprocess", 10.0)
-    ]  # fmt: skip
+        ("preprocess", 1.0),
+        ("postprocess", 2.0),
+        ("preprocess", 1.0),
+        ("postprocess", 10.0),
+    ]
 
 
 def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_frames_are_served(make_node):
     node = make_node("Showing", options={"number": -2.0}).start()
-    (first, _) = [each["text"] for each in node.told() if each["kind"] == "warn"]
+    first, _ = [each["text"] for each in node.told() if each["kind"] == "warn"]
     assert first == "tier full: its first whole frame, of examples, failed: ValueError: worse than negative"
     node.control.settimeout(20.0)
     assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
@@ -330,10 +361,14 @@ def test_given_a_tensor_without_its_tuple_when_run_then_it_is_an_error_that_says
     for seq in range(2):
         response, payload = node.ask(seq, 1.0)
         assert response.outcome == Outcome.ERROR
-        assert payload.startswith(b"preprocess gave a tensor float32 1x1 alone; it has to give a tuple of tensors")
+        assert payload.startswith(
+            b"preprocess gave a tensor float32 1x1 alone; it has to give a tuple of tensors"
+        )
 
 
-def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_reach_postprocess(make_node):
+def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_reach_postprocess(
+    make_node,
+):
     node = make_node("Lazily").start()
     assert [text for text in node.told() if text["kind"] == "warn"] == []
     node.control.settimeout(20.0)
@@ -343,7 +378,9 @@ def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_
     assert b"NaN" in payload
 
 
-def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_is_said_to_be_unchecked(make_node):
+def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_is_said_to_be_unchecked(
+    make_node,
+):
     node = make_node("Hiding").start()
     told = [text["text"] for text in node.told() if text["kind"] == "warn"]
     assert [text.split(":")[0] for text in told] == ["tier full", "tier fast"]
@@ -351,11 +388,15 @@ def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_i
 
 
 def test_given_an_adapter_that_calls_exit_when_loaded_then_it_is_an_error_with_the_place(make_node):
-    with pytest.raises(AdapterError, match=r"build ends the program: SystemExit: weights not found \(test_session.py:"):
+    with pytest.raises(
+        AdapterError, match=r"build ends the program: SystemExit: weights not found \(test_session.py:"
+    ):
         make_node("Leaving").session.load()
 
 
-def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(make_node):
+def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(
+    make_node,
+):
     unseeing = make_node("Unseeing")
     unseeing.session.load()
     assert unseeing.told()[0]["observes"] is False
@@ -366,7 +407,9 @@ def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_i
 
 
 @pytest.mark.parametrize(("tier", "factor"), [(0, 2.0), (1, 10.0)])
-def test_given_a_frame_when_run_then_the_result_is_of_its_tier_and_every_step_has_its_time(node, tier, factor):
+def test_given_a_frame_when_run_then_the_result_is_of_its_tier_and_every_step_has_its_time(
+    node, tier, factor
+):
     response, payload = node.ask(3, 4.0, word="hi", tier=tier)
     assert (response.outcome, response.tier, response.seq) == (Outcome.ON_TIME, tier, 3)
     assert text_of(payload) == f"{4.0 * factor} hi 5 1.5"
@@ -392,7 +435,9 @@ def test_given_requests_when_served_then_each_step_is_called_as_asked_and_in_ord
         (7.0, Outcome.ERROR, f"at most max_frame_bytes, {RESULT_BYTES}, fit"),
     ],
 )
-def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is_good(node, value, outcome, said):
+def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is_good(
+    node, value, outcome, said
+):
     response, payload = node.ask(0, value)
     assert response.outcome == outcome
     assert said in payload.decode()
@@ -400,7 +445,9 @@ def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is
     assert (response.outcome, text_of(payload)) == (Outcome.ON_TIME, "2.0  5 1.5")
 
 
-def test_given_a_postprocess_that_takes_the_outputs_for_something_else_when_run_then_the_error_names_it(make_node):
+def test_given_a_postprocess_that_takes_the_outputs_for_something_else_when_run_then_the_error_names_it(
+    make_node,
+):
     response, payload = make_node("Named").start().ask(0, 1.0)
     assert response.outcome == Outcome.ERROR
     for words in ("KeyError: 0 (test_session.py:", "returns a dict with keys 'logits'", "Traceback"):
@@ -422,7 +469,9 @@ def test_given_a_record_that_was_overwritten_when_run_then_it_is_an_error_that_s
     assert payload == b"frame 0 was overwritten by newer ones before this worker was done with it"
 
 
-def test_given_a_record_that_is_overwritten_while_it_is_observed_when_answered_then_the_history_forgets(make_node):
+def test_given_a_record_that_is_overwritten_while_it_is_observed_when_answered_then_the_history_forgets(
+    make_node,
+):
     node = make_node("Remembering").start()
     node.ask(0, 1.0)
     assert len(Remembering.history) == 1
@@ -438,7 +487,9 @@ def test_given_a_record_that_is_overwritten_while_it_is_observed_when_answered_t
     assert len(Remembering.history) == 0
 
 
-def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its_history_has_a_gap(make_node):
+def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its_history_has_a_gap(
+    make_node,
+):
     node = make_node("Remembering").start()
     node.ask(0, 1.0)
     offset, length = node.write(3, 2.0)
@@ -481,10 +532,12 @@ def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
     assert not node.thread.is_alive()
 
 
-# -- memory, and what is told of the tiers -----------------------------------------------------------------------------
+# -- memory, and what is told of the tiers
 
 
-def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_builds_anything(monkeypatch, tmp_path):
+def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_builds_anything(
+    monkeypatch, tmp_path
+):
     did = []
 
     class Pretended:

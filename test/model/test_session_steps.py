@@ -1,4 +1,7 @@
-"""An anytime model in a worker's session: its partial results, how it is stopped, and what is wrong with one."""
+"""An anytime model in a worker's session.
+
+Its partial results, how it is stopped, and what is wrong with one.
+"""
 
 import pytest
 import torch
@@ -7,14 +10,18 @@ from torchperf_ros.frame.errors import AdapterError, ConfigError
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
-from .test_session import RESULT_BYTES, Doubling, Scale, make_node  # noqa: F401 - a fixture for these tests, too
+# a fixture for these tests, too
+from .test_session import RESULT_BYTES, Doubling, Scale, make_node  # noqa: F401
 
 LEAVE_NS = 1 << 62
 STEPS = 3
 
 
 class Refining(Scale):
-    """The number, then twice, then three times as much, times the tier's factor; `at` is called before each step."""
+    """The number, then twice, then three times as much, times the tier's factor.
+
+    `at` is called before each step.
+    """
 
     def forward(self, x):
         return STEPS * super().forward(x)
@@ -105,7 +112,9 @@ def test_given_a_last_step_when_it_is_done_then_its_result_is_the_answer(node):
         (RuntimeError("enough"), Outcome.ERROR, "RuntimeError: enough"),
     ],
 )
-def test_given_a_bad_step_then_it_is_the_outcome_and_the_step_before_is_kept(node, monkeypatch, wrong, outcome, said):
+def test_given_a_bad_step_then_it_is_the_outcome_and_the_step_before_is_kept(
+    node, monkeypatch, wrong, outcome, said
+):
     def at(number, x):
         if number == 2 and isinstance(wrong, Exception):
             raise wrong
@@ -119,7 +128,9 @@ def test_given_a_bad_step_then_it_is_the_outcome_and_the_step_before_is_kept(nod
     assert (found.step, number_in(partial)) == (1, 3.0)
 
 
-def test_given_too_little_memory_in_a_step_when_run_then_the_lower_tier_begins_with_its_first(node, monkeypatch):
+def test_given_too_little_memory_in_a_step_when_run_then_the_lower_tier_begins_with_its_first(
+    node, monkeypatch
+):
     left = [1]
 
     def at(number, x):
@@ -129,7 +140,12 @@ def test_given_too_little_memory_in_a_step_when_run_then_the_lower_tier_begins_w
 
     monkeypatch.setattr(Anytime, "at", at)
     response, payload = ask(node, 5, 1.5)
-    assert (response.outcome, response.tier, response.step, number_in(payload)) == (Outcome.ON_TIME, 1, 3, 45.0)
+    assert (response.outcome, response.tier, response.step, number_in(payload)) == (
+        Outcome.ON_TIME,
+        1,
+        3,
+        45.0,
+    )
 
 
 def test_given_a_step_too_large_for_the_result_area_when_run_then_only_its_own_result_says_so(node):
@@ -140,17 +156,26 @@ def test_given_a_step_too_large_for_the_result_area_when_run_then_only_its_own_r
 
 @pytest.mark.parametrize(
     ("adapter", "said"),
-    [("Misshapen", r"tier full: step 2 of its example: .*\(2,\)"), ("Stepless", "tier full: steps gave nothing")],
+    [
+        ("Misshapen", r"tier full: step 2 of its example: .*\(2,\)"),
+        ("Stepless", "tier full: steps gave nothing"),
+    ],
 )
-def test_given_steps_that_cannot_be_published_when_calibrated_then_the_error_names_the_tier(open_node, adapter, said):
+def test_given_steps_that_cannot_be_published_when_calibrated_then_the_error_names_the_tier(
+    open_node, adapter, said
+):
     node = open_node(adapter)
     node.session.load()
     with pytest.raises(AdapterError, match=said):
         node.session.calibrate()
 
 
-def test_given_a_package_or_an_engine_for_an_anytime_model_when_loaded_then_one_is_refused_and_one_explained(open_node):
-    with pytest.raises(ConfigError, match="tier full: package x.pt2 cannot be: an anytime model runs in eager"):
+def test_given_a_package_or_an_engine_for_an_anytime_model_when_loaded_then_one_is_refused_and_one_explained(
+    open_node,
+):
+    with pytest.raises(
+        ConfigError, match="tier full: package x.pt2 cannot be: an anytime model runs in eager"
+    ):
         open_node(packages=["x.pt2", ""]).session.load()
     node = open_node(build=[{"engine": "compile"}] * 2)
     node.session.load()

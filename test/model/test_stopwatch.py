@@ -51,9 +51,13 @@ def test_given_isolated_stalls_when_calibrated_then_the_p99_leaves_them_out_and_
 def test_given_two_candidates_when_timed_then_each_gets_its_own_times_and_warm_up_does_not_count(bench):
     found = bench.time(
         {"slow": bench.takes("slow", 500.0, 500.0, 8.0), "fast": bench.takes("fast", 900.0, 900.0, 3.0)},
-        inner=1, rounds=(4, 4),
-    )  # fmt: skip
-    assert {name: timing.times_ms for name, timing in found.items()} == {"slow": (8.0,) * 4, "fast": (3.0,) * 4}
+        inner=1,
+        rounds=(4, 4),
+    )
+    assert {name: timing.times_ms for name, timing in found.items()} == {
+        "slow": (8.0,) * 4,
+        "fast": (3.0,) * 4,
+    }
     assert list(found) == ["slow", "fast"]
 
 
@@ -84,7 +88,9 @@ def test_given_a_device_when_timed_then_it_is_idle_before_each_sample_and_done_w
 
 
 def test_given_a_call_of_microseconds_when_timed_then_a_sample_is_long_enough_whatever_stalls(bench):
-    found = bench.time({"tiny": bench.takes("tiny", 0.009), "long": bench.takes("long", 0.2)}, rounds=(2, 2))
+    found = bench.time(
+        {"tiny": bench.takes("tiny", 0.009), "long": bench.takes("long", 0.2)}, rounds=(2, 2)
+    )
     assert found["tiny"].inner == 32  # 16 would be 144 us
     assert found["long"].inner == 1
     assert found["tiny"].times_ms == pytest.approx((0.009, 0.009))
@@ -111,9 +117,12 @@ def test_given_another_candidate_before_when_a_short_call_is_timed_then_it_does_
 
 
 @pytest.mark.parametrize(
-    ("call_ms", "seconds", "expected"), [(10.0, 1.0, 100), (900.0, 1.0, 5), (0.5, 1.0, 1000), (10.0, 0.0, 5)]
+    ("call_ms", "seconds", "expected"),
+    [(10.0, 1.0, 100), (900.0, 1.0, 5), (0.5, 1.0, 1000), (10.0, 0.0, 5)],
 )
-def test_given_a_time_when_timed_then_samples_are_as_many_as_fit_within_bounds(bench, call_ms, seconds, expected):
+def test_given_a_time_when_timed_then_samples_are_as_many_as_fit_within_bounds(
+    bench, call_ms, seconds, expected
+):
     found = bench.time({name: bench.takes(name, call_ms) for name in "ab"}, seconds=seconds, inner=1)
     assert [len(timing.times_ms) for timing in found.values()] == [expected, expected]
 

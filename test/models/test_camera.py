@@ -31,7 +31,9 @@ IMAGE = "sensor_msgs/msg/Image"
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
 VISION_MSGS = {
     "Detection2DArray": "std_msgs/Header header\nDetection2D[] detections\n",
-    "Detection2D": "std_msgs/Header header\nObjectHypothesisWithPose[] results\nBoundingBox2D bbox\nstring id\n",
+    "Detection2D": (
+        "std_msgs/Header header\nObjectHypothesisWithPose[] results\nBoundingBox2D bbox\nstring id\n"
+    ),
     "ObjectHypothesisWithPose": "ObjectHypothesis hypothesis\ngeometry_msgs/PoseWithCovariance pose\n",
     "ObjectHypothesis": "string class_id\nfloat64 score\n",
     "BoundingBox2D": "vision_msgs/Pose2D center\nfloat64 size_x\nfloat64 size_y\n",
@@ -88,7 +90,9 @@ def vision_msgs(tmp_path, monkeypatch):
     encoding=st.sampled_from(["rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "mono8"]),
     padding=st.integers(0, 40),
 )
-def test_given_any_size_when_preprocessed_then_the_tensor_is_the_networks_input(height, width, encoding, padding):
+def test_given_any_size_when_preprocessed_then_the_tensor_is_the_networks_input(
+    height, width, encoding, padding
+):
     channels = {"mono8": 1, "rgba8": 4, "bgra8": 4}.get(encoding, 3)
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
     tensor = seen(image(pixels, encoding, padding))
@@ -114,7 +118,9 @@ CAR, TRUCK = (0.9, 0.3, 0.5, 0.1, 0.2, 0), (0.8, 0.7, 0.5, 0.2, 0.3, 1)
         ((), 0.0),
     ],
 )
-def test_given_boxes_when_scored_then_it_is_their_f1_by_hand_and_that_of_their_messages(found, score, vision_msgs):
+def test_given_boxes_when_scored_then_it_is_their_f1_by_hand_and_that_of_their_messages(
+    found, score, vision_msgs
+):
     adapter, seen = CameraAdapter({}, CPU), received(image(np.zeros((480, 640, 3), np.uint8)))
     outputs = cells(*found), cells(CAR, TRUCK)
     assert adapter.score(*outputs) == adapter.score(*reversed(outputs)) == pytest.approx(score)
@@ -125,7 +131,9 @@ def test_given_boxes_when_scored_then_it_is_their_f1_by_hand_and_that_of_their_m
         assert adapter.score_messages(*messages) == pytest.approx(score)
 
 
-def test_given_messages_with_odd_boxes_when_scored_then_those_that_mean_nothing_agree_with_none(vision_msgs):
+def test_given_messages_with_odd_boxes_when_scored_then_those_that_mean_nothing_agree_with_none(
+    vision_msgs,
+):
     seen = received(image(np.zeros((480, 640, 3), np.uint8)))
     adapter = CameraAdapter({"output": "detection2d"}, CPU)
     one, other = (adapter.postprocess(cells(CAR, TRUCK), seen) for _ in range(2))
@@ -147,7 +155,9 @@ def test_given_no_boxes_on_both_sides_when_scored_then_they_agree():
     assert CameraAdapter({}, CPU).score(cells(), cells()) == 1.0
 
 
-def test_given_the_scenes_that_ship_when_run_then_eager_finds_objects_in_each_and_other_weights_have_none(tmp_path):
+def test_given_the_scenes_that_ship_when_run_then_eager_finds_objects_in_each_and_other_weights_have_none(
+    tmp_path,
+):
     adapter = CameraAdapter({}, CPU)
     inputs = adapter.score_inputs("full")
     (example,) = adapter.example_inputs("full")
@@ -257,7 +267,9 @@ def test_given_no_vision_msgs_when_chosen_then_construction_says_what_to_install
         ({"score_threshold": math.nan}, "'score_threshold' is nan; allowed: a number from 0 to 1"),
     ],
 )
-def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(options, says):
+def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(
+    options, says
+):
     with pytest.raises(ConfigError, match=says):
         CameraAdapter(options, CPU)
 
@@ -278,7 +290,9 @@ def test_given_a_gpu_when_two_frames_follow_each_other_then_each_arrives_as_on_t
         torch.testing.assert_close(tensor.cpu(), seen(frame))
 
 
-@pytest.mark.parametrize(("options", "shapes"), [({}, [(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)]), ({"compressed": True}, [])])
+@pytest.mark.parametrize(
+    ("options", "shapes"), [({}, [(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)]), ({"compressed": True}, [])]
+)
 def test_given_example_messages_when_preprocessed_then_they_are_as_frames_are(options, shapes):
     adapter = CameraAdapter(options, CPU)
     messages = adapter.example_messages()

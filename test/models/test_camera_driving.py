@@ -12,7 +12,14 @@ from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.camera_driving import CameraDrivingAdapter, ObjectTracks, Sighting
 from torchperf_ros.models.driving_messages import ODOMETRY, objects_of, odometry_message
 from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, GRID_CELLS
-from torchperf_ros.world.road_scene import CAMERA_HEIGHT_M, EXTENTS, HORIZON, HORIZONTAL_FOV_DEG, RoadScene, SceneObject
+from torchperf_ros.world.road_scene import (
+    CAMERA_HEIGHT_M,
+    EXTENTS,
+    HORIZON,
+    HORIZONTAL_FOV_DEG,
+    RoadScene,
+    SceneObject,
+)
 
 CPU = torch.device("cpu")
 VIEW = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
@@ -49,8 +56,9 @@ def test_given_a_pedestrian_who_crosses_when_seen_then_place_and_velocity_come_i
     for step in range(20):
         seconds = 1.0 + 0.05 * step
         right = 4.0 - 1.4 * seconds
-        found = adapter.postprocess(boxes(SceneObject(20.0, right, (9, 9, 9), "pedestrian")),
-                                    messages(seconds, (100.0, -50.0, yaw)))  # fmt: skip
+        found = adapter.postprocess(
+            boxes(SceneObject(20.0, right, (9, 9, 9), "pedestrian")), messages(seconds, (100.0, -50.0, yaw))
+        )
         assert (len(found.markers) == 0) == (step == 0), "one frame alone proves nothing"
     ((x, y, _, vx, vy, length, width),) = objects_of(found)
     ahead, left = 20.25, -right
@@ -114,4 +122,6 @@ def test_given_boxes_on_the_road_when_two_versions_are_compared_then_the_score_o
     for seconds in (1.0, 1.05):
         found = adapter.postprocess(boxes(SceneObject(20.0, 0.0, (9, 9, 9))), messages(seconds))
     assert adapter.score_messages(found, found) is None
-    assert adapter.score_messages.__func__ is Adapter.score_messages, "a worker asks this way whether there is one"
+    assert adapter.score_messages.__func__ is Adapter.score_messages, (
+        "a worker asks this way whether there is one"
+    )

@@ -18,7 +18,7 @@ from torchperf_ros.models.driving_messages import (
     path_bytes,
     route_bytes,
     route_of,
-)  # fmt: skip
+)
 from torchperf_ros.models.driving_rules import Lane
 
 S = 1_000_000_000
@@ -93,7 +93,9 @@ def test_given_detections_older_than_odometry_when_planned_then_objects_are_brou
 def test_given_a_blind_planner_when_planned_then_no_object_is_taken_into_account():
     near = messages()
     near["detections"].message.markers[0].pose.position.x = 15.0
-    seeing, blind = (TimedPath.read(planned(RulePlannerAdapter({"blind": b}, CPU), near)) for b in (0.0, 1.0))
+    seeing, blind = (
+        TimedPath.read(planned(RulePlannerAdapter({"blind": b}, CPU), near)) for b in (0.0, 1.0)
+    )
     assert blind.points[-1, 0] == pytest.approx(45.0)
     assert seeing.points[-1, 0] < 30.0
 

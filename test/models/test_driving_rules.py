@@ -34,11 +34,16 @@ def test_given_a_curve_when_followed_then_it_turns_by_its_length_over_its_radius
 
 
 def test_given_places_before_and_beyond_a_lane_when_found_then_it_goes_straight_on():
-    assert STRAIGHT.place(np.array([[-30.0, 1.0], [900.0, -2.0]]))[:, :2].tolist() == [[-30.0, 1.0], [900.0, -2.0]]
+    assert STRAIGHT.place(np.array([[-30.0, 1.0], [900.0, -2.0]]))[:, :2].tolist() == [
+        [-30.0, 1.0],
+        [900.0, -2.0],
+    ]
 
 
 @given(speed=st.floats(0, 40), gap=st.floats(0.1, 200), lead=st.floats(0, 40))
-def test_given_any_gap_when_followed_then_braking_is_bounded_and_no_harder_for_a_larger_gap(speed, gap, lead):
+def test_given_any_gap_when_followed_then_braking_is_bounded_and_no_harder_for_a_larger_gap(
+    speed, gap, lead
+):
     near, far = idm(speed, 20.0, gap, lead), idm(speed, 20.0, gap + 5.0, lead)
     assert -MAX_BRAKING <= near <= far
 

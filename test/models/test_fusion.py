@@ -30,7 +30,9 @@ def seen(ahead, left, score=0.6, kind=CAR, width=1.9):
 def test_given_an_object_that_both_see_when_fused_then_it_stands_where_the_lidar_has_it_and_is_surer():
     (found,) = fused([seen(21.0, 2.2, 0.5)], [cube(20.0, 2.0, 0.6)])
     assert found == cube(20.0, 2.0)._replace(score=pytest.approx(0.72))
-    (found,) = fused([seen(21.0, 2.2, 0.5, PEDESTRIAN)], [cube(20.0, 2.0, 0.6)])  # of another class: less sure
+    (found,) = fused(
+        [seen(21.0, 2.2, 0.5, PEDESTRIAN)], [cube(20.0, 2.0, 0.6)]
+    )  # of another class: less sure
     assert found == cube(20.0, 2.0)._replace(score=pytest.approx(0.42))
 
 
@@ -49,7 +51,9 @@ def test_given_two_objects_in_other_directions_or_at_other_distances_when_fused_
 
 
 def test_given_two_boxes_in_one_direction_when_fused_then_each_goes_to_one():
-    found = fused([seen(18.0, 0.0, 0.9), seen(18.5, 0.1, 0.8)], [cube(20.0, 0.0, 0.5), cube(22.0, 0.2, 0.5)])
+    found = fused(
+        [seen(18.0, 0.0, 0.9), seen(18.5, 0.1, 0.8)], [cube(20.0, 0.0, 0.5), cube(22.0, 0.2, 0.5)]
+    )
     assert sorted(one.score for one in found) == [pytest.approx(0.74), pytest.approx(0.77)]
 
 
@@ -68,7 +72,8 @@ def outputs(camera_score, lidar_score):
 
 
 @pytest.mark.parametrize(
-    ("given", "scores"), [(("image", "cloud"), [0.7 + 0.3 * 0.6 * 0.9]), (("image",), [0.9]), (("cloud",), [0.7])]
+    ("given", "scores"),
+    [(("image", "cloud"), [0.7 + 0.3 * 0.6 * 0.9]), (("image",), [0.9]), (("cloud",), [0.7])],
 )
 def test_given_one_sensor_or_both_when_postprocessed_then_what_is_there_is_published_and_the_lost_one_says_nothing(
     given, scores

@@ -60,13 +60,22 @@ def test_given_a_moving_vehicle_when_preprocessed_then_points_are_where_they_are
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda given: given.pop("odom"), "points are not moved to the cloud's stamp: there is no odometry"),
-        (lambda given: given.update(messages([], odom_ns=STAMP_NS - 501_000_000) | {"cloud": given["cloud"]}),
-         "points are not moved to the cloud's stamp: odometry is 501 ms away"),
+        (
+            lambda given: given.pop("odom"),
+            "points are not moved to the cloud's stamp: there is no odometry",
+        ),
+        (
+            lambda given: given.update(
+                messages([], odom_ns=STAMP_NS - 501_000_000) | {"cloud": given["cloud"]}
+            ),
+            "points are not moved to the cloud's stamp: odometry is 501 ms away",
+        ),
         (lambda given: setattr(given["cloud"].message, "header", header(STAMP_NS - 10**10, "")), ""),
     ],
-)  # fmt: skip
-def test_given_no_recent_odometry_when_preprocessed_then_points_stay_and_the_log_says_so(change, says, capfd):
+)
+def test_given_no_recent_odometry_when_preprocessed_then_points_stay_and_the_log_says_so(
+    change, says, capfd
+):
     given = messages([(10, 0, 1, 0, -0.1)], speed=15.0)
     change(given)
     assert seen(given)[0, 0] == pytest.approx(10.0 if says else 8.5)
@@ -102,7 +111,9 @@ def test_given_boxes_when_postprocessed_then_markers_stand_on_the_ground_and_sur
     clear, first, second = array.markers
     assert clear.action == 3
     assert [marker.ns for marker in (first, second)] == ["pedestrian", "car"]
-    assert {(stamp_ns_of(m.header), m.header.frame_id, m.type) for m in (first, second)} == {(STAMP_NS, "velodyne", 1)}
+    assert {(stamp_ns_of(m.header), m.header.frame_id, m.type) for m in (first, second)} == {
+        (STAMP_NS, "velodyne", 1)
+    }
     at, turn, size = second.pose.position, second.pose.orientation, second.scale
     tall = KINDS["car"].height_m
     assert (at.x, at.y, at.z) == pytest.approx((20, 3, tall / 2 - 1.9))
@@ -136,12 +147,17 @@ def test_given_example_messages_when_a_frame_runs_then_every_tier_takes_them_and
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"colour": 1}, "'colour' .value 1. is unknown; allowed: max_detections, score_threshold, height_m"),
+        (
+            {"colour": 1},
+            "'colour' .value 1. is unknown; allowed: max_detections, score_threshold, height_m",
+        ),
         ({"height_m": 11}, "'height_m' is 11; allowed: a number from -10 to 10"),
         ({"weights": 3}, "'weights' is 3; allowed: a non-empty string"),
     ],
 )
-def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(options, says):
+def test_given_a_bad_option_when_constructed_then_the_error_names_it_its_value_and_what_is_allowed(
+    options, says
+):
     with pytest.raises(ConfigError, match=says):
         LidarAdapter(options, CPU)
 

@@ -58,7 +58,9 @@ def test_given_two_builds_when_compared_then_the_weights_are_equal_and_global_ra
 
 
 @pytest.mark.parametrize("tier", networks.DETECTOR_WIDTHS)
-def test_given_any_image_when_detecting_then_outputs_are_finite_and_of_no_road_there_are_hardly_any_boxes(tier):
+def test_given_any_image_when_detecting_then_outputs_are_finite_and_of_no_road_there_are_hardly_any_boxes(
+    tier,
+):
     width = networks.DETECTOR_WIDTHS[tier]
     network = networks.build_trained(lambda: DetectorNet(width), tier, networks.DETECTOR_WEIGHTS)
     for name, image in images().items():
@@ -80,9 +82,13 @@ def detector_file(path, **changes):
     return path
 
 
-def test_given_a_file_of_weights_when_loaded_then_all_are_there_and_any_that_does_not_fit_is_named(tmp_path):
+def test_given_a_file_of_weights_when_loaded_then_all_are_there_and_any_that_does_not_fit_is_named(
+    tmp_path,
+):
     bias = torch.full((9,), 0.5)
-    network = networks.build_trained(lambda: DetectorNet(12), "fast", detector_file(tmp_path / "a", **{BIAS: bias}))
+    network = networks.build_trained(
+        lambda: DetectorNet(12), "fast", detector_file(tmp_path / "a", **{BIAS: bias})
+    )
     assert torch.equal(network.head[-1].bias, bias)
     path = tmp_path / "b"
     for changes, says in (
@@ -120,10 +126,14 @@ def test_given_rows_that_are_masked_out_when_planning_then_even_nan_in_them_is_n
     assert not torch.equal(network(history, mask, ego), network(history, torch.ones_like(mask), ego))
 
 
-@pytest.mark.parametrize(("speed", "yaw_rate"), [(-3.0, 0.5), (0.0, 0.0), (0.1, -0.5), (8.0, 0.0), (40.0, 0.5)])
+@pytest.mark.parametrize(
+    ("speed", "yaw_rate"), [(-3.0, 0.5), (0.0, 0.0), (0.1, -0.5), (8.0, 0.0), (40.0, 0.5)]
+)
 def test_given_any_motion_when_planning_then_accelerations_stay_within_bounds(speed, yaw_rate):
     network = planner()
-    history = torch.randn((1, HISTORY_FRAMES, FRAME_FEATURES), generator=torch.Generator().manual_seed(1)) * 5
+    history = (
+        torch.randn((1, HISTORY_FRAMES, FRAME_FEATURES), generator=torch.Generator().manual_seed(1)) * 5
+    )
     mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool)
     ego = torch.tensor([[speed, yaw_rate]])
     coarse, finer, finest = network.steps(history, mask, ego)

@@ -1,4 +1,7 @@
-"""The lidar's network: any number of points in one program, whatever their order, and boxes where its cells say so."""
+"""The lidar's network.
+
+Any number of points in one program, whatever their order, and boxes where its cells say so.
+"""
 
 import math
 
@@ -59,7 +62,8 @@ def test_given_points_in_another_order_when_detecting_then_nothing_changes():
 def test_given_points_outside_of_the_grid_when_detecting_then_they_say_nothing():
     network = seeded("fast")
     wild = np.array(
-        [[-0.01, 0, 0, 1], [76.8, 0, 0, 1], [5, 38.4, 0, 1], [5, -38.41, 0, 1], [3e38, -3e38, 0, 0]], np.float32
+        [[-0.01, 0, 0, 1], [76.8, 0, 0, 1], [5, 38.4, 0, 1], [5, -38.41, 0, 1], [3e38, -3e38, 0, 0]],
+        np.float32,
     )
     with torch.inference_mode():
         none, outside, one = (network(spare(each)) for each in (wild[:0], wild, points(9)))

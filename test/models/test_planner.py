@@ -8,7 +8,13 @@ from torchperf_ros.config.message_types import decode, empty_message, encode, he
 from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Received
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
-from torchperf_ros.models.networks import FRAME_FEATURES, HISTORY_FRAMES, NEAREST, PLANNER_WEIGHTS, WAYPOINTS
+from torchperf_ros.models.networks import (
+    FRAME_FEATURES,
+    HISTORY_FRAMES,
+    NEAREST,
+    PLANNER_WEIGHTS,
+    WAYPOINTS,
+)
 from torchperf_ros.models.planner import PlannerAdapter
 
 CPU = torch.device("cpu")
@@ -72,16 +78,25 @@ def test_given_every_tier_when_a_frame_runs_then_a_stamped_path_starts_at_the_od
 
 
 @pytest.mark.parametrize("tier", PlannerAdapter.tiers)
-def test_given_a_car_that_comes_into_view_ahead_when_planned_then_it_brakes_and_without_one_it_goes_on(tier):
+def test_given_a_car_that_comes_into_view_ahead_when_planned_then_it_brakes_and_without_one_it_goes_on(
+    tier,
+):
     def end_speed(seen_from_m: float | None) -> float:
         adapter, speed, period_s = planner(), 15.0, 0.05
         for index in range(HISTORY_FRAMES):
             stamp_ns = STAMP_NS + round(index * period_s * 1e9)
             ahead_m = None if seen_from_m is None else seen_from_m - index * period_s * speed
-            cars = [] if ahead_m is None else [Detection(0, 0.9, 640.0, 370.0, 1737.0 / ahead_m, 1371.0 / ahead_m)]
+            cars = (
+                []
+                if ahead_m is None
+                else [Detection(0, 0.9, 640.0, 370.0, 1737.0 / ahead_m, 1371.0 / ahead_m)]
+            )
             array = MarkerArrays(70.0).build(cars, ImageFrame(stamp_ns, "camera", 1280, 720))
             ahead = odometry(twist__twist__angular__z=0.0)
-            messages = {"detections": Received(array, stamp_ns, 1.0), "odom": Received(ahead, stamp_ns, 1.0)}
+            messages = {
+                "detections": Received(array, stamp_ns, 1.0),
+                "odom": Received(ahead, stamp_ns, 1.0),
+            }
             adapter.observe(messages)
         with torch.inference_mode():
             outputs = adapter.build(tier)(*adapter.preprocess(messages))
@@ -104,7 +119,9 @@ def test_given_weights_that_are_not_there_when_built_then_the_error_says_how_to_
 def test_given_no_odometry_when_planned_then_the_path_stays_at_the_origin_of_the_base_frame():
     path = plan(planner(base_frame="vehicle"), frame(with_odom=False))
     assert path.header.frame_id == "vehicle"
-    assert all((p.pose.position.x, p.pose.position.y, p.pose.orientation.w) == (0, 0, 1) for p in path.poses)
+    assert all(
+        (p.pose.position.x, p.pose.position.y, p.pose.orientation.w) == (0, 0, 1) for p in path.poses
+    )
 
 
 def test_given_an_anytime_planner_when_it_runs_then_every_step_is_a_path_and_the_last_is_that_of_any_other_planner():
@@ -175,11 +192,19 @@ def test_given_optical_or_body_axes_when_observed_then_the_nearest_come_first_in
     [
         ({"pose__pose__orientation__w": math.nan}, r"odom\.pose\.pose\.orientation\.w is nan"),
         ({"twist__twist__linear__x": math.inf}, r"odom\.twist\.twist\.linear\.x is inf"),
-        ({"twist__twist__linear__x": 1e30}, r"odom\.twist\.twist\.linear\.x is 1e\+30; allowed: -100 to 100"),
-        ({"pose__pose__orientation__z": 0.0, "pose__pose__orientation__w": 0.0}, "orientation is all zeros"),
+        (
+            {"twist__twist__linear__x": 1e30},
+            r"odom\.twist\.twist\.linear\.x is 1e\+30; allowed: -100 to 100",
+        ),
+        (
+            {"pose__pose__orientation__z": 0.0, "pose__pose__orientation__w": 0.0},
+            "orientation is all zeros",
+        ),
     ],
 )
-def test_given_impossible_odometry_when_used_then_the_error_says_what_and_the_history_is_as_before(changes, says):
+def test_given_impossible_odometry_when_used_then_the_error_says_what_and_the_history_is_as_before(
+    changes, says
+):
     adapter, messages = planner(), frame(odom=odometry(**changes))
     for use in (adapter.observe, adapter.preprocess):
         with pytest.raises(BadInput, match=says):

@@ -27,21 +27,37 @@ def cloud(columns, order="<", gaps=(), height=1, row_padding=0, **fields):
     count = len(next(iter(columns.values()))[0])
     width = count // height
     data = np.random.default_rng(1).integers(0, 256, (height, width * step + row_padding), dtype=np.uint8)
-    record = np.dtype({"names": list(columns), "formats": list(formats.values()), "offsets": list(offsets.values()),
-                       "itemsize": step})  # fmt: skip
+    record = np.dtype(
+        {
+            "names": list(columns),
+            "formats": list(formats.values()),
+            "offsets": list(offsets.values()),
+            "itemsize": step,
+        }
+    )
     table = np.ndarray((height, width), record, data, strides=(data.shape[1], step))
     for name, (values, _) in columns.items():
         table[name] = np.asarray(values).reshape(height, width)
     described = [
         empty_message(
             "sensor_msgs/msg/PointField", name=name, offset=offsets[name], datatype=NUMBERS[kind], count=1
-        ) for name, (_, kind) in columns.items()
-    ]  # fmt: skip
+        )
+        for name, (_, kind) in columns.items()
+    ]
     message = empty_message(
-        CLOUD, **{"header": header(STAMP_NS, "lidar"), "height": height, "width": width, "fields": described,
-                  "is_bigendian": order == ">", "point_step": step, "row_step": data.shape[1],
-                  "data": data.reshape(-1)} | fields,
-    )  # fmt: skip
+        CLOUD,
+        **{
+            "header": header(STAMP_NS, "lidar"),
+            "height": height,
+            "width": width,
+            "fields": described,
+            "is_bigendian": order == ">",
+            "point_step": step,
+            "row_step": data.shape[1],
+            "data": data.reshape(-1),
+        }
+        | fields,
+    )
     return decode(bytes(encode(message, CLOUD)), CLOUD)
 
 
@@ -57,10 +73,13 @@ def columns_of(points):
 @settings(max_examples=60)
 @given(
     names=st.permutations(["x", "y", "z", "intensity", "ring", "t"]),
-    order=st.sampled_from("<>"), kind=st.sampled_from(["f4", "f8"]), shine=st.sampled_from(["f4", "u1", "u2"]),
-    time=st.sampled_from(["u4", "f4", "f8"]), gaps=st.lists(st.integers(0, 9), max_size=4),
+    order=st.sampled_from("<>"),
+    kind=st.sampled_from(["f4", "f8"]),
+    shine=st.sampled_from(["f4", "u1", "u2"]),
+    time=st.sampled_from(["u4", "f4", "f8"]),
+    gaps=st.lists(st.integers(0, 9), max_size=4),
     rows=st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(0, 30)),
-)  # fmt: skip
+)
 def test_given_any_layout_when_read_then_points_and_times_are_those_that_were_written(
     names, order, kind, shine, time, gaps, rows
 ):
@@ -69,9 +88,13 @@ def test_given_any_layout_when_read_then_points_and_times_are_those_that_were_wr
     seconds = np.linspace(-0.1, 0.0, count) if time != "u4" else np.linspace(0.0, 0.1, count)
     written = {"f8": STAMP_NS / 1e9 + seconds, "f4": seconds, "u4": (seconds * 1e9).round()}[time]
     columns = xyz(count, kind) | {
-        "intensity": (np.arange(count) % 256, shine), "ring": (np.arange(count), "u2"), "t": (written, time)
-    }  # fmt: skip
-    found = read_cloud(cloud({name: columns[name] for name in names}, order, gaps, height, row_padding), MANY)
+        "intensity": (np.arange(count) % 256, shine),
+        "ring": (np.arange(count), "u2"),
+        "t": (written, time),
+    }
+    found = read_cloud(
+        cloud({name: columns[name] for name in names}, order, gaps, height, row_padding), MANY
+    )
     assert found.points.dtype == found.times_s.dtype == np.float32
     assert np.array_equal(found.points[:, :3], np.column_stack([columns[axis][0] for axis in "xyz"]))
     assert found.points[:, 3] == pytest.approx(np.arange(count) % 256 / 255)
@@ -108,9 +131,12 @@ def test_given_no_intensity_and_no_time_when_read_then_they_are_zero_and_none():
 
 @pytest.mark.parametrize(
     ("kind", "intensity_max", "written", "read"),
-    [("f4", 255.0, [-1.0, math.nan, 51.0, math.inf, 1e9], [0, 0, 0.2, 1, 1]), ("u2", 65535.0, [0, 65535], [0, 1]),
-     ("f4", 1.0, [0.25], [0.25])],
-)  # fmt: skip
+    [
+        ("f4", 255.0, [-1.0, math.nan, 51.0, math.inf, 1e9], [0, 0, 0.2, 1, 1]),
+        ("u2", 65535.0, [0, 65535], [0, 1]),
+        ("f4", 1.0, [0.25], [0.25]),
+    ],
+)
 def test_given_intensities_when_read_then_they_are_shares_of_the_most(kind, intensity_max, written, read):
     columns = xyz(len(written)) | {"intensity": (np.array(written), kind)}
     assert read_cloud(cloud(columns), MANY, intensity_max).points[:, 3] == pytest.approx(read)
@@ -118,14 +144,24 @@ def test_given_intensities_when_read_then_they_are_shares_of_the_most(kind, inte
 
 def test_given_points_without_a_return_when_read_then_they_are_left_out_and_counted():
     places = np.arange(1, 31, dtype=np.float64).reshape(10, 3)
-    places[2, 0], places[4, 1], places[6, 2], places[7], places[8, 0] = math.nan, math.inf, -math.inf, 0.0, 1e300
+    places[2, 0], places[4, 1], places[6, 2], places[7], places[8, 0] = (
+        math.nan,
+        math.inf,
+        -math.inf,
+        0.0,
+        1e300,
+    )
     times = np.arange(10) / 100
     times[[5, 7]] = math.nan
-    columns = {axis: (places[:, number], "f8") for number, axis in enumerate("xyz")} | {"time": (times, "f4")}
+    columns = {axis: (places[:, number], "f8") for number, axis in enumerate("xyz")} | {
+        "time": (times, "f4")
+    }
     found = read_cloud(cloud(columns, height=2), MANY)
     assert found.empty == 5
     assert found.points[:, 0].tolist() == [1, 4, 10, 16, 28]
-    assert found.times_s == pytest.approx([0.0, 0.01, 0.03, 0.0, 0.09])  # of a point without a time, the stamp's
+    assert found.times_s == pytest.approx(
+        [0.0, 0.01, 0.03, 0.0, 0.09]
+    )  # of a point without a time, the stamp's
 
 
 @given(count=st.integers(0, 400), most=st.integers(1, 300))
@@ -181,7 +217,9 @@ def test_given_fields_whose_count_the_driver_left_at_0_when_read_then_it_counts_
         ({"name": "intensity", "datatype": 0}, "cloud has no field x"),
     ],
 )
-def test_given_a_cloud_that_contradicts_itself_when_read_then_the_refusal_names_field_and_values(change, says):
+def test_given_a_cloud_that_contradicts_itself_when_read_then_the_refusal_names_field_and_values(
+    change, says
+):
     message = cloud(xyz(4))
     for name, value in change.items():
         if name == "fields":
@@ -214,7 +252,9 @@ def test_given_a_sweep_when_moved_to_the_stamp_then_points_are_where_they_stand(
     random = np.random.default_rng(3)
     standing, times = random.uniform(-60, 60, (200, 4)), np.linspace(-0.1, 0.0, 200)
     at, yaw, step = np.zeros((200, 2)), yaw_rate * times, 2000
-    for index, time_s in enumerate(times):  # where the vehicle was: integrated in small steps, back from the stamp
+    for index, time_s in enumerate(
+        times
+    ):  # where the vehicle was: integrated in small steps, back from the stamp
         turned = yaw_rate * time_s * (np.arange(step) + 0.5) / step
         at[index] = np.array([np.cos(turned).sum(), np.sin(turned).sum()]) * speed * time_s / step
     away = standing[:, :2] - at

@@ -69,7 +69,9 @@ def luck(folder, clock, faults, seed=0, gate=None):
     return Luck(read, folder / "journal", seed, clock, gate)
 
 
-def test_given_a_gate_when_faults_are_due_then_one_at_a_time_begins_and_a_frame_s_own_hits_every_worker(tmp_path):
+def test_given_a_gate_when_faults_are_due_then_one_at_a_time_begins_and_a_frame_s_own_hits_every_worker(
+    tmp_path,
+):
     clock, gate = VirtualClock(), tmp_path / "gate"
     faults = {"raise": {"every_s": 100, "after_s": 1}, "poison_hang": {"every_s": 100, "after_s": 1}}
     one, two = (luck(tmp_path, clock, faults, gate=gate) for _ in range(2))
@@ -172,7 +174,9 @@ def test_given_a_poisonable_model_when_exported_with_a_dynamic_batch_then_nan_st
 
     batch = torch.export.Dim("batch", min=2, max=8)
     x, zero, nan = torch.ones(3, 4), torch.zeros(1), torch.tensor([float("nan")])
-    program = torch.export.export(Poisonable(Sum()), (x, x, zero), dynamic_shapes=({0: batch}, {0: batch}, None))
+    program = torch.export.export(
+        Poisonable(Sum()), (x, x, zero), dynamic_shapes=({0: batch}, {0: batch}, None)
+    )
     module = program.module()
     wide = torch.ones(5, 4)
     assert module(wide, wide, zero)[0].eq(2).all()
@@ -247,5 +251,9 @@ def test_given_a_scheduled_poison_when_its_frame_is_run_again_then_every_worker_
     assert (one.draw(1), two.draw(1)) == (None, None)
     clock.advance_ms(2_000)
     assert (one.draw(2), two.draw(3), two.draw(2), one.draw(2), one.draw(4)) == (
-        "poison_hang", None, "poison_hang", "poison_hang", None,
-    )  # fmt: skip
+        "poison_hang",
+        None,
+        "poison_hang",
+        "poison_hang",
+        None,
+    )

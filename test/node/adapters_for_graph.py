@@ -1,4 +1,7 @@
-"""Adapters for the tests of the node in a real ROS graph; loaded by its workers, with this folder on PYTHONPATH."""
+"""Adapters for the tests of the node in a real ROS graph.
+
+Loaded by its workers, with this folder on PYTHONPATH.
+"""
 
 import math
 import os
@@ -21,9 +24,9 @@ class Obedient(Adapter):
 
     Options:
         trigger: topic of the images; default "image".
-        orders: folder in which a file's name is an order, for example `hang-40`: the first worker that preprocesses an
-            image of this width removes the file and hangs. `sleep` takes 10 s; the others are `raise`, `bad`, `nan`.
-            A file `doing` then says that it has begun, and which process it is.
+        orders: folder in which a file's name is an order, for example `hang-40`: the first worker that
+            preprocesses an image of this width removes the file and hangs. `sleep` takes 10 s; the others
+            are `raise`, `bad`, `nan`. A file `doing` then says that it has begun, and which process it is.
     """
 
     output = POINT
@@ -70,7 +73,8 @@ class Obedient(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:
         (image,) = messages.values()
         return message_class(POINT)(
-            header=image.message.header, point=message_class("geometry_msgs/msg/Point")(x=outputs.item(), y=0.0, z=0.0)
+            header=image.message.header,
+            point=message_class("geometry_msgs/msg/Point")(x=outputs.item(), y=0.0, z=0.0),
         )
 
 
@@ -86,7 +90,8 @@ class ObedientPlanner(Obedient):
         places = [point(x=x, y=0.0, z=0.0) for x in (0.0, outputs.item())]
         poses = [
             stamped(
-                header=image.message.header, pose=pose(position=place, orientation=turn(x=0.0, y=0.0, z=0.0, w=1.0))
+                header=image.message.header,
+                pose=pose(position=place, orientation=turn(x=0.0, y=0.0, z=0.0, w=1.0)),
             )
             for place in places
         ]

@@ -14,8 +14,12 @@ from .perf_process import DOMAIN_ID, Graph, PerfProcess
 from .warm_process import WarmProcess
 
 FAST = {
-    "tiers": ["fast"], "backup": "none", "budget_ms": 5000.0, "hang_ms": 10_000.0, "input_reliability": "reliable",
-}  # fmt: skip
+    "tiers": ["fast"],
+    "backup": "none",
+    "budget_ms": 5000.0,
+    "hang_ms": 10_000.0,
+    "input_reliability": "reliable",
+}
 """A stage that starts quickly, is never late on a busy machine, and loses no message."""
 
 
@@ -28,7 +32,10 @@ def shared_memory_names():
 
 
 def unused_shared_memory():
-    """Those of them that no process has in its memory: other processes of this machine come and go as well."""
+    """Those of them that no process has in its memory.
+
+    Other processes of this machine come and go as well.
+    """
     names, mapped = shared_memory_names(), set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -40,7 +47,8 @@ def unused_shared_memory():
 def graph():
     """A ROS graph of these tests' own."""
     with pytest.MonkeyPatch.context() as patch:
-        # Small messages do not need LARGE_DATA, with which Fast DDS leaves one participant in a hundred undiscovered.
+        # Small messages do not need LARGE_DATA, with which Fast DDS leaves one participant in a hundred
+        # undiscovered.
         patch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "DEFAULT")
         graph = Graph()
         yield graph
@@ -49,7 +57,10 @@ def graph():
 
 @pytest.fixture
 def stranger():
-    """A node of a participant of its own, as in another process: one participant has one type for a topic."""
+    """A node of a participant of its own, as in another process.
+
+    One participant has one type for a topic.
+    """
     import rclpy
     from rclpy.context import Context
     from rclpy.node import Node
@@ -72,9 +83,12 @@ def warm_process():
 
 @pytest.fixture(scope="module")
 def start_node(graph, warm_process, tmp_path_factory):
-    """Start nodes with given parameters; at the end each is told to end and has to have left nothing behind.
+    """Start nodes with given parameters.
 
-    Those that are `cold` are processes of their own, started as users do; the others are forks, see `warm_process.py`.
+    At the end each is told to end and has to have left nothing behind.
+
+    Those that are `cold` are processes of their own, started as users do; the others are forks, see
+    `warm_process.py`.
     """
     started = []
     numbers = itertools.count()
@@ -86,7 +100,9 @@ def start_node(graph, warm_process, tmp_path_factory):
         folder = tmp_path_factory.mktemp("node", numbered=True)
         own = f"/run{os.getpid()}_{folder.name}_{number}" if namespace is None else namespace
         warm = None if cold else warm_process
-        node = PerfProcess(graph, folder, parameters, namespace=own, arguments=arguments, warm=warm, prints=prints)
+        node = PerfProcess(
+            graph, folder, parameters, namespace=own, arguments=arguments, warm=warm, prints=prints
+        )
         started.append(node)
         return node
 
@@ -141,7 +157,11 @@ def obedient():
 
     def make(orders=None, *, trigger="image", adapter="Obedient", output="point", **changed):
         options = {"trigger": trigger} | ({} if orders is None else {"orders": str(orders)})
-        given = {"adapter": f"adapters_for_graph:{adapter}", "options": json.dumps(options), "output": output}
+        given = {
+            "adapter": f"adapters_for_graph:{adapter}",
+            "options": json.dumps(options),
+            "output": output,
+        }
         return {**FAST, **given, **changed}
 
     return make
@@ -156,7 +176,9 @@ def play(graph, warm_process, tmp_path):
         path = tmp_path / f"player_{len(started)}"
         with path.open("wb") as err:
             environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
-            process = warm_process.start("torchperf", ["play", str(log), *options], environment, err.fileno())
+            process = warm_process.start(
+                "torchperf", ["play", str(log), *options], environment, err.fileno()
+            )
         started.append(process)
         return process, lambda: path.read_text(errors="replace")
 

@@ -25,7 +25,10 @@ _LANE_MAIN = "torchperf_ros.node.emergency_process"
 
 
 class Graph:
-    """The tests' own ROS node: publishes, subscribes and calls services; everything is taken in while it waits."""
+    """The tests' own ROS node.
+
+    Publishes, subscribes and calls services; everything is taken in while it waits.
+    """
 
     def __init__(self):
         import rclpy
@@ -53,7 +56,10 @@ class Graph:
         return messages
 
     def wait_for(self, condition, what, within_s=WITHIN_S):
-        """What the condition says as soon as it is true; `what`, or what that returns, says what was waited for."""
+        """What the condition says as soon as it is true.
+
+        `what`, or what that returns, says what was waited for.
+        """
         until = time.monotonic() + within_s
         while not (said := condition()):
             if time.monotonic() > until:
@@ -73,9 +79,10 @@ class Graph:
     def acquaint(self, service_type, name, harmless):
         """Wait until the process of this service knows of every client, publisher and subscription that is here now.
 
-        That these know of it does not say so: what it sends before is lost, and so is what it is sent without
-        acknowledgement. A process announces its endpoints in order, so whoever answers a new client knows of all that
-        was there before. An answer may be lost itself, so a request that does no harm is sent until one comes.
+        That these know of it does not say so: what it sends before is lost, and so is what it is sent
+        without acknowledgement. A process announces its endpoints in order, so whoever answers a new client
+        knows of all that was there before. An answer may be lost itself, so a request that does no harm is
+        sent until one comes.
         """
         client = self.node.create_client(service_type, name)
         self.wait_for(client.service_is_ready, f"service {name}")
@@ -85,7 +92,8 @@ class Graph:
     def wait_for_end(self, *processes):
         """Wait until none of these processes runs any more; one that waits for its parent does not."""
         self.wait_for(
-            lambda: not any(map(is_alive, processes)), lambda: f"the end of {list(filter(is_alive, processes))}"
+            lambda: not any(map(is_alive, processes)),
+            lambda: f"the end of {list(filter(is_alive, processes))}",
         )
 
     def _answer(self, client, request, within_s):
@@ -109,7 +117,9 @@ class PerfProcess:
     """
 
     def __init__(self, graph, folder, parameters, *, namespace="", arguments=(), warm=None, prints=None):
-        """Start it; without parameters (None) the file has to be among the arguments; `warm`: as a fork of that.
+        """Start it; without parameters (None) the file has to be among the arguments.
+
+        `warm`: as a fork of that.
 
         `prints` is a descriptor that it prints to, None: a file, see `errors`.
         """
@@ -121,7 +131,8 @@ class PerfProcess:
         self.name = f"{namespace}/perf"
         self.statuses = {}
         self.reports = 0
-        # A node that is heard on /diagnostics knows of the subscriptions before that one, too: see `Graph.acquaint`.
+        # A node that is heard on /diagnostics knows of the subscriptions before that one, too: see
+        # `Graph.acquaint`.
         self._rows, self._rows_of = [], defaultdict(list)
         self._records = graph.listen(f"{self.name}/latency_stages", Float64MultiArray)
         self.anomalies = graph.listen(f"{self.name}/anomaly", DiagnosticArray)
@@ -129,7 +140,13 @@ class PerfProcess:
         folder.mkdir(exist_ok=True)
         if parameters is not None:
             file = folder / "parameters.yaml"
-            given = {"metrics_port": 0, "worker_threads": 1, "compile_missing": False, "recorder": False, **parameters}
+            given = {
+                "metrics_port": 0,
+                "worker_threads": 1,
+                "compile_missing": False,
+                "recorder": False,
+                **parameters,
+            }
             file.write_text(json.dumps({"/**": {"ros__parameters": given}}))  # JSON is YAML too
             arguments = ("--params-file", str(file), *arguments)
         self._err = folder / "stderr"
@@ -138,14 +155,20 @@ class PerfProcess:
         words = ["--ros-args", *(["-r", f"__ns:={namespace}"] if namespace else []), *arguments]
         with self._err.open("wb") as err:
             if warm:
-                self.process = warm.start("node", words, environment, err.fileno() if prints is None else prints)
+                self.process = warm.start(
+                    "node", words, environment, err.fileno() if prints is None else prints
+                )
             else:
                 self.process = psutil.Popen(
-                    [sys.executable, "-m", "torchperf_ros.node.main", *words], env=environment,
-                    stdin=subprocess.DEVNULL, stdout=prints or err, stderr=prints or err, start_new_session=True,
-                )  # fmt: skip
+                    [sys.executable, "-m", "torchperf_ros.node.main", *words],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=prints or err,
+                    stderr=prints or err,
+                    start_new_session=True,
+                )
 
-    # -- what it says -------------------------------------------------------------------------------------------------
+    # -- what it says
 
     @property
     def errors(self):
@@ -179,7 +202,11 @@ class PerfProcess:
         if own:
             self.reports += 1
             self.statuses = {
-                status.name: (ord(status.level), status.message, {pair.key: pair.value for pair in status.values})
+                status.name: (
+                    ord(status.level),
+                    status.message,
+                    {pair.key: pair.value for pair in status.values},
+                )
                 for status in own
             }
 
@@ -190,7 +217,11 @@ class PerfProcess:
     def counted(self, stage, **at_least):
         """The stage's values as soon as each of these counters has reached its number."""
         return self.wait_for(
-            lambda: (now := self.values(stage)) and all(int(now[key]) >= n for key, n in at_least.items()) and now,
+            lambda: (
+                (now := self.values(stage))
+                and all(int(now[key]) >= n for key, n in at_least.items())
+                and now
+            ),
             f"{stage} with {at_least}",
         )
 
@@ -209,7 +240,9 @@ class PerfProcess:
         def alive_or_done():
             said = condition()
             if not said and self.process.poll() is not None:
-                pytest.fail(f"the node ended with {self.process.poll()} before {what}; it printed:\n{self.errors}")
+                pytest.fail(
+                    f"the node ended with {self.process.poll()} before {what}; it printed:\n{self.errors}"
+                )
             return said
 
         detail = lambda: f"{what}; last statuses {self.statuses}; it printed:\n{self.errors[-4000:]}"  # noqa: E731
@@ -218,7 +251,8 @@ class PerfProcess:
     def wait_for_health(self, stage, *healths):
         """The stage's values once it is in one of these states."""
         return self.wait_for(
-            lambda: (now := self.values(stage)) and now["health"] in healths and now, f"{stage} to be {healths}"
+            lambda: (now := self.values(stage)) and now["health"] in healths and now,
+            f"{stage} to be {healths}",
         )
 
     def wait_until_ready(self, *stages):
@@ -226,7 +260,7 @@ class PerfProcess:
         for stage in stages:
             self.wait_for_health(stage, "WAITING", "NOMINAL", "DEGRADED")
 
-    # -- what is done to it -------------------------------------------------------------------------------------------
+    # -- what is done to it
 
     def children(self):
         """All living processes that it has started, or that those have."""
@@ -241,7 +275,11 @@ class PerfProcess:
 
     def lanes(self):
         """The living process of its emergency lane, if it has one."""
-        return [child for child in self.process.children() if is_alive(child) and _LANE_MAIN in str(child.cmdline())]
+        return [
+            child
+            for child in self.process.children()
+            if is_alive(child) and _LANE_MAIN in str(child.cmdline())
+        ]
 
     def publisher(self, topic, message_type):
         """A publisher that one of the node's subscriptions is connected to."""
@@ -301,10 +339,12 @@ class PerfProcess:
         return said
 
     def tell(self, publisher, message):
-        """Publish a message and wait until the node has taken it: what is published afterwards is taken later.
+        """Publish a message and wait until the node has taken it.
 
-        The node has one executor, which takes a message that has arrived before it answers a service. The middleware's
-        acknowledgement is not waited for: it comes with the next heartbeat, up to 3 s later.
+        What is published afterwards is taken later.
+
+        The node has one executor, which takes a message that has arrived before it answers a service. The
+        middleware's acknowledgement is not waited for: it comes with the next heartbeat, up to 3 s later.
         """
         publisher.publish(message)
         self.state()

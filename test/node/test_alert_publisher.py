@@ -59,11 +59,16 @@ class Lines:
 
 @pytest.fixture
 def announced(monkeypatch):
-    """An alert publisher; `at(second, name)` finds something in that second, and returns the paths of incidents."""
+    """An alert publisher.
+
+    `at(second, name)` finds something in that second, and returns the paths of incidents.
+    """
     node = SimpleNamespace(
         create_publisher=lambda *_: SimpleNamespace(publish=lambda data: None, topic_name="/perf/anomaly"),
         get_fully_qualified_name=lambda: "/perf",
-        get_logger=lambda: SimpleNamespace(**{level: Lines(level) for level in ("info", "warning", "error")}),
+        get_logger=lambda: SimpleNamespace(
+            **{level: Lines(level) for level in ("info", "warning", "error")}
+        ),
     )
     LINES.clear()
     made = AlertPublisher(node)
@@ -78,12 +83,16 @@ def announced(monkeypatch):
             made.found(Alert(Level.ERROR, name, "why"))
         found.clear()
         made.step(now_ns, now_ns, [])
-        return {anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR}
+        return {
+            anomaly.name: anomaly.values["evidence"] for anomaly in found if anomaly.level is Level.ERROR
+        }
 
     return SimpleNamespace(at=at, recording=made.recording, publisher=made, found=found)
 
 
-def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(announced):
+def test_given_an_error_that_goes_on_when_reminded_of_then_it_is_recorded_once_and_each_reminder_names_it(
+    announced,
+):
     told = [paths for second in range(3600) if (paths := announced.at(second, "camera: input stopped"))]
     assert len(told) > 50
     assert announced.recording.recorded == ["1000_camera: input stopped"]
@@ -107,9 +116,9 @@ def test_given_an_alert_that_lasts_when_logged_then_the_terminal_has_its_begin_a
     for second in range(200, 215):
         announced.at(second)
     over = ["perception: model error: over", "perception: misses: over"]
-    assert [(severity, text.partition(" (")[0].partition(": found")[0]) for severity, text in LINES[1:]] == [
-        ("info", text) for text in over
-    ]
+    assert [
+        (severity, text.partition(" (")[0].partition(": found")[0]) for severity, text in LINES[1:]
+    ] == [("info", text) for text in over]
     announced.at(300, "perception: model error")
     assert [severity for severity, _ in LINES] == ["error", "info", "info", "error", "info"]
     assert LINES[-1][1].startswith("evidence is written to /evidence/1300_")
@@ -145,7 +154,9 @@ def test_given_a_storm_that_lasts_when_logged_then_ten_lines_a_second_remain():
     assert abs(log.lines.count("x") - (30 + 10 * 100)) <= 1
 
 
-def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(stranger, monkeypatch):
+def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_for_its_end(
+    stranger, monkeypatch
+):
     reporter = Reporter(stranger, lambda: "active")
     begun, may_end, is_over = threading.Event(), threading.Event(), threading.Event()
 
@@ -168,7 +179,9 @@ def test_given_a_report_that_goes_on_when_the_stages_are_to_stop_then_they_wait_
     reporter.stop()
 
 
-def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(stranger):
+def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said_and_memory_is_as_it_was(
+    stranger,
+):
     reporter = Reporter(stranger, lambda: "active")
     heard = []
     reporter._diagnostics = SimpleNamespace(publish=heard.append, topic_name="/diagnostics")
@@ -187,8 +200,15 @@ def test_given_a_process_without_descriptors_when_reported_then_the_rest_is_said
 
 
 @pytest.mark.parametrize("name", ["machine: memory", "machine: gpu memory"])
-def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(announced, name):
-    left = {"level": "WARN", "name": name, "message": "4.9% of the memory is left", "values": {"value": "4.9"}}
+def test_given_a_worker_that_leaks_when_the_machines_memory_runs_out_then_the_alert_names_it(
+    announced, name
+):
+    left = {
+        "level": "WARN",
+        "name": name,
+        "message": "4.9% of the memory is left",
+        "values": {"value": "4.9"},
+    }
     announced.recording.step = lambda: [left, {**left, "name": "machine: load"}]
     announced.publisher.takes_memory = "the most is perception's", {"stage": "perception", "pid": "8"}
     announced.at(0)

@@ -48,7 +48,12 @@ class Car:
 
     def reasons(self, name):
         """What was told on ~/anomaly under this name."""
-        return [status.message for array in self.node.anomalies for status in array.status if status.name == name]
+        return [
+            status.message
+            for array in self.node.anomalies
+            for status in array.status
+            if status.name == name
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,9 @@ def test_given_a_bad_image_then_the_reason_is_told_as_an_anomaly(car, image):
 
 
 @pytest.mark.parametrize("kind", BAD_IMAGES)
-def test_given_a_bad_image_then_it_is_refused_and_the_next_is_answered_as_is_the_other_stage(car, image, kind):
+def test_given_a_bad_image_then_it_is_refused_and_the_next_is_answered_as_is_the_other_stage(
+    car, image, kind
+):
     row = car.node.answer(car.camera, image(**BAD_IMAGES[kind]))
     assert Outcome(int(row["outcome"])) is Outcome.BAD_INPUT
     assert Fallback(int(row["fallback"])) in {Fallback.HOLD_LAST, Fallback.NONE}
@@ -86,7 +93,9 @@ def test_given_bytes_that_are_no_image_then_they_are_refused_and_the_next_image_
     for garbage in (b"\x00\x01\x00\x00" + b"\xff" * 300, b"\x00\x01\x00\x00", b"\xff" * 5):
         before = len(car.node.rows_of(PERCEPTION))
         car.camera.publish(garbage)
-        car.node.wait_for(lambda before=before: len(car.node.rows_of(PERCEPTION)) > before, "a row for garbage")
+        car.node.wait_for(
+            lambda before=before: len(car.node.rows_of(PERCEPTION)) > before, "a row for garbage"
+        )
         assert car.node.rows_of(PERCEPTION)[-1]["outcome"] == Outcome.BAD_INPUT, garbage
         assert car.plans()
         assert car.sees(image())
@@ -120,7 +129,12 @@ def test_given_nan_odometry_then_planning_refuses_it_until_a_good_one_comes(car,
 def test_given_odd_stamps_then_each_kind_is_counted_and_the_images_are_answered(car, image):
     before = car.node.values("perception")
     now_ns = time.time_ns()
-    odd = {"zero_stamps": 0, "future_stamps": now_ns + HOUR_NS, "backward_stamps": now_ns, "repeated_stamps": now_ns}
+    odd = {
+        "zero_stamps": 0,
+        "future_stamps": now_ns + HOUR_NS,
+        "backward_stamps": now_ns,
+        "repeated_stamps": now_ns,
+    }
     for stamp in odd.values():
         assert car.sees(image(stamp))
     values = car.node.counted("perception", frames=len(car.node.rows_of(PERCEPTION)))
@@ -130,13 +144,16 @@ def test_given_odd_stamps_then_each_kind_is_counted_and_the_images_are_answered(
 
 
 def test_given_input_that_stops_when_it_comes_back_then_the_stage_waits_and_recovers(car, image):
-    car.node.wait_for(lambda: "input stopped" in car.node.statuses["perf: perception"][1], "perception to wait")
+    car.node.wait_for(
+        lambda: "input stopped" in car.node.statuses["perf: perception"][1], "perception to wait"
+    )
     assert car.node.values("perception")["health"] == "WAITING"
     car.node.wait_for(lambda: "/image for 5 s: " in car.node.errors, "the terminal to say so")
     for said in ("active: answers /", "stage perception is ready: fast, ", "publishes it: it has stopped"):
         car.node.prints(said)
     car.node.wait_for(
-        lambda: car.sees(image()) and car.node.values("perception")["health"] == "NOMINAL", "perception to recover"
+        lambda: car.sees(image()) and car.node.values("perception")["health"] == "NOMINAL",
+        "perception to recover",
     )
     level, _, _ = car.node.statuses["perf: perception"]
     assert level == 0
@@ -146,7 +163,9 @@ def test_given_a_publisher_of_another_type_then_diagnostics_name_topic_and_both_
     topic = f"{car.node.namespace}/image"
     wrong = stranger.create_publisher(CompressedImage, topic, 10)
     text = f"{topic}: stranger publishes sensor_msgs/msg/CompressedImage, not sensor_msgs/msg/Image"
-    car.node.wait_for(lambda: car.node.statuses.get("perf: perception input") == (2, text, {}), "an error of the input")
+    car.node.wait_for(
+        lambda: car.node.statuses.get("perf: perception input") == (2, text, {}), "an error of the input"
+    )
     assert car.sees(image())
     stranger.destroy_publisher(wrong)
     car.node.wait_for(lambda: "perf: perception input" not in car.node.statuses, "the status to go")
@@ -173,22 +192,29 @@ def test_given_the_node_then_after_all_that_nothing_was_lost_or_restarted(car):
     assert "Traceback" not in car.node.errors
 
 
-# -- adapters that cannot be used --------------------------------------------------------------------------------------
+# -- adapters that cannot be used
 
 
 UNUSABLE = {
     "missing": "adapters_for_graph has no Adapter class 'Missing'; it has ['Obedient', ",
-    "unimportable": "importing adapter_not_importable failed: ImportError: the camera's driver is not installed",
+    "unimportable": (
+        "importing adapter_not_importable failed: ImportError: the camera's driver is not installed"
+    ),
     "unbuildable": "RuntimeError: no weights for fast",
 }
 
 
 @pytest.fixture(scope="module")
 def pool(start_node, obedient, tmp_path_factory):
-    """Two good stages among three that fail in their own way; a metrics port that is taken, and a full disk."""
+    """Two good stages among three that fail in their own way.
+
+    A metrics port that is taken, and a full disk.
+    """
     records, modules = tmp_path_factory.mktemp("records"), tmp_path_factory.mktemp("modules")
     (records / "records.jsonl").symlink_to("/dev/full")
-    (modules / "adapter_not_importable.py").write_text('raise ImportError("the camera\'s driver is not installed")\n')
+    (modules / "adapter_not_importable.py").write_text(
+        'raise ImportError("the camera\'s driver is not installed")\n'
+    )
     path = os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")])
     with socket.socket() as taken, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
@@ -205,7 +231,9 @@ def pool(start_node, obedient, tmp_path_factory):
                 "missing": obedient(adapter="Missing", output="a"),
                 "unimportable": {**obedient(output="b"), "adapter": "adapter_not_importable:Camera"},
                 "unbuildable": obedient(adapter="Unbuildable", output="c", trigger="other"),
-                "large": obedient(adapter="FiveInputs", output="d", trigger="first", max_frame_bytes=100_000),
+                "large": obedient(
+                    adapter="FiveInputs", output="d", trigger="first", max_frame_bytes=100_000
+                ),
             }
         )
         node.wait_until_ready("good", "large")
@@ -224,7 +252,9 @@ def test_given_adapters_that_cannot_be_used_then_each_says_why_on_diagnostics_an
         node.wait_for(lambda why=why: why in node.errors, f"the log to say {why}")
     assert "Traceback" in node.values("unbuildable")["last_error"]
     assert "in build" in node.values("unbuildable")["last_error"]
-    node.wait_for(lambda: "stage good is ready: fast, each frame within 5000 ms" in node.errors, "the good one")
+    node.wait_for(
+        lambda: "stage good is ready: fast, each frame within 5000 ms" in node.errors, "the good one"
+    )
     assert not any(f"stage {stage} is ready" in node.errors for stage in UNUSABLE)
 
 
@@ -267,7 +297,7 @@ def test_given_a_port_that_is_taken_and_a_full_disk_then_the_node_warns_of_each_
     assert [node.errors.count(begin) for begin, _ in said.values()] == [1, 1]
 
 
-# -- the graph around it -----------------------------------------------------------------------------------------------
+# -- the graph around it
 
 
 def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in_the_log(start_node):
@@ -277,7 +307,9 @@ def test_given_two_nodes_with_one_name_then_both_warn_on_diagnostics_and_once_in
     text = f"2 nodes are called {name}/perf; give each its own name or namespace"
     for twin in twins:
         twin.wait_for(lambda twin=twin: twin.errors.count(text) == 1, "a warning in the log")
-        twin.wait_for(lambda twin=twin: twin.values("node").get("name_warning") == text, "a warning on /diagnostics")
+        twin.wait_for(
+            lambda twin=twin: twin.values("node").get("name_warning") == text, "a warning on /diagnostics"
+        )
         twin.next_report()
         assert twin.errors.count(text) == 1
     assert twins[0].end(signal.SIGINT) == 0

@@ -1,4 +1,7 @@
-"""A node with a candidate of a stage: beside, in service, and back by itself, with the parameters that people set."""
+"""A node with a candidate of a stage.
+
+Beside, in service, and back by itself, with the parameters that people set.
+"""
 
 import itertools
 import os
@@ -61,7 +64,9 @@ def set_parameter(node):
     node.graph.client(SetParameters, f"{node.name}/set_parameters")
 
     def set_parameter(name, value):
-        request = SetParameters.Request(parameters=[Parameter(f"perception.{name}", value=value).to_parameter_msg()])
+        request = SetParameters.Request(
+            parameters=[Parameter(f"perception.{name}", value=value).to_parameter_msg()]
+        )
         return node.graph.call(SetParameters, f"{node.name}/set_parameters", request).results[0]
 
     return set_parameter
@@ -76,15 +81,20 @@ def x_of(node, camera, message, points):
 
 @pytest.fixture
 def drive(node, camera, image, points):
-    """Send frames until a value of the stage's status is as it should be; returns the last output and all outcomes."""
+    """Send frames until a value of the stage's status is as it should be.
+
+    Returns the last output and all outcomes.
+    """
 
     def drive(key, wanted):
         first = len(node.rows)
         node.drive(
-            camera, image, lambda: re.fullmatch(wanted, node.values("perception").get(key, "")),
+            camera,
+            image,
+            lambda: re.fullmatch(wanted, node.values("perception").get(key, "")),
             lambda: f"{key} {wanted}: {node.values('perception')}",
             240.0,  # outputs are compared in idle time, if there is any
-        )  # fmt: skip
+        )
         outcomes = {Outcome(int(row["outcome"])) for row in node.rows[first:]}
         return points[-1].point.x, outcomes
 
@@ -103,7 +113,9 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert "of" in node.values("perception")["candidate_pairs"]
     (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
     assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
-    assert any("adapters_for_graph:Scored" in argument for argument in comparer.cmdline())  # which has a score
+    assert any(
+        "adapters_for_graph:Scored" in argument for argument in comparer.cmdline()
+    )  # which has a score
 
     assert set_parameter("candidate_serves", True).successful
     _, outcomes = drive("version", "b")
@@ -118,7 +130,8 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     assert x_of(node, camera, image(), points) == 64.0
     drive("candidate", "b: rolled back: worker_deaths 2 is over its limit 1.*")
     node.graph.wait_for(
-        lambda: any("rolled back" in status.message for array in node.anomalies for status in array.status), "the alert"
+        lambda: any("rolled back" in status.message for array in node.anomalies for status in array.status),
+        "the alert",
     )
     node.graph.wait_for(lambda: len(node.workers()) == 1, "the end of the candidate's workers")
 
@@ -133,7 +146,10 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
 
 @pytest.fixture
 def while_driving(node, camera, image, warm_process, tmp_path):
-    """Run a command of `torchperf rollout` while frames come; returns exit status, and the last line that it said."""
+    """Run a command of `torchperf rollout` while frames come.
+
+    Returns exit status, and the last line that it said.
+    """
 
     def run(*words):
         environment = os.environ | {"ROS_DOMAIN_ID": str(node.graph.context.get_domain_id())}
@@ -161,7 +177,9 @@ def test_given_the_commands_when_run_then_the_node_does_so_and_they_say_what_ser
     status, said = while_driving("serve", "perception")
     assert (status, said[-1]) == (0, "perception: version b serves")
     # What it waits for is printed only where the frames did not come before the first look.
-    assert "of the 50 frames beside the base that it has to have first" in "".join(said) or said[0].endswith(": shadow")
+    assert "of the 50 frames beside the base that it has to have first" in "".join(said) or said[
+        0
+    ].endswith(": shadow")
     assert run("back", "perception") == (0, "perception: version base serves")
     assert run("end", "perception") == (0, "perception: version base serves")
     status, said = run("start", __file__)
@@ -179,7 +197,9 @@ def test_given_a_candidate_by_hand_whose_outputs_all_differ_when_guarded_then_it
     assert (source.wish().beside, source.wish().why) == ("", "b: worker_deaths 2")
 
 
-def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_refused(set_parameter, tmp_path):
+def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_refused(
+    set_parameter, tmp_path
+):
     result = set_parameter("candidate", str(tmp_path / "none.yaml"))
     assert not result.successful
     assert "none.yaml: cannot be read (No such file or directory)" in result.reason
@@ -200,9 +220,15 @@ def fleet(tmp_path_factory):
 
     def issue(**changes):
         values = {
-            "name": "detector", "stage": "perception", "version": "b", "serial": next(numbers), "shadow_min": 0,
-            "candidate": {"adapter": "adapters_for_graph:Shifted"}, "steps": [{"share": 100}] * 2, **changes,
-        }  # fmt: skip
+            "name": "detector",
+            "stage": "perception",
+            "version": "b",
+            "serial": next(numbers),
+            "shadow_min": 0,
+            "candidate": {"adapter": "adapters_for_graph:Shifted"},
+            "steps": [{"share": 100}] * 2,
+            **changes,
+        }
         plan = sign(new_plan(values, utc_now()), read_private_key(folder / "key"))
         (folder / "new").write_text(plan)
         (folder / "new").replace(folder / "plan.json")
@@ -212,7 +238,10 @@ def fleet(tmp_path_factory):
 
 @pytest.fixture
 def begin(start_node, obedient, image, fleet):
-    """Start a node that follows the fleet's plan; gives it, its outputs, and what sends frames until all is said."""
+    """Start a node that follows the fleet's plan.
+
+    Gives it, its outputs, and what sends frames until all is said.
+    """
     from geometry_msgs.msg import PointStamped
     from sensor_msgs.msg import Image
 
@@ -238,7 +267,9 @@ def begin(start_node, obedient, image, fleet):
     return begin
 
 
-def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_it_and_remembers(begin, fleet):
+def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_it_and_remembers(
+    begin, fleet
+):
     _, issue = fleet
     node, points, until = begin("state")
     issue(steps=[{"share": 100, "shadow": True}])
@@ -247,10 +278,14 @@ def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_
     issue()
     until(version="b")
     assert points[-1].point.x == 64.5
-    os.kill(node.process.pid, signal.SIGKILL)  # it is on trial only, so that the base comes up, and tries again
+    os.kill(
+        node.process.pid, signal.SIGKILL
+    )  # it is on trial only, so that the base comes up, and tries again
     node.process.wait()
     node, points, until = begin("state")
-    node.wait_for(lambda: "version b starts beside base, which serves" in node.errors, "the base to come up")
+    node.wait_for(
+        lambda: "version b starts beside base, which serves" in node.errors, "the base to come up"
+    )
     until(version="b")
     issue(name="another", version="c")  # another one, while the first is on trial
     until(version="c")
@@ -261,14 +296,21 @@ def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_
     assert node.end() == 0
 
 
-def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base_beside_can_at_any_time(begin, fleet):
+def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base_beside_can_at_any_time(
+    begin, fleet
+):
     from torchperf_ros.rollout.records import Block
     from torchperf_ros.rollout.vehicle import VehicleRollout
 
     folder, issue = fleet
     issue(probation_min=1)
-    vehicle = VehicleRollout(folder / "good" / "perception", {"vehicle": "car-7"}, folder / "key.pub",
-                             folder / "plan.json", "perception")  # fmt: skip
+    vehicle = VehicleRollout(
+        folder / "good" / "perception",
+        {"vehicle": "car-7"},
+        folder / "key.pub",
+        folder / "plan.json",
+        "perception",
+    )
     vehicle.look()
     vehicle.begins_trial()
     vehicle.minute(Block(0.0, "1", "b", 1, 0, "serving", frames=1800))

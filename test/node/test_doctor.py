@@ -24,9 +24,14 @@ RECEIVER_MS = 60.0
 def node(start_node):
     """A node with a stage whose model takes 20 ms."""
     stage = {
-        "adapter": "adapters_for_graph:Slow", "options": json.dumps({"ms": 20.0}), "output": "point",
-        "tiers": ["fast"], "backup": "none", "budget_ms": 80.0, "input_reliability": "best_effort",
-    }  # fmt: skip
+        "adapter": "adapters_for_graph:Slow",
+        "options": json.dumps({"ms": 20.0}),
+        "output": "point",
+        "tiers": ["fast"],
+        "backup": "none",
+        "budget_ms": 80.0,
+        "input_reliability": "best_effort",
+    }
     node = start_node({"stages": ["slow"], "slow": stage})
     node.wait_until_ready("slow")
     return node
@@ -38,10 +43,15 @@ def doctor(monkeypatch, tmp_path):
     monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN_ID))
 
     def ask(*arguments, seconds=4.0, until=lambda found: True):
-        """Ask again while the answer is another: others may take the processors for most of such a short look."""
+        """Ask again while the answer is another.
+
+        Others may take the processors for most of such a short look.
+        """
         file = tmp_path / "found.json"
         for _ in range(6):
-            result = CliRunner().invoke(app, ["doctor", *arguments, "--seconds", str(seconds), "--json", str(file)])
+            result = CliRunner().invoke(
+                app, ["doctor", *arguments, "--seconds", str(seconds), "--json", str(file)]
+            )
             found = json.loads(file.read_text())[0] if file.exists() else {}
             if until(found):
                 break
@@ -118,20 +128,26 @@ def test_given_stamps_of_65_ms_ago_when_asked_then_the_camera_is_the_largest_par
     assert "slow: the largest part is camera" in output
 
 
-def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(node, camera, doctor):
+def test_given_more_frames_than_the_model_can_take_when_asked_then_they_wait_in_the_queue(
+    node, camera, doctor
+):
     camera(70)
     _, output, found = doctor("--node", node.name, until=lambda found: "queue" in advised(found))
     assert advised(found).get("queue") == "ros2 param list /stranger", output
 
 
-def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(node, camera, receiver, doctor):
+def test_given_a_slow_receiver_when_its_topic_is_named_then_it_is_the_largest_part(
+    node, camera, receiver, doctor
+):
     camera(10)
     _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("actuation"))
     assert found["largest"] == {"slow": "actuation"}, output
     assert "depth=1" in advised(found)["actuation"]
 
 
-def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(node, camera, receiver, doctor):
+def test_given_frames_without_a_stamp_when_asked_then_it_says_what_cannot_be_split(
+    node, camera, receiver, doctor
+):
     camera(10, stamped=False)
     _, output, found = doctor("--node", node.name, "--actuation", receiver, until=largest("inference"))
     assert "frames have no stamp" in output

@@ -1,4 +1,7 @@
-"""The emergency lane in a real ROS graph: it stops the vehicle whatever the workers do, until a person clears it."""
+"""The emergency lane in a real ROS graph.
+
+It stops the vehicle whatever the workers do, until a person clears it.
+"""
 
 import math
 import os
@@ -28,19 +31,28 @@ pytestmark = pytest.mark.ros
 
 SPEED, DECELERATION = 10.0, 6.0
 LANE = {
-    "sensors": ["scan", "button"], "types": ["LaserScan", "Bool"], "timeouts_ms": [0.0, 0.0],
-    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 4, "start_s": 600.0, "odometry_timeout_ms": 60_000.0, "scans": 2,
+    "sensors": ["scan", "button"],
+    "types": ["LaserScan", "Bool"],
+    "timeouts_ms": [0.0, 0.0],
+    "mounting": [3.5, 0.0, 0.5, 0.0] + [0.0] * 4,
+    "start_s": 600.0,
+    "odometry_timeout_ms": 60_000.0,
+    "scans": 2,
     "deceleration": DECELERATION,
-}  # fmt: skip
+}
 
 
 def scan(distance_m=math.inf, *, beams=41):
     """A scan of the 80 degrees ahead: something that fills all of it at a distance, or nothing."""
     step = math.radians(80) / (beams - 1)
     message = LaserScan(
-        angle_min=-math.radians(40), angle_max=math.radians(40), angle_increment=step, range_min=0.1, range_max=60.0,
+        angle_min=-math.radians(40),
+        angle_max=math.radians(40),
+        angle_increment=step,
+        range_min=0.1,
+        range_max=60.0,
         ranges=[float(distance_m)] * beams,
-    )  # fmt: skip
+    )
     message.header.frame_id = "laser"
     return message
 
@@ -67,9 +79,13 @@ class Vehicle:
     """A node with a planner and the lane, its sensors, and what it says."""
 
     def __init__(self, graph, start_node, obedient, orders, *, namespace=None, **parameters):
-        stage = obedient(orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0)
+        stage = obedient(
+            orders, adapter="ObedientPlanner", output="plan", backup="standby", hold_last_ms=60_000.0
+        )
         given = {f"emergency.{name}": value for name, value in LANE.items()}
-        self.node = start_node({"stages": ["camera"], "camera": stage, **given, **parameters}, namespace=namespace)
+        self.node = start_node(
+            {"stages": ["camera"], "camera": stage, **given, **parameters}, namespace=namespace
+        )
         self.plans = graph.listen(f"{self.node.namespace}/plan", Path)
         self.node.wait_until_ready("camera")
         kinds = {"scan": LaserScan, "button": Bool, "odom": Odometry, "image": Image}
@@ -126,7 +142,8 @@ class Vehicle:
     def lane_says(self, **what):
         """The lane's values as soon as they say this."""
         return self.node.wait_for(
-            lambda: (now := self.lane()) and all(now[key] == value for key, value in what.items()) and now, str(what)
+            lambda: (now := self.lane()) and all(now[key] == value for key, value in what.items()) and now,
+            str(what),
         )
 
     def next_plan(self):
@@ -136,7 +153,10 @@ class Vehicle:
 
 @pytest.fixture(scope="module")
 def refused(start_node, obedient):
-    """A node whose lane would publish paths where its stage publishes points; it starts beside the other one."""
+    """A node whose lane would publish paths where its stage publishes points.
+
+    It starts beside the other one.
+    """
     return start_node({"stages": ["camera"], "camera": obedient(), "emergency.sensors": ["scan"]})
 
 
@@ -157,7 +177,9 @@ def vehicle(running):
     return running
 
 
-def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_until_it_is_cleared(vehicle, image):
+def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_until_it_is_cleared(
+    vehicle, image
+):
     vehicle.see(5.0, times=1)
     vehicle.see(math.inf)
     vehicle.see(5.0)
@@ -167,7 +189,9 @@ def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_u
     assert xs[0] >= 100.0
     assert xs[-1] - xs[0] == pytest.approx(SPEED**2 / (2 * DECELERATION), abs=0.01)
     assert xs == sorted(xs)
-    begin, end = (pose.header.stamp.sec + pose.header.stamp.nanosec / 1e9 for pose in (path.poses[0], path.poses[-1]))
+    begin, end = (
+        pose.header.stamp.sec + pose.header.stamp.nanosec / 1e9 for pose in (path.poses[0], path.poses[-1])
+    )
     assert end - begin == pytest.approx(SPEED / DECELERATION, abs=0.01)
     assert begin == pytest.approx(time.time(), abs=30.0)
 
@@ -177,7 +201,9 @@ def test_given_an_obstacle_in_two_scans_then_the_stop_path_leads_to_standstill_u
     assert vehicle.node.statuses["perf: emergency"][0] == 2
     vehicle.node.wait_for(lambda: vehicle.node.values("node")["health"] == "SAFE_STOP", "the node's health")
     told = vehicle.node.wait_for(
-        lambda: [s for array in vehicle.node.anomalies for s in array.status if s.name == "node: emergency stop"],
+        lambda: [
+            s for array in vehicle.node.anomalies for s in array.status if s.name == "node: emergency stop"
+        ],
         "the alert",
     )
     assert "scan shows" in told[0].message
@@ -219,9 +245,20 @@ def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_a
     before = int(vehicle.lane()["scan refused"])
     lengths = [scan(math.inf, beams=beams) for beams in (2, 400, 7)]
     broken = b"\0\1\0\0" + b"\xff" * 92
-    for message in (scan(0.0), scan(0.0), scan(math.nan), scan(-1.0), b"\0\1\0\0" + bytes(8), *lengths, broken):
+    for message in (
+        scan(0.0),
+        scan(0.0),
+        scan(math.nan),
+        scan(-1.0),
+        b"\0\1\0\0" + bytes(8),
+        *lengths,
+        broken,
+    ):
         vehicle.send("scan", message)
-        assert vehicle.clear() == (True, "nothing was latched")  # the lane takes what has arrived before it answers
+        assert vehicle.clear() == (
+            True,
+            "nothing was latched",
+        )  # the lane takes what has arrived before it answers
     vehicle.send("odom", broken)
     said = vehicle.lane_says(**{"scan refused": str(before + 6), "odom refused": "1"})
     assert said["scan problem"].startswith("96 bytes are no sensor_msgs/LaserScan")
@@ -232,7 +269,10 @@ def test_given_messages_that_cannot_be_used_then_each_is_counted_with_a_reason_a
 
 
 def test_given_a_lane_on_the_topic_of_another_type_when_configured_then_it_is_refused(refused):
-    why = "parameter emergency.output: 'point' is not allowed, as the last stage publishes geometry_msgs/msg/Point"
+    why = (
+        "parameter emergency.output: 'point' is not allowed, as the last stage publishes"
+        " geometry_msgs/msg/Point"
+    )
     refused.wait_for(lambda: why in refused.errors, "the reason")
     assert refused.state() == "unconfigured"
 
@@ -259,7 +299,9 @@ def test_given_a_lane_that_is_killed_when_it_was_latched_then_another_one_is_lat
     assert vehicle.lane_says(state="watching")
 
 
-def test_given_a_lane_that_is_killed_when_the_node_is_inactive_then_the_latch_is_still_there_once_it_is_active(vehicle):
+def test_given_a_lane_that_is_killed_when_the_node_is_inactive_then_the_latch_is_still_there_once_it_is_active(
+    vehicle,
+):
     vehicle.see(5.0)
     vehicle.next_plan()
     assert vehicle.node.change_state("deactivate")
@@ -331,11 +373,16 @@ def says(lane, **what):
     return all(values.get(key.replace("__", " ")) == value for key, value in what.items())
 
 
-def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begins_at_that_time(graph, own_lane):
+def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begins_at_that_time(
+    graph, own_lane
+):
     _, lane = own_lane("simulated", simulated=True)
     lane.activate()
     plans = graph.listen("simulated_plan", Path)
-    topics = {name: graph.node.create_publisher(kind, name, 10) for name, kind in (("/clock", Clock), ("button", Bool))}
+    topics = {
+        name: graph.node.create_publisher(kind, name, 10)
+        for name, kind in (("/clock", Clock), ("button", Bool))
+    }
     graph.wait_for(lambda: all(topic.get_subscription_count() for topic in topics.values()), "the lane")
     graph.acquaint(Trigger, "simulated/clear_emergency", Trigger.Request())
     topics["/clock"].publish(Clock(clock=Time(sec=4711, nanosec=250_000_000)))
@@ -345,7 +392,9 @@ def test_given_simulated_time_when_the_lane_stops_the_vehicle_then_the_path_begi
     assert (path.header.stamp.sec, path.header.stamp.nanosec) == (4711, 250_000_000)
 
 
-def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_until_it_is_back(graph, own_lane):
+def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_until_it_is_back(
+    graph, own_lane
+):
     _, lane = own_lane("beating", sensors=["beat"], types=["Bool"], timeouts_ms=[200.0], mounting=[0.0] * 4)
     lane.activate()
     plans = graph.listen("beating_plan", Path)
@@ -358,7 +407,10 @@ def test_given_a_sensor_that_stops_then_the_vehicle_stops_and_clearing_waits_unt
     graph.wait_for(lambda: says(lane, state="latched", triggers_silent="1"), "its reason")
     assert lane.values()["reason"].startswith("beat has sent nothing usable for 20")
     answer = graph.call(Trigger, "beating/clear_emergency", Trigger.Request())
-    assert (answer.success, answer.message.partition(" for ")[0]) == (False, "refused: beat has sent nothing usable")
+    assert (answer.success, answer.message.partition(" for ")[0]) == (
+        False,
+        "refused: beat has sent nothing usable",
+    )
 
 
 def test_given_a_node_whose_stage_no_longer_answers_when_its_callbacks_still_run_then_it_hangs_all_the_same(
@@ -377,25 +429,39 @@ def test_given_a_node_whose_stage_no_longer_answers_when_its_callbacks_still_run
 
 KEPT = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 BUTTONS = {
-    "kept": KEPT, "reliable": QoSProfile(depth=1), "unreliable": qos_profile_sensor_data,
+    "kept": KEPT,
+    "reliable": QoSProfile(depth=1),
+    "unreliable": qos_profile_sensor_data,
     "kept_unreliable": QoSProfile(
         depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL, reliability=ReliabilityPolicy.BEST_EFFORT
     ),
-}  # fmt: skip
+}
 
 
-def test_given_buttons_that_are_published_in_every_way_when_pressed_then_each_is_heard_and_counts_once(graph, own_lane):
-    """One that keeps its state is pressed before there is a lane; the lane's process dies while others are pressed."""
-    buttons = {name: graph.node.create_publisher(Bool, f"button_{name}", qos) for name, qos in BUTTONS.items()}
+def test_given_buttons_that_are_published_in_every_way_when_pressed_then_each_is_heard_and_counts_once(
+    graph, own_lane
+):
+    """One that keeps its state is pressed before there is a lane.
+
+    The lane's process dies while others are pressed.
+    """
+    buttons = {
+        name: graph.node.create_publisher(Bool, f"button_{name}", qos) for name, qos in BUTTONS.items()
+    }
     names = [f"button_{name}" for name in BUTTONS]
     buttons["kept"].publish(Bool(data=True))
     _, lane = own_lane("pressed", sensors=names, types=["Bool"], timeouts_ms=[0.0], mounting=[0.0] * 4)
     for name, button in buttons.items():
-        wanted = 3 if name in {"kept", "reliable"} else 1
-        graph.wait_for(lambda: button.get_subscription_count() >= min(wanted, 2), f"the lane to hear {name}")  # noqa: B023
+        least = 2 if name in {"kept", "reliable"} else 1
+        graph.wait_for(
+            lambda button=button, least=least: button.get_subscription_count() >= least,
+            f"the lane to hear {name}",
+        )
     graph.client(Trigger, "pressed/clear_emergency")
     graph.acquaint(Trigger, "pressed/clear_emergency", Trigger.Request())
-    graph.wait_for(lambda: says(lane, button_kept__pressed="yes", state="inactive"), "the one that was pressed before")
+    graph.wait_for(
+        lambda: says(lane, button_kept__pressed="yes", state="inactive"), "the one that was pressed before"
+    )
     lane.activate()
     graph.wait_for(lambda: says(lane, state="latched", reason="button_kept is true"), "it to latch")
     for name, button in buttons.items():
@@ -419,7 +485,9 @@ def kill_lane(lane):
     os.kill(int(lane.status().values["pid"]), signal.SIGKILL)
 
 
-def test_given_no_descriptors_when_the_lane_is_to_be_replaced_then_it_is_tried_again_until_there_are_some(vehicle):
+def test_given_no_descriptors_when_the_lane_is_to_be_replaced_then_it_is_tried_again_until_there_are_some(
+    vehicle,
+):
     """The node cannot make the socket, nor the pipe that a process needs, as long as it has used up its descriptors."""
     node, (lane,) = vehicle.node, vehicle.node.lanes()
     before = int(vehicle.lane()["restarts"])
@@ -451,20 +519,33 @@ def test_given_a_node_that_hangs_when_it_drives_then_the_lane_stops_the_vehicle_
     finally:
         vehicle.node.process.resume()
     assert braked_m(path) == BRAKED_M
-    assert vehicle.lane_says(state="latched")["reason"].startswith("the node hangs: it has not answered for 2.")
+    assert vehicle.lane_says(state="latched")["reason"].startswith(
+        "the node hangs: it has not answered for 2."
+    )
     assert vehicle.node.answer(vehicle.topics["image"], image())["fallback"] == Fallback.STOP
     vehicle.unlatch()
     assert vehicle.lane_says(state="watching")["restarts"] == vehicle.lane()["restarts"]
 
 
-def test_given_signals_that_end_others_when_the_lane_and_the_node_get_them_then_the_lane_watches_on(vehicle):
+def test_given_signals_that_end_others_when_the_lane_and_the_node_get_them_then_the_lane_watches_on(
+    vehicle,
+):
     (lane,) = vehicle.node.lanes()
     assert os.getsid(lane.pid) == lane.pid
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         lane.send_signal(number)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         vehicle.node.process.send_signal(number)
-    vehicle.node.wait_for(lambda: "SIGUSR2 means nothing to this node" in vehicle.node.errors, "the node's word")
+    vehicle.node.wait_for(
+        lambda: "SIGUSR2 means nothing to this node" in vehicle.node.errors, "the node's word"
+    )
     vehicle.node.next_report()
     assert vehicle.lane()["state"] == "watching"
     assert vehicle.node.lanes() == [lane]
@@ -495,7 +576,9 @@ def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops
     """After those whose frames need workers: it takes seconds until there are others."""
     vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
     lanes = vehicle.node.lanes()
-    children = [child for child in vehicle.node.children() if child not in lanes]  # those they are forked from, too
+    children = [
+        child for child in vehicle.node.children() if child not in lanes
+    ]  # those they are forked from, too
     for process in children:
         process.kill()
     vehicle.node.graph.wait_for_end(*children)
@@ -517,7 +600,9 @@ def test_given_a_lane_that_does_not_answer_then_the_node_says_so_and_another_one
     vehicle.node.graph.acquaint(Trigger, f"{vehicle.node.name}/clear_emergency", Trigger.Request())
 
 
-def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(vehicle):
+def test_given_a_node_that_is_killed_when_it_drove_then_its_lane_stops_the_vehicle_and_ends_when_that_stands(
+    vehicle,
+):
     (lane,) = vehicle.node.lanes()
     vehicle.node.process.kill()
     path = vehicle.node.graph.wait_for(lambda: list(vehicle.plans), "a stop path")[0]

@@ -23,7 +23,9 @@ from torchperf_ros.telemetry.latency_record import float64_bytes
 pytestmark = pytest.mark.ros
 
 
-def test_given_bytes_when_published_raw_then_they_arrive_and_rclpy_does_nothing_around_it(graph, stranger, monkeypatch):
+def test_given_bytes_when_published_raw_then_they_arrive_and_rclpy_does_nothing_around_it(
+    graph, stranger, monkeypatch
+):
     heard = graph.listen("/raw/number", Float64)
     publisher = RawPublisher(stranger.create_publisher(Float64, "/raw/number", OUTPUT_QOS))
     assert publisher.topic_name == "/raw/number"
@@ -43,7 +45,9 @@ def test_given_a_publisher_that_is_destroyed_when_publishing_then_it_raises(stra
 
 def test_given_a_name_that_no_topic_can_have_when_resolved_then_the_error_says_which_and_why(graph):
     assert resolved(graph.node, "scan") == "/scan"
-    with pytest.raises(ConfigError, match=r"^.li dar. is not allowed as the name of a topic: topic name must"):
+    with pytest.raises(
+        ConfigError, match=r"^.li dar. is not allowed as the name of a topic: topic name must"
+    ):
         resolved(graph.node, "li dar")
 
 
@@ -62,10 +66,14 @@ def test_given_no_messages_when_the_graph_is_asked_then_it_says_why(graph, stran
     graph.wait_for(lambda: remap in why_silent(node, source), "the topic that could be remapped")
     node.destroy_publisher(output)
     wrong = stranger.create_publisher(String, "/silent/image", OUTPUT_QOS)
-    graph.wait_for(lambda: "publishes std_msgs/msg/String, not" in why_silent(node, source), "the other type")
+    graph.wait_for(
+        lambda: "publishes std_msgs/msg/String, not" in why_silent(node, source), "the other type"
+    )
     stranger.destroy_publisher(wrong)
     sensor = stranger.create_publisher(Float64, "/silent/image", qos_profile_sensor_data)
-    graph.wait_for(lambda: "set it to best_effort" in why_silent(node, source), "the reliability that does not fit")
+    graph.wait_for(
+        lambda: "set it to best_effort" in why_silent(node, source), "the reliability that does not fit"
+    )
     config.input_reliability = "best_effort"
     assert "it has stopped, or" in why_silent(node, source)
     for publisher in (other, sensor):
@@ -78,21 +86,30 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
     node = SimpleNamespace(
         get_publishers_info_by_topic=lambda topic: [camera] if topic in there else [],
         get_topic_names_and_types=lambda: [(topic, ["sensor_msgs/msg/Image"]) for topic in there],
-        get_logger=lambda: SimpleNamespace(warning=said.append), get_fully_qualified_name=lambda: "/perf",
+        get_logger=lambda: SimpleNamespace(warning=said.append),
+        get_fully_qualified_name=lambda: "/perf",
         count_publishers=lambda topic: topic in published,
-    )  # fmt: skip
+    )
     sources = [
         StageInput(
             SimpleNamespace(
-                config=SimpleNamespace(name=name), statistics=SimpleNamespace(counters=SimpleNamespace(frames=frames))
+                config=SimpleNamespace(name=name),
+                statistics=SimpleNamespace(counters=SimpleNamespace(frames=frames)),
             ),
-            index, topic, "sensor_msgs/msg/Image", True,
+            index,
+            topic,
+            "sensor_msgs/msg/Image",
+            True,
         )
         for name, frames, index, topic in (
-            ("first", 3, 0, "/image"), ("second", 8, 0, "/image"), ("second", 8, 1, "/side"),
+            ("first", 3, 0, "/image"),
+            ("second", 8, 0, "/image"),
+            ("second", 8, 1, "/side"),
         )
-    ]  # fmt: skip
-    reporter = SimpleNamespace(_lifecycle_state=lambda: "active", _heard={}, _silent={}, inputs=sources, _node=node)
+    ]
+    reporter = SimpleNamespace(
+        _lifecycle_state=lambda: "active", _heard={}, _silent={}, inputs=sources, _node=node
+    )
     reporter._say_silence = lambda *words: Reporter._say_silence(reporter, *words)
     seconds = itertools.count(1)
 
@@ -108,7 +125,10 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
     sources[0].stage.statistics.counters.frames += 1
     published.add("/side")
     assert look(20) == ["no message on /image"]
-    assert [status.name for status in Reporter._silences(reporter)] == ["perf: second input", "perf: first input"]
+    assert [status.name for status in Reporter._silences(reporter)] == [
+        "perf: second input",
+        "perf: first input",
+    ]
     there += ["/camera/front"]
     assert look(20) == ["no message on /image"] * 2
     assert all("of its type there is /camera/front: start" in text for text in said)
@@ -121,15 +141,18 @@ def test_given_silent_inputs_when_five_seconds_have_passed_then_each_says_so_onc
 def looked_at(*, is_simulated, clocks, age_ms, seconds=20):
     """What a node says of its clock after so long, whose trigger has frames of this median age."""
     node = SimpleNamespace(
-        get_parameter=lambda _: SimpleNamespace(value=is_simulated), resolve_topic_name=lambda topic: topic,
+        get_parameter=lambda _: SimpleNamespace(value=is_simulated),
+        resolve_topic_name=lambda topic: topic,
         count_publishers=lambda topic: clocks if topic == "/clock" else 1,
-    )  # fmt: skip
+    )
     stage = SimpleNamespace(config=SimpleNamespace(name="camera"))
     sources = [StageInput(stage, index, f"/{index}", "sensor_msgs/msg/Image", True) for index in (1, 0)]
     reporter = SimpleNamespace(
-        _node=node, _lifecycle_state=lambda: "active", inputs=sources,
+        _node=node,
+        _lifecycle_state=lambda: "active",
+        inputs=sources,
         _active_since_ns=time.monotonic_ns() - seconds * 1_000_000_000,
-    )  # fmt: skip
+    )
     return Reporter._look_at_clocks(reporter, {"perf: camera": {"age_p50_ms": str(age_ms)}})
 
 
@@ -137,19 +160,31 @@ YEAR_MS = 365.25 * 86_400e3
 
 
 def test_given_a_clock_that_one_side_alone_goes_by_when_looked_at_then_one_warning_says_which_and_by_how_much():
-    assert looked_at(is_simulated=False, clocks=1, age_ms=2.5 * YEAR_MS) == {"stamps_warning":
-        "stamps on /0 are 2.5 years behind this node's clock, and /clock is published: start this node with"
-        " -p use_sim_time:=true"}  # fmt: skip
+    assert looked_at(is_simulated=False, clocks=1, age_ms=2.5 * YEAR_MS) == {
+        "stamps_warning": (
+            "stamps on /0 are 2.5 years behind this node's clock, and /clock is published: start this node"
+            " with -p use_sim_time:=true"
+        )
+    }
     ahead = looked_at(is_simulated=True, clocks=1, age_ms=-90_000e3)["stamps_warning"]
-    assert ahead.startswith("stamps on /0 are 1.0 days ahead of /clock, which this node goes by: set use_sim_time for")
+    assert ahead.startswith(
+        "stamps on /0 are 1.0 days ahead of /clock, which this node goes by: set use_sim_time for"
+    )
     still = looked_at(is_simulated=True, clocks=0, age_ms=math.nan)["clock_warning"]
     assert still.startswith("use_sim_time is true, and no node publishes /clock")
     assert looked_at(is_simulated=True, clocks=0, age_ms=math.nan, seconds=2) == {}
 
 
-@pytest.mark.parametrize(("is_simulated", "clocks", "age_ms"), [
-    (True, 1, 30.0), (True, 1, math.nan), (False, 1, 30.0), (False, 0, 30.0), (False, 0, 2 * YEAR_MS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("is_simulated", "clocks", "age_ms"),
+    [
+        (True, 1, 30.0),
+        (True, 1, math.nan),
+        (False, 1, 30.0),
+        (False, 0, 30.0),
+        (False, 0, 2 * YEAR_MS),
+    ],
+)
 def test_given_clocks_that_fit_or_none_that_is_simulated_when_looked_at_then_nothing_is_said(
     is_simulated, clocks, age_ms
 ):
@@ -163,20 +198,27 @@ def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_
         config=SimpleNamespace(name="camera", budget_ms=50.0),
         pool=SimpleNamespace(progress="", rolling_update=update, loaded_tiers=["full", "fast"]),
     )
-    reporter = SimpleNamespace(_node=SimpleNamespace(get_logger=lambda: SimpleNamespace(info=said.append)),
-                               _doing={}, _ready=set())  # fmt: skip
+    reporter = SimpleNamespace(
+        _node=SimpleNamespace(get_logger=lambda: SimpleNamespace(info=said.append)), _doing={}, _ready=set()
+    )
     steps = [
         (Health.STARTING, "worker 0 waits for torch to be imported", ""),
-        (Health.STARTING, "worker 0 loading full (1 of 2)", ""), (Health.WAITING, "worker 0 idle", ""),
-        (Health.WAITING, "worker 0 idle", "compiling 1 of 2"), (Health.NOMINAL, "worker 0 busy", "compiling 2 of 2"),
-        (Health.SAFE_STOP, "worker 0 idle", ""), (Health.NOMINAL, "worker 0 idle", ""),
-    ]  # fmt: skip
+        (Health.STARTING, "worker 0 loading full (1 of 2)", ""),
+        (Health.WAITING, "worker 0 idle", ""),
+        (Health.WAITING, "worker 0 idle", "compiling 1 of 2"),
+        (Health.NOMINAL, "worker 0 busy", "compiling 2 of 2"),
+        (Health.SAFE_STOP, "worker 0 idle", ""),
+        (Health.NOMINAL, "worker 0 idle", ""),
+    ]
     for health, progress, compiling in steps:
         stage.pool.progress, update.compiling = progress, compiling
         for _ in range(3):
             Reporter._tell_progress(reporter, stage, health)
     assert said == [
-        "stage camera: worker 0 waits for torch to be imported", "stage camera: worker 0 loading full (1 of 2)",
-        "stage camera is ready: full, fast, each frame within 50 ms", "stage camera: compiling 1 of 2",
-        "stage camera: compiling 2 of 2", "stage camera: nothing more is compiled",
-    ]  # fmt: skip
+        "stage camera: worker 0 waits for torch to be imported",
+        "stage camera: worker 0 loading full (1 of 2)",
+        "stage camera is ready: full, fast, each frame within 50 ms",
+        "stage camera: compiling 1 of 2",
+        "stage camera: compiling 2 of 2",
+        "stage camera: nothing more is compiled",
+    ]

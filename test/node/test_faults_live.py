@@ -1,4 +1,7 @@
-"""Workers that die, hang, raise and emit NaN while frames come: every one is answered, and a new worker comes."""
+"""Workers that die, hang, raise and emit NaN while frames come.
+
+Every one is answered, and a new worker comes.
+"""
 
 import re
 import signal
@@ -36,7 +39,9 @@ class Stage:
 
     def __init__(self, graph, start_node, obedient, orders):
         self.orders = orders
-        stage = obedient(orders, backup="standby", budget_ms=LONG_MS, hang_ms=HANG_MS, hold_last_ms=60_000.0)
+        stage = obedient(
+            orders, backup="standby", budget_ms=LONG_MS, hang_ms=HANG_MS, hold_last_ms=60_000.0
+        )
         self.node = start_node({"stages": ["camera"], "camera": stage})
         self.points = graph.listen(f"{self.node.namespace}/point", PointStamped)
         self.camera = self.node.publisher("image", Image)
@@ -60,7 +65,10 @@ class Stage:
         assert result.successful, result.reason
 
     def order(self, what, width):
-        """Have the worker that first runs an image of this width do this once; the file is gone once one does."""
+        """Have the worker that first runs an image of this width do this once.
+
+        The file is gone once one does.
+        """
         (self.orders / "doing").unlink(missing_ok=True)
         file = self.orders / f"{what}-{width}"
         file.touch()
@@ -69,7 +77,9 @@ class Stage:
     def doing(self):
         """The worker that carries out the last order, as soon as it has begun."""
         file = self.orders / "doing"
-        return psutil.Process(int(self.node.wait_for(lambda: file.exists() and file.read_text(), "the order's begin")))
+        return psutil.Process(
+            int(self.node.wait_for(lambda: file.exists() and file.read_text(), "the order's begin"))
+        )
 
     def restarts(self):
         return int(self.node.values("camera")["restarts"])
@@ -92,7 +102,9 @@ def stage(running, image):
     return running
 
 
-def test_given_a_standby_when_the_running_worker_is_killed_then_one_frame_is_held_and_the_next_is_fresh(stage, image):
+def test_given_a_standby_when_the_running_worker_is_killed_then_one_frame_is_held_and_the_next_is_fresh(
+    stage, image
+):
     restarts, answered = stage.restarts(), len(stage.node.rows)
     stage.order("sleep", 40)
     stage.camera.publish(image(width=40))
@@ -109,7 +121,9 @@ def test_given_a_standby_when_the_running_worker_is_killed_then_one_frame_is_hel
     assert worker.pid not in {process.pid for process in stage.node.workers()}
 
 
-def test_given_a_stream_of_frames_when_any_worker_is_killed_then_at_most_one_frame_is_on_a_fallback(stage, image):
+def test_given_a_stream_of_frames_when_any_worker_is_killed_then_at_most_one_frame_is_on_a_fallback(
+    stage, image
+):
     first = len(stage.node.rows)
     restarts = stage.restarts()
     for number in range(30):
@@ -130,18 +144,23 @@ def test_given_a_worker_that_hangs_then_the_frame_is_answered_without_it_the_sta
     stage.order("hang", 32)
     row = stage.node.answer(stage.camera, image(width=32))
     assert outcome(row) is Outcome.LATE
-    # The standby has the last milliseconds, as `test/supervise` sees on a clock of its own; a busy machine loses them.
+    # The standby has the last milliseconds, as `test/supervise` sees on a clock of its own; a busy machine
+    # loses them.
     assert fallback(row) in {Fallback.BACKUP, Fallback.HOLD_LAST}
     assert row["total_ms"] < HANG_MS  # it did not wait for the worker's end
     worker = stage.doing()
     rows = [stage.node.answer(stage.camera, image()) for _ in range(5)]
     assert [outcome(row) for row in rows] == [Outcome.ON_TIME] * 5
-    stage.node.wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "its end")
+    stage.node.wait_for(
+        lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "its end"
+    )
     stage.node.counted("camera", restarts=restarts + 1)
     said = f"(pid {worker.pid}) ended by signal SIGKILL: hung: "
     stage.node.wait_for(lambda: stage.told("camera: worker died"), "the alert")
     stage.node.next_report()
-    assert stage.node.errors.count(said) == 1  # the death is logged as it happens, and the alert of it is not
+    assert (
+        stage.node.errors.count(said) == 1
+    )  # the death is logged as it happens, and the alert of it is not
     stage.node.prints("hang_ms is 3000")
 
 
@@ -160,13 +179,18 @@ def test_given_a_frame_that_fails_then_it_has_a_named_outcome_and_no_worker_is_l
     stage.order(order, 24)
     row = stage.node.answer(stage.camera, image(width=24))
     # Another worker's run of an input that the adapter calls bad would not make it better.
-    assert (outcome(row), fallback(row)) == (expected, Fallback.HOLD_LAST if order == "bad" else Fallback.BACKUP)
+    assert (outcome(row), fallback(row)) == (
+        expected,
+        Fallback.HOLD_LAST if order == "bad" else Fallback.BACKUP,
+    )
     name = {"raise": "model error", "nan": "invalid output", "bad": "bad input"}[order]
     (why,) = stage.node.wait_for(lambda: stage.told(f"camera: {name}"), "the reason")
     assert reason in why
     assert ("(adapters_for_graph.py:" in why) == (order == "raise")
     stage.node.wait_for(lambda: f"camera: {name}: " in stage.node.errors, "the terminal to say so")
-    stage.node.wait_for(lambda: f"alert camera: {name}" in stage.node.statuses["perf: node"][2], "who joins to see it")
+    stage.node.wait_for(
+        lambda: f"alert camera: {name}" in stage.node.statuses["perf: node"][2], "who joins to see it"
+    )
     assert (reason in stage.node.values("camera")["last_error"]) == (order == "raise")
     assert outcome(stage.node.answer(stage.camera, image())) is Outcome.ON_TIME
     stage.node.next_report()
@@ -177,7 +201,9 @@ def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_su
     before = stage.node.values("camera")
     stage.set_budget(SHORT_MS)
     orders, taken, published = ["hang", "raise", "hang"], lambda: True, 0
-    while orders or not taken() or published < 100:  # each order in a frame of its own, however slow the workers are
+    while (
+        orders or not taken() or published < 100
+    ):  # each order in a frame of its own, however slow the workers are
         if orders and published % 20 == 0 and published and taken():
             file = stage.order(orders.pop(0), 64)
             taken = lambda file=file: not file.exists()  # noqa: E731
@@ -195,7 +221,9 @@ def test_given_faults_and_frames_faster_than_answers_then_each_is_answered_or_su
     values = stage.node.wait_for(settled, "every frame to be in one counter")
     assert int(values["frames"]) > int(before["frames"]) + 50
     assert values["internal_errors"] == "0"
-    assert sum(int(values[kind.word]) for kind in Outcome) == int(values["answered"]) + int(values["unanswered"])
+    assert sum(int(values[kind.word]) for kind in Outcome) == int(values["answered"]) + int(
+        values["unanswered"]
+    )
 
 
 def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_answer_and_the_terminal_says_why(
@@ -227,13 +255,24 @@ def test_given_an_offset_between_the_clocks_when_frames_come_then_both_stages_an
     assert [(outcome(row), fallback(row)) for row in rows] == [(Outcome.LATE, Fallback.HOLD_LAST)] * 20
     assert [(outcome(row), fallback(row)) for row in planned] == [(Outcome.ON_TIME, None)] * 20
     node.wait_for(lambda: len(points) >= heard + 20, "an output for every frame")
-    (said,) = node.wait_for(lambda: re.findall(r"camera: stale: 1.*", node.errors)[:1], "the terminal to say why")
+    (said,) = node.wait_for(
+        lambda: re.findall(r"camera: stale: 1.*", node.errors)[:1], "the terminal to say why"
+    )
     assert "of its budget of 50 ms had passed at its turn: " in said
-    assert "by its stamp when it was received (the camera's latency, or its host's clock is behind this one's)" in said
+    assert (
+        "by its stamp when it was received (the camera's latency, or its host's clock is behind this one's)"
+        in said
+    )
     node.next_report()
     values = node.values("camera")
-    assert (values["health"], values["stale"], values["late"]) == ("SAFE_STOP", values["frames"], values["frames"])
-    assert int(values["frames"]) == int(values["answered"]) + int(values["unanswered"]) + int(values["dropped"])
+    assert (values["health"], values["stale"], values["late"]) == (
+        "SAFE_STOP",
+        values["frames"],
+        values["frames"],
+    )
+    assert int(values["frames"]) == int(values["answered"]) + int(values["unanswered"]) + int(
+        values["dropped"]
+    )
     assert node.values("planning")["stale"] == "0"
 
 
@@ -257,7 +296,15 @@ def test_given_no_standby_when_the_model_is_slower_than_the_budget_then_the_dead
     assert points[0] == held  # with the stamp of its own frame, so that its age shows
     # Frames go on being answered, from what is held, until the worker has been killed and replaced.
     rows = [node.answer(camera, image())]
-    node.wait_for(lambda: rows.append(node.answer(camera, image())) or outcome(rows[-1]) is Outcome.ON_TIME, "recovery")
-    assert {outcome(row) for row in rows[:-1]} <= {Outcome.LATE, Outcome.HUNG, Outcome.CRASHED, Outcome.STARTING}
+    node.wait_for(
+        lambda: rows.append(node.answer(camera, image())) or outcome(rows[-1]) is Outcome.ON_TIME,
+        "recovery",
+    )
+    assert {outcome(row) for row in rows[:-1]} <= {
+        Outcome.LATE,
+        Outcome.HUNG,
+        Outcome.CRASHED,
+        Outcome.STARTING,
+    }
     assert all(row["total_ms"] < HANG_MS for row in rows)
     assert node.end(signal.SIGTERM) == 0

@@ -1,4 +1,7 @@
-"""Guard and scenes in a real ROS graph: what they take from topics, and what becomes of the frames that follow."""
+"""Guard and scenes in a real ROS graph.
+
+What they take from topics, and what becomes of the frames that follow.
+"""
 
 import os
 from pathlib import Path
@@ -47,12 +50,14 @@ def refused(start_node, obedient):
 def with_scenes(start_node, fast):
     """A node whose stage has scenes, one by a speed and one by a word; it starts beside the others."""
     scenes = {
-        "scenes": ["intersection", "highway"], "scene_hold_s": 0.1, "situation_timeout_ms": 600_000.0,
+        "scenes": ["intersection", "highway"],
+        "scene_hold_s": 0.1,
+        "situation_timeout_ms": 600_000.0,
         "scene": {
             "intersection": {"tiers": ["fast"], "budget_ms": 4000, "topic": "scene"},
             "highway": {"tiers": ["full"], "min_speed": 22.0},
         },
-    }  # fmt: skip
+    }
     return start_node({"perception": {**fast(), **scenes}, "stages": ["perception"]})
 
 
@@ -60,15 +65,26 @@ def with_scenes(start_node, fast):
 def node(refused, with_scenes, graph, start_node, obedient, orders, evidence):
     stage = obedient(orders, adapter="ObedientPlanner", output="plan", fallback=["none"])
     stage |= {f"guard.{name}": value for name, value in GUARD.items()}
-    lane = {"emergency.sensors": ["scan"], "emergency.timeouts_ms": [0.0], "emergency.start_s": 600.0,
-            "emergency.odometry_timeout_ms": 60_000.0}  # fmt: skip
-    recorded = {"recorder": True, "evidence_dir": str(evidence), "black_box_s": 600.0, "black_box_after_s": 0.0}
+    lane = {
+        "emergency.sensors": ["scan"],
+        "emergency.timeouts_ms": [0.0],
+        "emergency.start_s": 600.0,
+        "emergency.odometry_timeout_ms": 60_000.0,
+    }
+    recorded = {
+        "recorder": True,
+        "evidence_dir": str(evidence),
+        "black_box_s": 600.0,
+        "black_box_after_s": 0.0,
+    }
     node = start_node({"stages": ["camera"], "camera": stage, **lane, **recorded})
     node.plans = graph.listen(f"{node.namespace}/plan", PathMessage)
     node.wait_until_ready("camera")
     node.odom, node.image = node.publisher("odom", Odometry), node.publisher("image", Image)
     node.scan = node.publisher("scan", LaserScan)
-    graph.acquaint(Trigger, f"{node.name}/clear_emergency", Trigger.Request())  # the lane's process hears the scan
+    graph.acquaint(
+        Trigger, f"{node.name}/clear_emergency", Trigger.Request()
+    )  # the lane's process hears the scan
     return node
 
 
@@ -81,7 +97,9 @@ def answered(node, image):
     return row, node.plans[0]
 
 
-def test_given_a_plan_whose_stamps_stand_still_when_answered_then_the_vehicle_stops_along_its_own_way(node, image):
+def test_given_a_plan_whose_stamps_stand_still_when_answered_then_the_vehicle_stops_along_its_own_way(
+    node, image
+):
     row, plan = answered(node, image)
     assert row["check"] == GuardVerdict.STOP
     xs = [pose.pose.position.x for pose in plan.poses]
@@ -90,7 +108,8 @@ def test_given_a_plan_whose_stamps_stand_still_when_answered_then_the_vehicle_st
     assert xs[0] >= 100.0
     assert xs[-1] - xs[0] == pytest.approx(SPEED**2 / (2 * 8.0), abs=0.1)
     told = node.wait_for(
-        lambda: [s for array in node.anomalies for s in array.status if s.name == "camera: plan refused"], "the alert"
+        lambda: [s for array in node.anomalies for s in array.status if s.name == "camera: plan refused"],
+        "the alert",
     )
     assert told[0].message.startswith("stamps: the plan ")
     assert int(node.counted("camera", check_stop=1)["check_stop"]) >= 1
@@ -107,7 +126,9 @@ def test_given_an_incident_when_replayed_then_the_guard_has_what_it_had_and_what
     with AnyReader([incident / "black_box"]) as reader:
         counts = {topic.rpartition("/")[2]: found.msgcount for topic, found in reader.topics.items()}
     assert (counts["odom"], counts["scan"]) == (counts["image"], 1)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     result = replay(incident, ReplayOptions())
     assert result.stages["camera"].checks == {"stop": counts["image"]}
     assert any("the emergency lane is left out" in trouble for trouble in result.summary["troubles"])
@@ -126,10 +147,14 @@ def test_given_a_guard_on_a_stage_that_publishes_points_when_configured_then_it_
     refused.wait_for(lambda: "camera.guard.act: the stage publishes" in refused.errors, "the refusal")
 
 
-def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered_for_them(graph, with_scenes, image):
+def test_given_scenes_when_speed_and_word_are_published_then_images_are_answered_for_them(
+    graph, with_scenes, image
+):
     node = with_scenes
     node.wait_until_ready("perception")
-    camera, odom, word = (node.publisher(*one) for one in (("image", Image), ("odom", Odometry), ("scene", String)))
+    camera, odom, word = (
+        node.publisher(*one) for one in (("image", Image), ("odom", Odometry), ("scene", String))
+    )
 
     def row_until(wanted):
         """The first row with this scene; images go on, as a message on another topic may come later."""

@@ -101,7 +101,9 @@ def test_given_each_transition_then_workers_and_answers_follow(node, image):
     assert not node.workers()
     assert not memory_files(node)
     node.graph.wait_for(lambda: not camera.get_subscription_count(), "the subscription to go")
-    node.wait_for(lambda: not node.graph.node.count_publishers(f"{node.namespace}/point"), "the publisher to go")
+    node.wait_for(
+        lambda: not node.graph.node.count_publishers(f"{node.namespace}/point"), "the publisher to go"
+    )
     lifecycle_told(node, "unconfigured")  # so that what is said of the stage is not of its life before
 
     assert node.change_state("configure")
@@ -118,7 +120,9 @@ def test_given_a_transition_that_the_state_does_not_have_then_it_is_refused_and_
     client = node.graph.node.create_client(ChangeState, f"{node.name}/change_state")
     node.wait_for(client.service_is_ready, "the service")
     node.acquaint()
-    answer = client.call_async(ChangeState.Request(transition=Transition(id=Transition.TRANSITION_ACTIVATE)))
+    answer = client.call_async(
+        ChangeState.Request(transition=Transition(id=Transition.TRANSITION_ACTIVATE))
+    )
     assert node.state() == "unconfigured"
     assert not answer.done() or not answer.result().success  # Humble's and Jazzy's rclpy does not answer it
     node.graph.node.destroy_client(client)
@@ -141,7 +145,9 @@ def test_given_an_error_while_configuring_then_it_is_told_and_configure_can_be_t
     assert len(node.workers()) == 1
 
 
-def test_given_no_stage_that_can_be_described_when_configured_then_it_fails_with_the_reason(start_node, obedient):
+def test_given_no_stage_that_can_be_described_when_configured_then_it_fails_with_the_reason(
+    start_node, obedient
+):
     node = start_node({"stages": ["camera"], "autostart": False, "camera": obedient(adapter="Missing")})
     assert not node.change_state("configure")
     assert node.state() == "unconfigured"
@@ -151,15 +157,21 @@ def test_given_no_stage_that_can_be_described_when_configured_then_it_fails_with
     assert not memory_files(node)
 
 
-def test_given_an_input_that_cannot_be_synchronised_when_configured_then_it_fails_with_the_reason(start_node, fast):
+def test_given_an_input_that_cannot_be_synchronised_when_configured_then_it_fails_with_the_reason(
+    start_node, fast
+):
     node = start_node({"stages": ["planning"], "autostart": False, "planning": fast(sync=["odm slop 30"])})
     assert not node.change_state("configure")
-    why = "parameter planning.sync: 'odm slop 30 offset 0 wait 0': the adapter has no input odm; it has: odom"
+    why = (
+        "parameter planning.sync: 'odm slop 30 offset 0 wait 0': the adapter has no input odm; it has: odom"
+    )
     node.prints(why)
     assert node.state() == "unconfigured"
 
 
-def test_given_a_worker_that_never_describes_itself_when_told_to_end_then_configure_gives_up(start_node, obedient):
+def test_given_a_worker_that_never_describes_itself_when_told_to_end_then_configure_gives_up(
+    start_node, obedient
+):
     node = start_node({"stages": ["camera"], "camera": obedient(adapter="Silent")})
     node.wait_for(node.workers, "a worker")
     began = time.monotonic()
@@ -177,7 +189,10 @@ def test_given_a_frame_that_runs_when_the_node_is_to_end_then_it_is_answered_by_
     if node.state() == "inactive":
         assert node.change_state("activate")
     node.wait_until_ready("camera")
-    camera, points = node.publisher("image", Image), node.graph.listen(f"{node.namespace}/point", PointStamped)
+    camera, points = (
+        node.publisher("image", Image),
+        node.graph.listen(f"{node.namespace}/point", PointStamped),
+    )
     node.wait_for(lambda: node.graph.node.count_publishers(f"{node.namespace}/point"), "the output")
     node.acquaint()
     node.wait_for(lambda: node.answer(camera, image())["outcome"] == Outcome.ON_TIME, "an answer in time")
@@ -194,7 +209,8 @@ def test_given_a_frame_that_runs_when_the_node_is_to_end_then_it_is_answered_by_
     else:
         assert node.change_state(way)
     node.graph.wait_for(
-        lambda: len(node.rows) > answered and len(points) > fresh, lambda: f"the answer: {node.rows}, {points}"
+        lambda: len(node.rows) > answered and len(points) > fresh,
+        lambda: f"the answer: {node.rows}, {points}",
     )
     row = node.rows[answered]
     assert row["outcome"] == Outcome.LATE

@@ -1,4 +1,7 @@
-"""`torchperf report` and `torchperf top` as a user calls them: with logs, beside a node, and with unusable input."""
+"""`torchperf report` and `torchperf top` as a user calls them.
+
+With logs, beside a node, and with unusable input.
+"""
 
 import contextlib
 import os
@@ -40,7 +43,10 @@ def test_given_a_log_when_reported_then_the_page_is_where_it_was_wanted(tmp_path
     [
         ([], "name a log, or --live SECONDS"),
         (["none.mcap"], "log none.mcap: does not exist"),
-        (["none.mcap", "-o", "no/folder.html"], "--output no/folder.html: needs a file name in an existing folder"),
+        (
+            ["none.mcap", "-o", "no/folder.html"],
+            "--output no/folder.html: needs a file name in an existing folder",
+        ),
         (["none.mcap", "--node", "my perf"], "my perf"),
     ],
 )
@@ -51,7 +57,9 @@ def test_given_what_cannot_be_used_when_reported_then_it_is_named_and_the_status
 
 
 @pytest.mark.ros
-def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its_frames(tmp_path, monkeypatch, request):
+def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its_frames(
+    tmp_path, monkeypatch, request
+):
     pytest.importorskip("rclpy", reason="rclpy is not installed")
     from diagnostic_msgs.msg import DiagnosticArray
     from std_msgs.msg import Float64MultiArray
@@ -72,7 +80,9 @@ def test_given_a_node_that_publishes_when_listened_to_then_the_page_tells_of_its
     try:
         for _ in range(10):  # until the other one is discovered, which takes longer on a busy machine
             result = report("--live", 1.5, "-o", tmp_path / "page.html")
-            if result.exit_code == 0 and "100.00% on time" in (tmp_path / "page.html").read_text(encoding="utf-8"):
+            if result.exit_code == 0 and "100.00% on time" in (tmp_path / "page.html").read_text(
+                encoding="utf-8"
+            ):
                 break
     finally:
         ending.set()
@@ -99,9 +109,10 @@ def top(warm_process, tmp_path):
     def start(*arguments):
         with (tmp_path / "printed").open("w") as prints:
             environment = os.environ | {"ROS_DOMAIN_ID": str(DOMAIN_ID)}
-            return warm_process.start(
-                "torchperf", ["top", *arguments], environment, prints.fileno()
-            ), tmp_path / "printed"
+            return (
+                warm_process.start("torchperf", ["top", *arguments], environment, prints.fileno()),
+                tmp_path / "printed",
+            )
 
     return start
 
@@ -115,9 +126,13 @@ def test_given_a_node_that_reports_when_looked_at_once_then_it_shows_its_stage_a
 
     stranger = request.getfixturevalue("stranger")
     publisher = stranger.create_publisher(DiagnosticArray, "/diagnostics", 10)
-    stage = Alert(Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR})
+    stage = Alert(
+        Level.OK, "perf: perception", "", {"health": "NOMINAL", "tier": "full", "last_error": ERROR}
+    )
     told = {"alert perception: model error": f"ERROR {ERROR}"}
-    own = Alert(Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told})
+    own = Alert(
+        Level.OK, "perf: node", "", {"health": "NOMINAL", "pid": "7", "lifecycle": "active", **told}
+    )
     process, printed = top("--once", "--seconds", "60", "--svg", str(tmp_path / "top.svg"))
     while process.poll() is None:  # it reports as a node of this name does, faster
         publisher.publish(diagnostic_bytes([stage, own], "/perf", 1))

@@ -1,4 +1,7 @@
-"""The transport that processes choose, and who hears whom then; shared memory that killed ones leave; a bounded end."""
+"""The transport that processes choose, and who hears whom then.
+
+Shared memory that killed ones leave; a bounded end.
+"""
 
 import contextlib
 import importlib.metadata
@@ -64,7 +67,9 @@ def test_given_a_node_when_it_starts_then_only_our_profile_becomes_its_smaller_o
     assert own_segment({name: "/etc/own.xml" for name in environment}) == {}
 
 
-def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_starts_first(monkeypatch, tmp_path):
+def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_starts_first(
+    monkeypatch, tmp_path
+):
     """Which has imported torch by then: with another environment it would have to be started anew."""
     profile = image_transport({})
     started_with, goes_on_with = [], []
@@ -84,14 +89,22 @@ def test_given_a_node_when_it_starts_then_its_workers_are_forked_from_what_it_st
 
 
 def test_given_a_launch_file_when_it_asks_then_rclpy_is_not_imported():
-    code = "import sys; from torchperf_ros.node.middleware import image_transport; print('rclpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    code = (
+        "import sys; from torchperf_ros.node.middleware import image_transport; print('rclpy' in"
+        " sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 @pytest.fixture
 def plain():
     """The environment of a shell in which no transport is chosen."""
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))}
+    names = {
+        name: value for name, value in os.environ.items() if not name.startswith(("FASTDDS_", "FASTRTPS_"))
+    }
     return names | {"ROS_DOMAIN_ID": str(101 + os.getpid() % 100)}  # not the one of the other live tests
 
 
@@ -100,7 +113,9 @@ def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_
     node = psutil.Popen(words, env=plain, stderr=subprocess.PIPE)
     try:
         assert b"no parameters were given" in node.stderr.readline()
-        shared = {Path(mapped.path) for mapped in node.memory_maps() if mapped.path.startswith("/dev/shm/fast")}
+        shared = {
+            Path(mapped.path) for mapped in node.memory_maps() if mapped.path.startswith("/dev/shm/fast")
+        }
         assert max(path.stat().st_size for path in shared) > 16 << 20
     finally:
         node.kill()
@@ -110,7 +125,9 @@ def test_given_no_launch_file_when_a_node_starts_then_it_has_the_segment_of_the_
 def test_given_a_process_with_the_profile_when_it_speaks_then_a_plain_one_hears_it(plain):
     speaker = subprocess.Popen([sys.executable, "-c", SAY], env={**plain, **image_transport(plain)})
     try:
-        done = subprocess.run([sys.executable, "-c", HEAR], env=plain, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", HEAR], env=plain, capture_output=True, text=True, check=True
+        )
     finally:
         speaker.kill()
         speaker.wait()
@@ -129,12 +146,14 @@ def test_given_a_bound_when_the_process_is_to_end_then_it_has_ended_by_then(kind
     last, status = ENDS[kind]
     imports = "import atexit, ctypes, sys; from torchperf_ros.node.middleware import end_within"
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", f"{imports}; end_within(1); {last}"], timeout=60.0, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{imports}; end_within(1); {last}"], timeout=60.0, check=False
+    )
     assert done.returncode == status
     assert kind == "not stuck" or time.monotonic() - began >= 1.0
 
 
-# -- what killed processes leave behind --------------------------------------------------------------------------------
+# -- what killed processes leave behind
 
 
 @pytest.fixture
@@ -176,7 +195,9 @@ def segments(locks):
     return {lock.with_name(lock.name.removesuffix("_el")) for lock in locks}
 
 
-def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_those_of_a_living_one_are_not(start):
+def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_those_of_a_living_one_are_not(
+    start,
+):
     living, dead = start(), start()
     dead[0].send_signal(signal.SIGKILL)
     dead[0].wait()
@@ -187,7 +208,9 @@ def test_given_a_killed_process_when_cleared_then_its_segments_are_gone_and_thos
     assert all(path.exists() for path in living[1] | segments(living[1]))
 
 
-def test_given_what_killed_processes_left_then_it_is_gone_and_the_log_says_so(start, start_node, tmp_path, monkeypatch):
+def test_given_what_killed_processes_left_then_it_is_gone_and_the_log_says_so(
+    start, start_node, tmp_path, monkeypatch
+):
     dead, locks = start()
     dead.kill()
     dead.wait()
@@ -220,8 +243,12 @@ def test_given_files_of_others_when_cleared_then_they_are_left(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere_el")], ids=["fifo", "link"])
-def test_given_what_is_no_file_under_a_locks_name_when_cleared_then_it_is_left_and_nobody_waits(tmp_path, make):
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("elsewhere_el")], ids=["fifo", "link"]
+)
+def test_given_what_is_no_file_under_a_locks_name_when_cleared_then_it_is_left_and_nobody_waits(
+    tmp_path, make
+):
     for name in ("fastdds_0123456789abcdef", "elsewhere_el"):
         (tmp_path / name).write_bytes(b"1")
     lock = tmp_path / "fastdds_0123456789abcdef_el"

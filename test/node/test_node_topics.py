@@ -1,4 +1,7 @@
-"""The contract of the node's topics: names, types, labels, one row for every frame, stamps, qualities of service."""
+"""The contract of the node's topics.
+
+Names, types, labels, one row for every frame, stamps, qualities of service.
+"""
 
 import math
 import time
@@ -19,22 +22,81 @@ pytestmark = pytest.mark.ros
 FRAMES = 40
 PERCEPTION, PLANNING = 0, 1
 LABELS = [
-    "stage", "seq", "age_ms", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
-    "budget_ms", "tier", "outcome", "fallback", "check", "scene", "missing_inputs",
-    "deadline_ms", "lateness_ms", "stale",
-]  # fmt: skip
+    "stage",
+    "seq",
+    "age_ms",
+    "wait_ms",
+    "decode_ms",
+    "preprocess_ms",
+    "inference_ms",
+    "postprocess_ms",
+    "total_ms",
+    "budget_ms",
+    "tier",
+    "outcome",
+    "fallback",
+    "check",
+    "scene",
+    "missing_inputs",
+    "deadline_ms",
+    "lateness_ms",
+    "stale",
+]
 MEMORY_LABELS = [
-    "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
-    "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
-    "cuda_alloc_retries", "cuda_out_of_memory", "workers_kept_mib",
-]  # fmt: skip
+    "node_rss_mib",
+    "workers_rss_mib",
+    "cuda_allocated_mib",
+    "cuda_reserved_mib",
+    "cuda_free_mib",
+    "history_mib",
+    "shared_memory_mib",
+    "node_pss_mib",
+    "workers_pss_mib",
+    "cuda_peak_mib",
+    "cuda_inactive_split_mib",
+    "cuda_alloc_retries",
+    "cuda_out_of_memory",
+    "workers_kept_mib",
+]
 STAGE_KEYS = {
-    "health", "progress", "tier", "tiers", "engine", "device", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms",
-    "reserve_ms", "miss_ratio", "frames", "answered", "on_time", "late", "error", "invalid", "crashed", "hung",
-    "unanswered", "ladder",
-    "bad_input", "starting", "fallback_backup", "fallback_hold_last", "fallback_stop", "fallback_none", "superseded",
-    "dropped", "stale", "restarts", "worker_0_pid", "worker_0_state", "worker_0_rss_mib", "last_error",
-}  # fmt: skip
+    "health",
+    "progress",
+    "tier",
+    "tiers",
+    "engine",
+    "device",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "max_ms",
+    "budget_ms",
+    "reserve_ms",
+    "miss_ratio",
+    "frames",
+    "answered",
+    "on_time",
+    "late",
+    "error",
+    "invalid",
+    "crashed",
+    "hung",
+    "unanswered",
+    "ladder",
+    "bad_input",
+    "starting",
+    "fallback_backup",
+    "fallback_hold_last",
+    "fallback_stop",
+    "fallback_none",
+    "superseded",
+    "dropped",
+    "stale",
+    "restarts",
+    "worker_0_pid",
+    "worker_0_state",
+    "worker_0_rss_mib",
+    "last_error",
+}
 
 
 def stamp_ns(message):
@@ -163,7 +225,9 @@ def test_given_a_drive_then_diagnostics_say_how_both_stages_and_the_node_are_doi
 
 def test_given_a_running_node_then_its_topics_have_the_types_of_the_contract(drive):
     types = drive.graph.node.get_topic_names_and_types()
-    assert {name: kinds for name, kinds in types if name.startswith(("/perf/", "/det", "/traj", "/diag"))} == {
+    assert {
+        name: kinds for name, kinds in types if name.startswith(("/perf/", "/det", "/traj", "/diag"))
+    } == {
         "/perf/latency": ["std_msgs/msg/Float64"],
         "/perf/latency_stages": ["std_msgs/msg/Float64MultiArray"],
         "/perf/memory": ["std_msgs/msg/Float64"],
@@ -193,23 +257,42 @@ def test_given_a_running_node_then_outputs_are_reliable_and_inputs_are_best_effo
         assert info.qos_profile.durability == DurabilityPolicy.VOLATILE, topic
     for topic in ("/image", "/odom"):
         (info,) = drive.graph.wait_for(
-            lambda topic=topic: own.get_subscriptions_info_by_topic(topic), f"the node's subscription of {topic}"
+            lambda topic=topic: own.get_subscriptions_info_by_topic(topic),
+            f"the node's subscription of {topic}",
         )
         assert info.qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT, topic
         assert info.qos_profile.durability == DurabilityPolicy.VOLATILE, topic
 
 
-def test_given_a_namespace_and_remappings_when_started_then_all_names_follow(graph, start_node, image, obedient):
-    remapped = ("-r", "image:=/camera/image_raw", "-r", "point:=there/point", "-r", "/diagnostics:=/car/diagnostics")
+def test_given_a_namespace_and_remappings_when_started_then_all_names_follow(
+    graph, start_node, image, obedient
+):
+    remapped = (
+        "-r",
+        "image:=/camera/image_raw",
+        "-r",
+        "point:=there/point",
+        "-r",
+        "/diagnostics:=/car/diagnostics",
+    )
     diagnostics = graph.listen("/car/diagnostics", DiagnosticArray)
-    node = start_node({"stages": ["camera"], "camera": obedient()}, namespace="/car/front", arguments=remapped)
+    node = start_node(
+        {"stages": ["camera"], "camera": obedient()}, namespace="/car/front", arguments=remapped
+    )
     camera = graph.node.create_publisher(Image, "/camera/image_raw", 10)
     node.wait_for(camera.get_subscription_count, "a subscription of the remapped image")
-    node.wait_for(lambda: any("WAITING" in s.message for d in diagnostics for s in d.status), "the stage to be ready")
+    node.wait_for(
+        lambda: any("WAITING" in s.message for d in diagnostics for s in d.status), "the stage to be ready"
+    )
     node.acquaint()
     node.answer(camera, image())
 
-    for name in ("/car/front/perf/latency", "/car/front/perf/memory", "/car/front/there/point", "/car/diagnostics"):
+    for name in (
+        "/car/front/perf/latency",
+        "/car/front/perf/memory",
+        "/car/front/there/point",
+        "/car/diagnostics",
+    ):
         node.wait_for(lambda name=name: graph.node.count_publishers(name), f"a publisher of {name}")
     assert {status.hardware_id for d in diagnostics for status in d.status} == {"/car/front/perf"}
 
@@ -235,5 +318,8 @@ def test_given_a_synchronised_input_when_it_comes_after_its_trigger_then_the_fra
     node.next_report()
     values = node.values("planning")
     assert [values[f"input_odom_{name}"] for name in ("matched", "missing", "waited", "skew_max_ms")] == [
-        "1", "1", "2", "20.000"
-    ]  # fmt: skip
+        "1",
+        "1",
+        "2",
+        "20.000",
+    ]

@@ -30,15 +30,24 @@ FRAMES = 10
 EVERY_MS = 20
 ALWAYS = QosTime(2147483647, 4294967295)
 LATCHED = Qos(
-    QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, QosDurability.TRANSIENT_LOCAL, ALWAYS, ALWAYS,
-    QosLiveliness.AUTOMATIC, ALWAYS, avoid_ros_namespace_conventions=False,
-)  # fmt: skip
+    QosHistory.KEEP_LAST,
+    1,
+    QosReliability.RELIABLE,
+    QosDurability.TRANSIENT_LOCAL,
+    ALWAYS,
+    ALWAYS,
+    QosLiveliness.AUTOMATIC,
+    ALWAYS,
+    avoid_ros_namespace_conventions=False,
+)
 
 
 def point(t_ns, name):
     types = STORE.types
     header = types["std_msgs/msg/Header"](types["builtin_interfaces/msg/Time"](*divmod(t_ns, S)), name)
-    return bytes(STORE.serialize_cdr(types[POINT](header, types["geometry_msgs/msg/Point"](1.0, 2.0, 3.0)), POINT))
+    return bytes(
+        STORE.serialize_cdr(types[POINT](header, types["geometry_msgs/msg/Point"](1.0, 2.0, 3.0)), POINT)
+    )
 
 
 def t_ns(number):
@@ -77,16 +86,28 @@ def trigger(graph, name):
 
 def test_given_a_log_when_played_then_its_bytes_arrive_in_order_with_the_log_s_time(graph, play, log):
     frames, words, times = [], graph.listen("/other/word", String), graph.listen("/clock", Clock)
-    graph.node.create_subscription(PointStamped, "/other/frame", lambda data: frames.append(bytes(data)), 20, raw=True)
+    graph.node.create_subscription(
+        PointStamped, "/other/frame", lambda data: frames.append(bytes(data)), 20, raw=True
+    )
     process, printed = play(
-        log, "--clock", "--remap", "/frame:=/other/frame", "--remap", "/word:=/other/word", "--topics", "/frame,/word",
-        "--wait-for-subscribers", "60",
-    )  # fmt: skip
+        log,
+        "--clock",
+        "--remap",
+        "/frame:=/other/frame",
+        "--remap",
+        "/word:=/other/word",
+        "--topics",
+        "/frame,/word",
+        "--wait-for-subscribers",
+        "60",
+    )
     graph.wait_for(lambda: len(frames) == FRAMES, lambda: f"all frames; it printed {printed()}")
     sent = [point(t_ns(number) - 5 * MS, f"frame {number}") for number in range(FRAMES)]
     assert frames == [data + bytes(-len(data) % 4) for data in sent]  # as DDS pads it
     assert ended(graph, process) == 0
-    graph.wait_for(lambda: words and nanoseconds(times[-1].clock) >= t_ns(FRAMES - 1), "the word and the last time")
+    graph.wait_for(
+        lambda: words and nanoseconds(times[-1].clock) >= t_ns(FRAMES - 1), "the word and the last time"
+    )
     told = [nanoseconds(message.clock) for message in times]
     assert told == sorted(told)
     assert t_ns(0) <= told[0] < t_ns(FRAMES - 1) <= told[-1]
@@ -112,12 +133,25 @@ def test_given_a_paused_player_when_asked_then_it_plays_the_log_and_once_more(gr
     assert re.search(r"interrupted\nplayed \d+ messages in \d+ rounds in ", printed())
 
 
-def test_given_a_part_and_restamping_when_played_then_that_part_goes_out_with_the_log_s_time(graph, play, log):
+def test_given_a_part_and_restamping_when_played_then_that_part_goes_out_with_the_log_s_time(
+    graph, play, log
+):
     frames = graph.listen("/frame", PointStamped)
     process, printed = play(
-        log, "--start", "0.06", "--duration", "0.08", "--rate", "0.5", "--restamp", "--clock", "--topics", "/frame",
-        "--wait-for-subscribers", "60",
-    )  # fmt: skip
+        log,
+        "--start",
+        "0.06",
+        "--duration",
+        "0.08",
+        "--rate",
+        "0.5",
+        "--restamp",
+        "--clock",
+        "--topics",
+        "/frame",
+        "--wait-for-subscribers",
+        "60",
+    )
     assert ended(graph, process) == 0, printed()
     graph.wait_for(lambda: len(frames) == 4, "four frames")
     assert [(message.header.frame_id, nanoseconds(message.header.stamp)) for message in frames] == [
@@ -137,7 +171,9 @@ def test_given_a_node_of_other_topics_when_waited_for_then_the_remap_that_would_
     ended(graph, process)
     assert "played 0 messages" in printed()
     process, printed = play(log, "--wait-for-node", "/is_not_there")
-    graph.wait_for(lambda: "waiting for /is_not_there: no node of this name is in ROS_DOMAIN_ID" in printed(), "it")
+    graph.wait_for(
+        lambda: "waiting for /is_not_there: no node of this name is in ROS_DOMAIN_ID" in printed(), "it"
+    )
     process.send_signal(signal.SIGINT)
     ended(graph, process)
 
@@ -149,14 +185,19 @@ def test_given_topics_without_a_type_here_when_played_then_they_are_left_out_and
     graph.wait_for(lambda: "no node subscribes to " in printed(), "the end of the wait")
     process.send_signal(signal.SIGTERM)
     assert ended(graph, process) == 0
-    assert "/strange is left out: message type 'nowhere_msgs/msg/Strange' cannot be used with rclpy" in printed()
+    assert (
+        "/strange is left out: message type 'nowhere_msgs/msg/Strange' cannot be used with rclpy"
+        in printed()
+    )
     process, printed = play(log, "--topics", "/strange")
     assert ended(graph, process) == 2
     assert printed().startswith("torchperf: /strange is left out: ")
     assert len(printed().splitlines()) == 1
 
 
-def test_given_a_log_that_breaks_off_then_what_is_left_goes_out_and_the_status_says_so(graph, play, log, tmp_path):
+def test_given_a_log_that_breaks_off_then_what_is_left_goes_out_and_the_status_says_so(
+    graph, play, log, tmp_path
+):
     (whole,) = log.glob("*.mcap")
     cut = tmp_path / "cut.mcap"
     data = whole.read_bytes()
@@ -176,7 +217,10 @@ def test_given_a_log_that_breaks_off_then_what_is_left_goes_out_and_the_status_s
         (["--remap", "/frame"], "--remap '/frame': has to be /A:=/B"),
         (["--remap", "/frame:=/b", "--remap", "/frame:=/c"], "/frame is /b already"),
         (["--remap", "/frame:=/b c"], "topic '/b c' is not allowed: "),
-        (["--remap", "/frame:=/word"], f"/frame ({POINT}) and /word ({STRING}) cannot both be published as /word: "),
+        (
+            ["--remap", "/frame:=/word"],
+            f"/frame ({POINT}) and /word ({STRING}) cannot both be published as /word: ",
+        ),
         (["--remap", "/frame:=word"], "cannot both be published as /word: "),
     ],
 )
@@ -186,6 +230,8 @@ def test_given_input_that_cannot_be_used_when_played_then_one_line_says_what_wou
     monkeypatch.setenv("ROS_DOMAIN_ID", str(graph.node.context.get_domain_id()))
     result = CliRunner().invoke(app, ["play", str(log), *options])
     assert result.exit_code == 2
-    (line,) = [line for line in (result.stderr + capfd.readouterr().err).splitlines() if "left out" not in line]
+    (line,) = [
+        line for line in (result.stderr + capfd.readouterr().err).splitlines() if "left out" not in line
+    ]
     assert line.startswith("torchperf: ")
     assert says in line

@@ -1,4 +1,7 @@
-"""A node with the log's time: what it makes of a log that is played to it, and of a clock that is not there."""
+"""A node with the log's time.
+
+What it makes of a log that is played to it, and of a clock that is not there.
+"""
 
 import json
 import math
@@ -35,8 +38,15 @@ def image(t_ns, number, width, height):
     """Received at this time, `AGE_MS` after its stamp."""
     row = np.fromiter(((number * 40 + i) % 256 for i in range(3 * width)), np.uint8)
     stamped = header(t_ns - AGE_MS * MS, "camera")
-    return encoded(IMAGE, header=stamped, height=height, width=width, encoding="rgb8", step=3 * width,
-                   data=np.tile(row, height))  # fmt: skip
+    return encoded(
+        IMAGE,
+        header=stamped,
+        height=height,
+        width=width,
+        encoding="rgb8",
+        step=3 * width,
+        data=np.tile(row, height),
+    )
 
 
 def odometry(t_ns, speed_mps):
@@ -52,7 +62,10 @@ def encoded(name, **fields):
 
 
 def write_drive(folder, frames, every_ms, width, height):
-    """Images, each with an odometry message half a period before and after it: a loop does not end with an image."""
+    """Images, each with an odometry message half a period before and after it.
+
+    A loop does not end with an image.
+    """
     with Writer(folder, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         camera = writer.add_connection("/camera", IMAGE, typestore=STORE)
         wheels = writer.add_connection("/wheels", ODOMETRY, typestore=STORE)
@@ -78,8 +91,10 @@ def rows_of_play(graph, node, play, log, frames):
     ended(graph, process, printed)
 
     def all_over():
-        count = {name: int(node.values("camera")[name]) for name in
-                 ("frames", "answered", "unanswered", "superseded", "dropped")}  # fmt: skip
+        count = {
+            name: int(node.values("camera")[name])
+            for name in ("frames", "answered", "unanswered", "superseded", "dropped")
+        }
         rows = count["answered"] + count["unanswered"]
         is_over = count["frames"] == rows + count["superseded"] + count["dropped"] >= before + frames
         return is_over and rows == len(node.rows)
@@ -90,7 +105,9 @@ def rows_of_play(graph, node, play, log, frames):
 
 
 def ended(graph, process, printed):
-    graph.wait_for(lambda: process.poll() is not None, lambda: f"the end of the player; it printed {printed()}")
+    graph.wait_for(
+        lambda: process.poll() is not None, lambda: f"the end of the player; it printed {printed()}"
+    )
     assert process.returncode == 0, printed()
 
 
@@ -135,14 +152,20 @@ def test_given_a_log_in_a_loop_when_its_time_goes_back_then_the_frames_of_each_r
     log = write_drive(tmp_path / "log", 4, 200, 16, 4)
     seen, before = len(node.rows), node.values("camera")
     process, printed = play(log, *inputs_of(node), "--clock", "--loop", "--wait-for-node", node.name)
-    node.wait_for(lambda: len(node.rows) >= seen + 10, lambda: f"a third round; the player printed {printed()}")
+    node.wait_for(
+        lambda: len(node.rows) >= seen + 10, lambda: f"a third round; the player printed {printed()}"
+    )
     process.send_signal(signal.SIGINT)
     ended(graph, process, printed)
     node.next_report()
     rows, after = node.rows[seen:], node.values("camera")
     assert {row["outcome"] for row in rows} == {Outcome.ON_TIME}
-    assert all(abs(row["age_ms"]) < USABLE_AGE_MS for row in rows)  # the clock may go back before a frame is taken
-    assert int(after["backward_stamps"]) >= int(before["backward_stamps"]) + 2  # it is seen that time goes back
+    assert all(
+        abs(row["age_ms"]) < USABLE_AGE_MS for row in rows
+    )  # the clock may go back before a frame is taken
+    assert (
+        int(after["backward_stamps"]) >= int(before["backward_stamps"]) + 2
+    )  # it is seen that time goes back
     assert (after["stale"], after["health_safe_stop_s"]) == (before["stale"], before["health_safe_stop_s"])
 
 
@@ -161,13 +184,19 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
     node.acquaint()
     process, printed = play(log, *inputs_of(node), "--clock", "--wait-for-node", node.name)
     ended(graph, process, printed)
-    node.wait_for(lambda: len(live["trajectory"]) == frames, lambda: f"all outputs; the player printed {printed()}")
+    node.wait_for(
+        lambda: len(live["trajectory"]) == frames, lambda: f"all outputs; the player printed {printed()}"
+    )
 
     params = tmp_path / "params.yaml"
     params.write_text(
-        json.dumps({"/**": {"ros__parameters": {"worker_threads": 1, "compile_missing": False, **parameters}}})
+        json.dumps(
+            {"/**": {"ros__parameters": {"worker_threads": 1, "compile_missing": False, **parameters}}}
+        )
     )
-    options = ReplayOptions(params, {"image": "/camera", "odom": "/wheels"}, "real", output=tmp_path / "out.mcap")
+    options = ReplayOptions(
+        params, {"image": "/camera", "odom": "/wheels"}, "real", output=tmp_path / "out.mcap"
+    )
     result = replay(log, options)
     for stage, name in (("perception", "detections"), ("planning", "trajectory")):
         replayed = [

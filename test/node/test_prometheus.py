@@ -1,4 +1,7 @@
-"""A real node, scraped by a real Prometheus with the example's configuration: every query of the dashboard has data."""
+"""A real node, scraped by a real Prometheus with the example's configuration.
+
+Every query of the dashboard has data.
+"""
 
 import json
 import math
@@ -22,7 +25,9 @@ from torchperf_ros.telemetry.metrics import METRICS
 
 pytestmark = [
     pytest.mark.ros,
-    pytest.mark.skipif(not shutil.which("prometheus"), reason="Debian's package prometheus is not installed"),
+    pytest.mark.skipif(
+        not shutil.which("prometheus"), reason="Debian's package prometheus is not installed"
+    ),
 ]
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
@@ -34,11 +39,17 @@ TARGETS = [
 ]
 SCRAPES = 5
 ONLY_ELSEWHERE = {  # on CUDA, with a guard, with synchronised inputs, with a candidate
-    "torchperf_cuda_memory_bytes", "torchperf_guard_verdicts_total", "torchperf_input_frames_total",
-    "torchperf_input_waits_total", "torchperf_input_wait_seconds_total", "torchperf_input_skew_seconds",
-    "torchperf_version_info", "torchperf_version_pairs_total", "torchperf_version_difference_seconds",
+    "torchperf_cuda_memory_bytes",
+    "torchperf_guard_verdicts_total",
+    "torchperf_input_frames_total",
+    "torchperf_input_waits_total",
+    "torchperf_input_wait_seconds_total",
+    "torchperf_input_skew_seconds",
+    "torchperf_version_info",
+    "torchperf_version_pairs_total",
+    "torchperf_version_difference_seconds",
     "torchperf_version_score",
-}  # fmt: skip
+}
 
 
 class Server:
@@ -52,9 +63,12 @@ class Server:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.log = folder / "log"
         command = [
-            "prometheus", f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-        ]  # fmt: skip
+            "prometheus",
+            f"--config.file={folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=warn",
+        ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -72,7 +86,9 @@ class Server:
     def scrapes(self):
         """How many scrapes of the node it has stored."""
         try:
-            return max((value for _, value in self.values('count_over_time(up{job="torchperf"}[5m])')), default=0)
+            return max(
+                (value for _, value in self.values('count_over_time(up{job="torchperf"}[5m])')), default=0
+            )
         except urllib.error.URLError:
             assert self.process.poll() is None, self.log.read_text()
             return 0
@@ -119,7 +135,9 @@ def test_given_a_panel_when_its_query_is_asked_of_the_server_then_there_is_data(
     for variable, value in (("$__rate_interval", "30s"), ("$instance", ".*"), ("$stage", ".*")):
         expression = expression.replace(variable, value)
     assert "$" not in expression
-    drive.wait_for(lambda: drive.server.values(expression), panel["title"])  # a quantile needs images of late
+    drive.wait_for(
+        lambda: drive.server.values(expression), panel["title"]
+    )  # a quantile needs images of late
 
 
 def test_given_the_dashboards_variables_when_asked_then_they_have_values(drive):
@@ -138,9 +156,15 @@ def test_given_a_scraped_node_when_asked_then_every_metric_of_the_table_is_store
         assert (name in stored) is (spec.name not in ONLY_ELSEWHERE), name
 
 
-def test_given_a_scraped_node_when_no_more_images_come_then_the_server_counts_what_listeners_have_counted(drive):
+def test_given_a_scraped_node_when_no_more_images_come_then_the_server_counts_what_listeners_have_counted(
+    drive,
+):
     node, server = drive.node, drive.server
-    counters = ("torchperf_answers_total", "torchperf_latency_seconds_count", "torchperf_lateness_seconds_count")
+    counters = (
+        "torchperf_answers_total",
+        "torchperf_latency_seconds_count",
+        "torchperf_lateness_seconds_count",
+    )
 
     def all_agree():
         counts = [value for counter in counters for _, value in server.values(f"sum({counter})")]
@@ -151,7 +175,9 @@ def test_given_a_scraped_node_when_no_more_images_come_then_the_server_counts_wh
 
 
 def test_given_a_driven_node_when_it_reports_then_the_same_times_are_on_diagnostics(drive):
-    drive.wait_for(lambda: float(drive.node.values("perception").get("window_max_ms", "nan")) > 0, "a report of late")
+    drive.wait_for(
+        lambda: float(drive.node.values("perception").get("window_max_ms", "nan")) > 0, "a report of late"
+    )
     values = drive.node.values("perception")
     for span in ("", "window_", "run_", "active_", "tier_fast_", "tier_fast_active_"):
         assert 0 < float(values[f"{span}p50_ms"]) <= float(values[f"{span}max_ms"])
@@ -166,7 +192,9 @@ def test_given_the_example_configuration_when_the_server_runs_then_target_and_ru
         assert target["labels"]["job"] == "torchperf"
         return (target["health"], target["lastError"]) == ("up", "")
 
-    drive.wait_for(target_is_well, lambda: f"the target to be well: {server.get('targets')['activeTargets']}")
+    drive.wait_for(
+        target_is_well, lambda: f"the target to be well: {server.get('targets')['activeTargets']}"
+    )
     (group,) = server.get("rules")["groups"]
     server_saw = {rule["name"]: (rule["health"], rule.get("lastError")) for rule in group["rules"]}
     assert {health for health, _ in server_saw.values()} <= {"ok"}, server_saw

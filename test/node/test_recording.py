@@ -1,4 +1,7 @@
-"""A node that is recorded: incidents by service, by errors and by its own death, what is in them, and records."""
+"""A node that is recorded.
+
+Incidents by service, by errors and by its own death, what is in them, and records.
+"""
 
 import json
 import signal
@@ -28,7 +31,11 @@ class Recorded:
     """A node with one stage and a recorder."""
 
     def __init__(self, graph, start_node, obedient, folder, **changed):
-        self.evidence, self.records, self.orders = folder / "evidence", folder / "records", folder / "orders"
+        self.evidence, self.records, self.orders = (
+            folder / "evidence",
+            folder / "records",
+            folder / "orders",
+        )
         self.orders.mkdir()
         stage = obedient(self.orders, sustained_misses=3)
         own = {"recorder": True, "evidence_dir": str(self.evidence), "record_dir": str(self.records)}
@@ -39,7 +46,9 @@ class Recorded:
 
     def incident(self, what):
         """The folder of the incident of this name, once it is complete."""
-        return self.node.wait_for(lambda: next(self.evidence.glob(f"2*_{what}"), None), f"an incident {what}")
+        return self.node.wait_for(
+            lambda: next(self.evidence.glob(f"2*_{what}"), None), f"an incident {what}"
+        )
 
     def lines(self):
         """What its records say; a line that is being written is left out."""
@@ -49,7 +58,9 @@ class Recorded:
 
     def recorder(self):
         """The recorder's process."""
-        return next(child for child in self.node.workers() if "recorder.recorder import" in str(child.cmdline()))
+        return next(
+            child for child in self.node.workers() if "recorder.recorder import" in str(child.cmdline())
+        )
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +87,12 @@ def test_given_frames_when_asked_to_record_then_inputs_outputs_and_topics_are_wr
     assert response.message == str(incident)
     log, space = log_of(incident), recorded.node.namespace
     assert len(log[f"{space}/image"]) == len(log[f"{space}/point"]) == 3
-    assert len(log[f"{recorded.node.name}/latency_stages"]) == len(log[f"{recorded.node.name}/latency"]) == 3
-    assert {"/diagnostics", f"{recorded.node.name}/memory", f"{recorded.node.name}/memory_stats"} <= set(log)
+    assert (
+        len(log[f"{recorded.node.name}/latency_stages"]) == len(log[f"{recorded.node.name}/latency"]) == 3
+    )
+    assert {"/diagnostics", f"{recorded.node.name}/memory", f"{recorded.node.name}/memory_stats"} <= set(
+        log
+    )
     parameters = json.loads((incident / "parameters.json").read_text())
     assert parameters["camera.adapter"] == "adapters_for_graph:Obedient"
     about = json.loads((incident / "incident.json").read_text())
@@ -126,30 +141,45 @@ def test_given_records_when_read_then_each_line_fits_the_schema_and_every_frame_
     assert lines[0]["kind"] == "start"
 
 
-def test_given_a_recorder_that_is_killed_when_frames_come_then_all_are_answered_and_another_starts(recorded, image):
+def test_given_a_recorder_that_is_killed_when_frames_come_then_all_are_answered_and_another_starts(
+    recorded, image
+):
     recorded.recorder().kill()
     row = recorded.node.answer(recorded.camera, image(width=40))
     assert row["outcome"] == 0
     recorded.node.wait_for(
-        lambda: "the recorder is gone" in recorded.node.values("node").get("recorder_warning", ""), "the warning"
+        lambda: "the recorder is gone" in recorded.node.values("node").get("recorder_warning", ""),
+        "the warning",
     )
-    recorded.node.wait_for(lambda: recorded.node.values("node").get("recorder_restarts") == "1", "another recorder")
-    recorded.node.wait_for(lambda: "recorder_warning" not in recorded.node.values("node"), "no warning any more")
+    recorded.node.wait_for(
+        lambda: recorded.node.values("node").get("recorder_restarts") == "1", "another recorder"
+    )
+    recorded.node.wait_for(
+        lambda: "recorder_warning" not in recorded.node.values("node"), "no warning any more"
+    )
     recorded.node.answer(recorded.camera, image(width=41))
     seq = len(recorded.node.rows) - 1
-    recorded.node.wait_for(lambda: any(line.get("seq") == seq for line in recorded.lines()), "the frame's record")
+    recorded.node.wait_for(
+        lambda: any(line.get("seq") == seq for line in recorded.lines()), "the frame's record"
+    )
 
 
-def test_given_a_recorder_that_is_stopped_when_asked_to_record_then_it_says_so_until_it_goes_on(recorded, image):
+def test_given_a_recorder_that_is_stopped_when_asked_to_record_then_it_says_so_until_it_goes_on(
+    recorded, image
+):
     """That one which does not go on is replaced, `test/recorder/test_recording.py` sees."""
     stopped = recorded.recorder()
     stopped.suspend()
-    recorded.node.wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, "its stop, once it has the processor")
+    recorded.node.wait_for(
+        lambda: stopped.status() == psutil.STATUS_STOPPED, "its stop, once it has the processor"
+    )
     response = recorded.node.call(Trigger, "record", Trigger.Request())
     assert (response.success, response.message) == (False, "nothing is recorded: the recorder is stopped")
     assert recorded.node.answer(recorded.camera, image(width=42))["outcome"] == 0
     stopped.resume()
-    recorded.node.wait_for(lambda: recorded.node.call(Trigger, "record", Trigger.Request()).success, "its going on")
+    recorded.node.wait_for(
+        lambda: recorded.node.call(Trigger, "record", Trigger.Request()).success, "its going on"
+    )
 
 
 def test_given_a_node_that_is_killed_when_gone_then_its_last_seconds_are_written_all_the_same(
@@ -161,7 +191,9 @@ def test_given_a_node_that_is_killed_when_gone_then_its_last_seconds_are_written
     recorder = recorded.recorder()
     recorded.node.process.send_signal(signal.SIGKILL)
     recorded.node.process.wait()
-    incident = graph.wait_for(lambda: next(tmp_path.glob("evidence/2*_node-died"), None), lambda: "the last incident")
+    incident = graph.wait_for(
+        lambda: next(tmp_path.glob("evidence/2*_node-died"), None), lambda: "the last incident"
+    )
     assert len(log_of(incident)[f"{recorded.node.namespace}/point"]) == 1
     assert "gone without a word" in json.loads((incident / "incident.json").read_text())["why"]
     graph.wait_for_end(recorder)

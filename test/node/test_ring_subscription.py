@@ -70,7 +70,9 @@ def test_given_a_slot_when_messages_come_then_they_are_in_it_and_else_they_come_
     assert stream.failures == []
 
 
-def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_that_follow_come_by_rclpy(stream):
+def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_that_follow_come_by_rclpy(
+    stream,
+):
     stream.waitable._taker._take = lambda *_: 1
     stream.publisher.publish(String(data="lost"))
     for _ in range(200):
@@ -83,10 +85,19 @@ def test_given_an_error_of_rcl_when_a_message_comes_then_it_is_said_and_those_th
 
 
 def test_given_structs_of_another_layout_when_checked_then_it_is_refused(monkeypatch):
-    swapped = type("_Array", (ctypes.Structure,), {"_fields_": (
-        ("buffer", ctypes.c_void_p), ("capacity", ctypes.c_size_t), ("length", ctypes.c_size_t),
-        ("allocator", ring_subscription._Allocator), ("guard", ctypes.c_uint64),
-    )})  # fmt: skip
+    swapped = type(
+        "_Array",
+        (ctypes.Structure,),
+        {
+            "_fields_": (
+                ("buffer", ctypes.c_void_p),
+                ("capacity", ctypes.c_size_t),
+                ("length", ctypes.c_size_t),
+                ("allocator", ring_subscription._Allocator),
+                ("guard", ctypes.c_uint64),
+            )
+        },
+    )
     monkeypatch.setattr(ring_subscription, "_Array", swapped)
     with pytest.raises(TakeError, match="laid out in another way"):
         Taker()

@@ -1,4 +1,7 @@
-"""A node with a standby that is asked for things by services: a profile, and a package swapped in by the command."""
+"""A node with a standby that is asked for things by services.
+
+A profile, and a package swapped in by the command.
+"""
 
 import gc
 import os
@@ -68,7 +71,10 @@ def camera(node):
 
 @pytest.fixture
 def swap(node, camera, image, warm_process, tmp_path):
-    """Run `torchperf swap` while frames come; returns exit status, what it said, and the frames' outcomes."""
+    """Run `torchperf swap` while frames come.
+
+    Returns exit status, what it said, and the frames' outcomes.
+    """
 
     def run(*words):
         first = len(node.rows)
@@ -103,7 +109,11 @@ def test_given_a_package_then_every_frame_is_answered_on_time_and_the_tier_runs_
     assert outcomes == {Outcome.ON_TIME}
     node.next_report()
     values = node.values("perception")
-    assert (values["tier_fast_engine"], values["engine"], values["restarts"]) == ("openvino", "openvino", "0")
+    assert (values["tier_fast_engine"], values["engine"], values["restarts"]) == (
+        "openvino",
+        "openvino",
+        "0",
+    )
     assert values["tier_fast_package"]
 
 
@@ -123,7 +133,9 @@ def test_given_a_damaged_package_then_the_reason_is_told_and_nothing_changes(nod
     assert node.values("perception")["worker_0_pid"] == worker
 
 
-def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is_named(refused, package, tmp_path):
+def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is_named(
+    refused, package, tmp_path
+):
     elsewhere = shutil.copy(package, tmp_path)
     status, said = refused("perception", "fast", elsewhere)
     assert status == 1
@@ -131,7 +143,9 @@ def test_given_a_package_in_another_folder_when_swapped_in_then_the_parameter_is
     assert f"{package.parent}); move it there, or name its folder in the parameter package_dirs" in said
 
 
-def test_given_a_package_that_was_built_for_another_tier_when_swapped_in_then_one_line_names_both(refused, package):
+def test_given_a_package_that_was_built_for_another_tier_when_swapped_in_then_one_line_names_both(
+    refused, package
+):
     other = Path(shutil.copy(package, package.with_name("other.blob")))
     manifest = package.with_suffix(".json").read_text().replace('"tier": "fast"', '"tier": "full"')
     other.with_suffix(".json").write_text(manifest)
@@ -148,7 +162,9 @@ def test_given_a_package_that_was_built_for_another_tier_when_swapped_in_then_on
         (("perception", "best"), "tier 'best' is not there; stage perception has fast"),
     ],
 )
-def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_is(refused, package, words, why):
+def test_given_a_name_that_is_not_there_when_swapped_then_the_reason_names_what_is(
+    refused, package, words, why
+):
     status, said = refused(*words, package)
     assert (status, why in said) == (1, True), said
 
@@ -158,7 +174,9 @@ def test_given_a_file_that_is_not_there_when_swapped_then_it_is_said_at_once(ref
     assert (status, said) == (2, f"torchperf: package {tmp_path / 'none.blob'} is not there\n")
 
 
-def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where_it_is(node, camera, evidence, image):
+def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where_it_is(
+    node, camera, evidence, image
+):
     from std_srvs.srv import Trigger
 
     node.answer(camera, image())
@@ -178,7 +196,7 @@ def test_given_a_node_with_a_standby_then_frames_go_on_and_diagnostics_say_where
     assert "memory_growth_mib_per_hour" in node.values("node")
 
 
-# -- the service, without workers --------------------------------------------------------------------------------------
+# -- the service, without workers
 
 
 @pytest.fixture
@@ -186,12 +204,16 @@ def offered(stranger):
     """The service of a node with one stage whose workers were not started; asks it, and has the stage."""
     config = stage_config("perception", {"adapter": "m:C", "output": "o", "tiers": ["fast"]})
     ports = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: None, lambda *_: None)
-    stages = [StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)]
+    stages = [
+        StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)
+    ]
     service = SwapService(stranger, lambda: stages)
 
     def ask(package=""):
         value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=package)
-        request = SERVICE.Request(parameters=[Parameter(name="perception.fast", value=value)] if package else [])
+        request = SERVICE.Request(
+            parameters=[Parameter(name="perception.fast", value=value)] if package else []
+        )
         result = service._answer(request, SERVICE.Response()).result
         return result.successful, result.reason
 
@@ -207,13 +229,18 @@ def until_said(ask, word):
         time.sleep(0.01)
 
 
-def test_given_a_look_that_takes_long_when_a_swap_is_asked_for_then_the_answer_comes_at_once(offered, monkeypatch):
+def test_given_a_look_that_takes_long_when_a_swap_is_asked_for_then_the_answer_comes_at_once(
+    offered, monkeypatch
+):
     ask, (stage,) = offered
     looked = threading.Event()
     monkeypatch.setattr(stage.pool, "why_no_room", lambda: looked.wait(60.0) and "none is left")
     assert ask("/none.pt2") == (False, "swapping: the package is looked at")
     assert ask() == (False, "swapping: the package is looked at")
-    assert ask("/other.pt2") == (False, "the package of another swap is looked at just now; try again later")
+    assert ask("/other.pt2") == (
+        False,
+        "the package of another swap is looked at just now; try again later",
+    )
     looked.set()
     until_said(ask, "for which there is no memory: none is left")
 
@@ -234,7 +261,9 @@ def test_given_what_is_no_file_in_place_of_package_or_manifest_when_swapped_then
     while (answer := ask())[1].startswith("swapping: the package"):
         assert time.monotonic() < give_up_at
     readable = "bytes" in said
-    assert ("cannot be read" in answer[1]) is readable, answer  # others are no manifest; the worker finds none
+    assert ("cannot be read" in answer[1]) is readable, (
+        answer
+    )  # others are no manifest; the worker finds none
 
 
 def test_given_a_swap_when_its_configuration_has_ended_then_nothing_of_the_stage_is_kept_or_told(offered):

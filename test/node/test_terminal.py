@@ -1,4 +1,7 @@
-"""What is printed reaches its reader, in order; where nobody reads, nothing waits, and what is left out is counted."""
+"""What is printed reaches its reader, in order.
+
+Where nobody reads, nothing waits, and what is left out is counted.
+"""
 
 import contextlib
 import os
@@ -51,17 +54,17 @@ def test_given_lines_on_both_outputs_when_they_are_one_file_then_all_come_in_ord
 
 
 def test_given_outputs_that_are_two_files_then_each_has_its_own(start):
-    process = start(
-        """
+    process = start("""
         with passed_on():
             os.write(1, b"out")
             os.write(2, b"err")
-        """
-    )
+        """)
     assert process.communicate(timeout=60) == (b"out", b"err")
 
 
-def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_waits_and_it_says_what_is_missing(start):
+def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_waits_and_it_says_what_is_missing(
+    start,
+):
     process = start(
         """
         with passed_on() as lost:
@@ -84,7 +87,11 @@ def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_wai
     process.stdin.close()
     lines = (head + process.stderr.read()).decode().splitlines()
     assert process.wait(60) == 0
-    (said,) = [number for number, line in enumerate(lines) if "lines were left out here, as nobody read them" in line]
+    (said,) = [
+        number
+        for number, line in enumerate(lines)
+        if "lines were left out here, as nobody read them" in line
+    ]
     kept = [int(line[:4]) for line in lines if line[0] in "0123456789" and "left out" not in line]
     assert kept == sorted(kept)
     assert int(lines[said].split()[0]) == 4000 - len(kept)
@@ -92,14 +99,15 @@ def test_given_a_reader_that_does_not_read_when_much_is_printed_then_nothing_wai
 
 
 def test_given_a_process_that_is_killed_then_its_last_words_arrive_and_nothing_of_it_stays(start):
-    process = start(
-        """
+    process = start("""
         with passed_on():
             os.write(2, b"last words")
             os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-    assert process.communicate(timeout=60) == (b"", b"last words")  # the pipe's end: nobody holds it any more
+        """)
+    assert process.communicate(timeout=60) == (
+        b"",
+        b"last words",
+    )  # the pipe's end: nobody holds it any more
 
 
 def test_given_a_reader_that_goes_away_then_the_process_goes_on(start):
@@ -122,8 +130,7 @@ def test_given_a_reader_that_goes_away_then_the_process_goes_on(start):
 
 
 def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints_as_before(start):
-    process = start(
-        """
+    process = start("""
         import errno
 
         def refuse():
@@ -133,8 +140,7 @@ def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints
         with passed_on() as lost:
             os.write(2, b"goes on")
             assert lost() == 0
-        """
-    )
+        """)
     _, err = process.communicate(timeout=60)
     assert b"no process can be forked for it: [Errno 11] no more processes" in err
     assert err.endswith(b"goes on")
@@ -142,8 +148,7 @@ def test_given_a_machine_that_gives_no_process_for_it_then_it_says_so_and_prints
 
 
 def test_given_the_process_that_passes_lines_on_when_it_is_killed_then_they_are_printed_as_before(start):
-    process = start(
-        """
+    process = start("""
         with passed_on() as lost:
             (pid,) = map(int, open(f"/proc/self/task/{os.getpid()}/children").read().split())
             os.kill(pid, signal.SIGKILL)
@@ -151,10 +156,12 @@ def test_given_the_process_that_passes_lines_on_when_it_is_killed_then_they_are_
             assert lost() == lost() == 0
             os.write(2, b"goes on")
         os.write(2, b", and ends")
-        """
-    )
+        """)
     _, err = process.communicate(timeout=60)
-    assert err == b"what is printed may hold the node up: the process that passes it on is gone\ngoes on, and ends"
+    assert (
+        err
+        == b"what is printed may hold the node up: the process that passes it on is gone\ngoes on, and ends"
+    )
     assert process.returncode == 0
 
 

@@ -1,4 +1,7 @@
-"""A real node whose camera freezes, in part or as a whole, and whose model becomes slow: /perf/anomaly has it."""
+"""A real node whose camera freezes, in part or as a whole, and whose model becomes slow.
+
+/perf/anomaly has it.
+"""
 
 import json
 import os
@@ -25,13 +28,19 @@ def picture(fault, before):
     live = bytes(4 * (at // STEP) + (byte & 3) for at, byte in enumerate(noise))
     half = HEIGHT // 2 * STEP
     return {
-        "": live, "frozen": before, "black": bytes(byte & 3 for byte in noise), "noise": noise,
+        "": live,
+        "frozen": before,
+        "black": bytes(byte & 3 for byte in noise),
+        "noise": noise,
         "half": live[:half] + before[half:],
-    }[fault]  # fmt: skip
+    }[fault]
 
 
 class Watched:
-    """A node with one stage and a recorder that watches it; frames come at 10 Hz while something is waited for."""
+    """A node with one stage and a recorder that watches it.
+
+    Frames come at 10 Hz while something is waited for.
+    """
 
     def __init__(self, graph, start_node, obedient, folder, **changed):
         orders = folder / "orders"
@@ -75,13 +84,21 @@ def watched(graph, start_node, obedient, tmp_path_factory):
 @pytest.mark.parametrize(
     ("fault", "name", "text"),
     [
-        ("half", "camera: input frozen", "50% of the picture of {}/image is frozen (x 0 to 100, y 50 to 100 %)"),
+        (
+            "half",
+            "camera: input frozen",
+            "50% of the picture of {}/image is frozen (x 0 to 100, y 50 to 100 %)",
+        ),
         ("noise", "camera: input noise", "images of {}/image are noise"),
     ],
 )
-def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_says_so(watched, fault, name, text):
+def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_says_so(
+    watched, fault, name, text
+):
     seen = len(watched.node.rows)
-    watched.drive(lambda: len(watched.node.rows) > seen + 40, "frames")  # of which every part has changed all the time
+    watched.drive(
+        lambda: len(watched.node.rows) > seen + 40, "frames"
+    )  # of which every part has changed all the time
     assert watched.told(name, 2) is None
     status = watched.drive(lambda: watched.told(name, 2), "the finding", fault)
     assert text.format(watched.node.namespace) in status.message
@@ -90,14 +107,22 @@ def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_s
     assert values.get("evidence") or fault != "half"  # there is one incident a minute
 
 
-def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(watched):
+def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(
+    watched,
+):
     order = watched.orders / "sleep-64"
 
     def told():
         order.touch()  # again and again: too few frames may come while it sleeps
-        statuses = [one for array in watched.node.anomalies for one in array.status if one.name == "camera: misses"]
-        values = [{pair.key: pair.value for pair in one.values} | {"message": one.message} for one in statuses]
-        return next((each for each in values if each.get("others_cpu_percent")), None)  # not known in the first second
+        statuses = [
+            one for array in watched.node.anomalies for one in array.status if one.name == "camera: misses"
+        ]
+        values = [
+            {pair.key: pair.value for pair in one.values} | {"message": one.message} for one in statuses
+        ]
+        return next(
+            (each for each in values if each.get("others_cpu_percent")), None
+        )  # not known in the first second
 
     values = watched.drive(told, "misses")
     order.unlink(missing_ok=True)
@@ -108,10 +133,18 @@ def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_i
 
 def test_given_the_records_when_read_then_there_are_signals_for_each_second(watched):
     def signals():
-        lines = [line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)]
-        told = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+        lines = [
+            line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)
+        ]
+        told = [
+            json.loads(line) for line in lines if line.endswith("\n")
+        ]  # the last one may be being written
         found = [line for line in told if line["kind"] == "signals"]
-        return len(found) >= 3 and {"rate_hz", "latency_p50_ms"} <= set(found[-1]["stages"]["camera"]) and found
+        return (
+            len(found) >= 3
+            and {"rate_hz", "latency_p50_ms"} <= set(found[-1]["stages"]["camera"])
+            and found
+        )
 
     signals = watched.drive(signals, "three seconds' signals")
     for line in signals:
@@ -140,5 +173,8 @@ def test_given_rules_that_turn_the_stage_off_when_the_camera_is_well_again_then_
         seen = len(watched.node.rows)
         watched.drive(lambda seen=seen: len(watched.node.rows) > seen + 30, "frames")
         assert not in_force()
-        assert {Outcome(int(row["outcome"])) for row in watched.node.rows[-20:]} <= {Outcome.ON_TIME, Outcome.LATE}
+        assert {Outcome(int(row["outcome"])) for row in watched.node.rows[-20:]} <= {
+            Outcome.ON_TIME,
+            Outcome.LATE,
+        }
     assert watched.node.values("camera")["actions_taken"] == "2"

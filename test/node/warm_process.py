@@ -1,10 +1,13 @@
-"""A process that has imported what nodes, their workers and commands import, which takes seconds: they are forks of it.
+"""A process that has imported what nodes, their workers and commands import, which takes seconds.
 
-Run as a program, with a socket to the tests. Each request says what to be, with which command line and environment,
-and comes with the file to print to; the answer is the process id. A node that is such a fork does not start a process
-which imports torch for its workers, see `torchperf_ros/workers/fork_server.py`: it forks that, too. And it reports four
-times a second, for which tests wait most of their time. It ends without taking leave of the graph, where its name
-stays for 20 s: the middleware does that while the interpreter ends, which crashes in a fork with torch in it.
+They are forks of it.
+
+Run as a program, with a socket to the tests. Each request says what to be, with which command line and
+environment, and comes with the file to print to; the answer is the process id. A node that is such a fork
+does not start a process which imports torch for its workers, see `torchperf_ros/workers/fork_server.py`: it
+forks that, too. And it reports four times a second, for which tests wait most of their time. It ends
+without taking leave of the graph, where its name stays for 20 s: the middleware does that while the
+interpreter ends, which crashes in a fork with torch in it.
 """
 
 import atexit
@@ -31,8 +34,18 @@ BASE = "forked_base"
 _MOST_BYTES = 1 << 17
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _IMPORTED = (
-    *(f"torchperf_ros.{name}" for name in ("node.node", "model.session", "cli.main", "logs.play", "top.top")),
-    *("numpy.ma", "numpy.random", "sensor_msgs.msg", "nav_msgs.msg", "diagnostic_msgs.msg", "lifecycle_msgs.srv"),
+    *(
+        f"torchperf_ros.{name}"
+        for name in ("node.node", "model.session", "cli.main", "logs.play", "top.top")
+    ),
+    *(
+        "numpy.ma",
+        "numpy.random",
+        "sensor_msgs.msg",
+        "nav_msgs.msg",
+        "diagnostic_msgs.msg",
+        "lifecycle_msgs.srv",
+    ),
 )
 
 
@@ -44,8 +57,10 @@ class WarmProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def start(self, what, words, environment, prints):
         """Start a `node`, or the command `torchperf`; it prints to a file.
@@ -58,7 +73,12 @@ class WarmProcess:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it becomes a child of these tests
         try:
-            request = {"what": what, "words": words, "environment": dict(environment), "folder": os.getcwd()}
+            request = {
+                "what": what,
+                "words": words,
+                "environment": dict(environment),
+                "folder": os.getcwd(),
+            }
             socket.send_fds(self._socket, [json.dumps(request).encode()], [prints])
             return Forked(int(self._socket.recv(_MOST_BYTES)))
         finally:
@@ -89,14 +109,16 @@ class Forked(psutil.Process):
             super().kill()
 
 
-# -- in the process ----------------------------------------------------------------------------------------------------
+# -- in the process
 
 
 def main():
     tests = socket.socket(fileno=int(sys.argv[1]))
     for module in _IMPORTED:
         importlib.import_module(module)
-    importlib.import_module("torchperf_ros.config.message_types").message_class("std_msgs/msg/Header")  # the store
+    importlib.import_module("torchperf_ros.config.message_types").message_class(
+        "std_msgs/msg/Header"
+    )  # the store
     gc.collect()
     gc.freeze()
     while True:
@@ -169,7 +191,10 @@ def _be_base(node):
 
 
 def _start_base(command, *, pass_fds, **how):
-    """A node has no other threads when it first starts a base; when it replaces one it has, and cannot fork."""
+    """A node has no other threads when it first starts a base.
+
+    When it replaces one it has, and cannot fork.
+    """
     if len(os.listdir("/proc/self/task")) > 1:
         return subprocess.Popen(command, pass_fds=pass_fds, **how)
     return _ForkedBase(*pass_fds)

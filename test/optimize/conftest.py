@@ -47,8 +47,20 @@ def breaking_line(name):
 def figures(ms, **changes):
     """Of a candidate that takes so long; eager takes 10 ms."""
     values = dict(
-        p50_ms=ms, p95_ms=ms, p99_ms=ms, max_ms=99.0, eager_p50_ms=10.0, eager_p99_ms=11.0, least_share=ms / 10,
-        most_share=ms / 10, samples=100, cold_start_s=1.0, compile_s=0.0, memory_mb=300.0, relative_l2=0.0, cosine=1.0,
+        p50_ms=ms,
+        p95_ms=ms,
+        p99_ms=ms,
+        max_ms=99.0,
+        eager_p50_ms=10.0,
+        eager_p99_ms=11.0,
+        least_share=ms / 10,
+        most_share=ms / 10,
+        samples=100,
+        cold_start_s=1.0,
+        compile_s=0.0,
+        memory_mb=300.0,
+        relative_l2=0.0,
+        cosine=1.0,
         max_error=0.0,
-    )  # fmt: skip
+    )
     return Figures(**values | changes)

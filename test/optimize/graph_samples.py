@@ -1,4 +1,7 @@
-"""Code that breaks graphs, or is compiled again and again: the comment `# breaks` marks the line to be found."""
+"""Code that breaks graphs, or is compiled again and again.
+
+The comment `# breaks` marks the line to be found.
+"""
 
 import logging
 import time

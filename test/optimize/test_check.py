@@ -79,22 +79,35 @@ def like_good(name, **methods):
     return type(name, (Good,), methods)
 
 
-Others = like_good("Others", build=lambda self, tier: {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier])
-OtherWeights = like_good("OtherWeights", build=lambda self, tier: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1)))
+Others = like_good(
+    "Others", build=lambda self, tier: {"large": torch.nn.ReLU(), "small": torch.nn.Tanh()}[tier]
+)
+OtherWeights = like_good(
+    "OtherWeights", build=lambda self, tier: torch.nn.Sequential(torch.nn.Conv2d(3, 1, 1))
+)
 NotAModule = like_good("NotAModule", build=lambda self, tier: 7)
 Nan = like_good("Nan", build=lambda self, tier: Computes(lambda image: image.mean() / 0))
 OtherInputs = like_good(
-    "OtherInputs", example_inputs=lambda self, tier: (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),)
+    "OtherInputs",
+    example_inputs=lambda self, tier: (torch.zeros(1, 3, 480, 640 if tier == "full" else 320),),
 )
 OtherStamp = like_good("OtherStamp", postprocess=lambda self, outputs, messages: empty_message(IMAGE))
 Disparity = "stereo_msgs/msg/DisparityImage"
-Within = like_good("Within", output=Disparity, postprocess=lambda self, outputs, messages: empty_message(
-    Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
-))  # fmt: skip
+Within = like_good(
+    "Within",
+    output=Disparity,
+    postprocess=lambda self, outputs, messages: empty_message(
+        Disparity, image=empty_message(IMAGE, height=1, width=4, encoding="rgb8", step=9)
+    ),
+)
 Markers = "visualization_msgs/msg/MarkerArray"
-Marking = like_good("Marking", output=Markers, postprocess=lambda self, outputs, messages: empty_message(
-    Markers, markers=[empty_message("visualization_msgs/msg/Marker")]
-))  # fmt: skip
+Marking = like_good(
+    "Marking",
+    output=Markers,
+    postprocess=lambda self, outputs, messages: empty_message(
+        Markers, markers=[empty_message("visualization_msgs/msg/Marker")]
+    ),
+)
 
 
 def models(name, make, **methods):
@@ -125,18 +138,23 @@ def kept(module, means):
 
 Dropping = models("Dropping", lambda: Layer(lambda module, x: functional.dropout(x)))
 Training = models("Training", lambda: Layer(lambda module, x: module.train().part(x), torch.nn.Dropout()))
-Attending = models("Attending", lambda: Layer(
-    lambda module, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
-))  # fmt: skip
+Attending = models(
+    "Attending",
+    lambda: Layer(lambda module, x: functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)),
+)
 Drawing = models("Drawing", lambda: Layer(lambda module, x: x + torch.rand(1)))
 Stateful = models("Stateful", lambda: Layer(kept))
 NotThere = models("NotThere", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)))
 OfProgram = models("OfProgram", lambda: torch.export.export(torch.nn.ReLU(), (torch.zeros(1),)))
 Hidden = models("Hidden", lambda: Layer(lambda module, x: lambda: x))
 NanOfFrame = models("NanOfFrame", lambda: Computes(lambda image: image.mean() / (image.max() - 128)))
-TypeOfFrame = models("TypeOfFrame", lambda: Computes(lambda image: image.double() if image.any() else image))
+TypeOfFrame = models(
+    "TypeOfFrame", lambda: Computes(lambda image: image.double() if image.any() else image)
+)
 Untupled = like_good("Untupled", preprocess=lambda self, messages: torch.zeros(1, 3, 480, 640))
-OfArrays = like_good("OfArrays", preprocess=lambda self, messages: (np.zeros((1, 3, 480, 640), np.float32),))
+OfArrays = like_good(
+    "OfArrays", preprocess=lambda self, messages: (np.zeros((1, 3, 480, 640), np.float32),)
+)
 OtherRank = like_good("OtherRank", preprocess=lambda self, messages: (torch.zeros(3, 480, 640),))
 OtherSize = like_good("OtherSize", preprocess=lambda self, messages: (torch.zeros(1, 3, 240, 320),))
 Leaving = like_good("Leaving", __init__=lambda self, options, device: sys.exit())
@@ -160,27 +178,47 @@ def test_given_a_good_adapter_when_checked_then_every_step_is_ok(monkeypatch, ki
 
 
 @pytest.mark.parametrize(("kind", "tiers"), [(Good, {"full"}), (Two, {"full", "fast"})])
-def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_of_their_size(monkeypatch, kind, tiers):
+def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_of_their_size(
+    monkeypatch, kind, tiers
+):
     good, found, checked = check(kind, monkeypatch)
     assert good, found
     assert not checked.refused
-    assert {finding.step.split()[1].rstrip(":") for finding in found if finding.step.startswith("tier ")} == tiers
+    assert {
+        finding.step.split()[1].rstrip(":") for finding in found if finding.step.startswith("tier ")
+    } == tiers
 
 
 @pytest.mark.parametrize(
     ("kind", "step", "text"),
     [
-        (OtherWeights, "tier full: weights", "build('full') gives other weights at every call (0.bias and 1 more)"),
-        (Others, "tiers", "builds none of the tiers full, medium, fast (tier full: Others.build knows no tier"),
+        (
+            OtherWeights,
+            "tier full: weights",
+            "build('full') gives other weights at every call (0.bias and 1 more)",
+        ),
+        (
+            Others,
+            "tiers",
+            "builds none of the tiers full, medium, fast (tier full: Others.build knows no tier",
+        ),
         (Within, "tier full: frame", "contradicts itself: image: step is 9; 4 pixels of rgb8 take 12"),
         (NotAModule, "tier full: build", "build gave an int, not a torch.nn.Module"),
         (Nan, "tier full: second run", "NaN or Inf"),
         (OtherInputs, "tiers", "tiers take different inputs"),
-        (Dropping, "tier full: same input", "dropout is active: dropout gets training=True; it has to follow self.tr"),
+        (
+            Dropping,
+            "tier full: same input",
+            "dropout is active: dropout gets training=True; it has to follow self.tr",
+        ),
         (Training, "tier full: same input", "part is in training mode after eval()"),
         (Attending, "tier full: same input", "scaled_dot_product_attention gets dropout_p=0.5"),
         (NotThere, "tier full: weights", "1.weight is not initialised"),
-        (OfProgram, "tier full: build", "build gave an ExportedProgram, not a torch.nn.Module; its .module() is one"),
+        (
+            OfProgram,
+            "tier full: build",
+            "build gave an ExportedProgram, not a torch.nn.Module; its .module() is one",
+        ),
         (NanOfFrame, "tier full: frame", "NaN or Inf"),
         (TypeOfFrame, "tier full: frame", "outputs have the types and shapes float64"),
         (Untupled, "tier full: preprocess", "preprocess gave a tensor float32 1x3x480x640 alone"),
@@ -189,10 +227,22 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
             "tier full: preprocess",
             "preprocess gave a tuple of 1: a ndarray; it has to give",
         ),
-        (OtherRank, "tier full: preprocess", "number, types and dimensions of the tensors have to be the same"),
-        (OtherSize, "tier full: preprocess", "`dynamic_dims` has to declare the difference; it declares none"),
+        (
+            OtherRank,
+            "tier full: preprocess",
+            "number, types and dimensions of the tensors have to be the same",
+        ),
+        (
+            OtherSize,
+            "tier full: preprocess",
+            "`dynamic_dims` has to declare the difference; it declares none",
+        ),
         (Leaving, "load", "Leaving(options, device) ends the program: SystemExit: None (test_check.py:"),
-        (LeavingLater, "tier full: preprocess", "preprocess ends the program: SystemExit: 3 (test_check.py:"),
+        (
+            LeavingLater,
+            "tier full: preprocess",
+            "preprocess ends the program: SystemExit: 3 (test_check.py:",
+        ),
         (OtherStamp, "tier full: frame", "header.stamp is 0 ns, the trigger's is 1000000000"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -200,22 +250,33 @@ def test_given_no_names_of_tiers_then_those_that_it_builds_are_run_on_an_image_o
 def test_given_a_mistake_when_checked_then_the_step_says_so(monkeypatch, kind, step, text):
     good, found, _ = check(kind, monkeypatch, () if kind is Others else ("full", "fast"))
     assert not good
-    assert any(finding.step == step and finding.ok is False and text in finding.text for finding in found), found
+    assert any(
+        finding.step == step and finding.ok is False and text in finding.text for finding in found
+    ), found
 
 
 @pytest.mark.parametrize(
     ("kind", "step", "text"),
     [
         (Stateful, "same input", "the answer depends on earlier calls (last)"),
-        (Drawing, "same input", "the same input gives another answer the second time: the model draws at random"),
-        (Hidden, "outputs", "are not checked for NaN and Inf: in a function no tensor, array or number can be found"),
+        (
+            Drawing,
+            "same input",
+            "the same input gives another answer the second time: the model draws at random",
+        ),
+        (
+            Hidden,
+            "outputs",
+            "are not checked for NaN and Inf: in a function no tensor, array or number can be found",
+        ),
     ],
 )
 def test_given_what_is_unusual_and_no_mistake_when_checked_then_it_is_named(monkeypatch, kind, step, text):
     good, found, _ = check(kind, monkeypatch, ("full",))
     assert good, found
     assert any(
-        finding.step == f"tier full: {step}" and finding.ok is None and text in finding.text for finding in found
+        finding.step == f"tier full: {step}" and finding.ok is None and text in finding.text
+        for finding in found
     )
 
 
@@ -229,8 +290,14 @@ def test_given_a_frame_that_is_refused_when_checked_then_nothing_failed_and_a_lo
 def test_given_weights_that_change_when_the_command_runs_then_one_line_says_so(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     options = ["--options", '{"seed": null}']
-    result = CliRunner().invoke(cli.app, ["check", "tune_adapters:TinyAdapter", "--device", "cpu", *options])
+    result = CliRunner().invoke(
+        cli.app, ["check", "tune_adapters:TinyAdapter", "--device", "cpu", *options]
+    )
     assert result.exit_code == 1
-    (line,) = [line for line in result.stdout.splitlines() if "gives other weights" in line and "tier full" in line]
-    assert line.startswith("no  tier full: weights  no package can be kept: build('full') gives other weights")
+    (line,) = [
+        line for line in result.stdout.splitlines() if "gives other weights" in line and "tier full" in line
+    ]
+    assert line.startswith(
+        "no  tier full: weights  no package can be kept: build('full') gives other weights"
+    )
     assert line.endswith("load them from a file, or call torch.manual_seed before they are drawn")

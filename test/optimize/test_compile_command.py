@@ -1,4 +1,7 @@
-"""`torchperf compile` and `torchperf cache`: messages, files and exit status. The compile process is played."""
+"""`torchperf compile` and `torchperf cache`.
+
+Messages, files and exit status. The compile process is played.
+"""
 
 import json
 import os
@@ -22,11 +25,19 @@ def manifest(**changes):
     options = {**BuildOptions("aoti", precision="bf16", channels_last=True).as_dict()}
     identity = Identity("2.9", "cpu", "AVX2", options, ["float32 1"], [], "w", changes.pop("code", "c"))
     values = {
-        "adapter": "robot:Seen", "tier": "full", "package_sha256": "", "package_bytes": 3 << 20, "graph": "",
-        "parity": {"relative_l2": 1e-6}, "timings": {"small": TIMING, "example": {**TIMING, "p50_ms": 1.0}},
-        "peak_memory_bytes": 1, "compile_s": 12.5, "built": "2026-01-02T03:04:05+00:00",
-        "variants_ms": {"frozen channels_last": 5.7, "frozen": 6.05}, **changes,
-    }  # fmt: skip
+        "adapter": "robot:Seen",
+        "tier": "full",
+        "package_sha256": "",
+        "package_bytes": 3 << 20,
+        "graph": "",
+        "parity": {"relative_l2": 1e-6},
+        "timings": {"small": TIMING, "example": {**TIMING, "p50_ms": 1.0}},
+        "peak_memory_bytes": 1,
+        "compile_s": 12.5,
+        "built": "2026-01-02T03:04:05+00:00",
+        "variants_ms": {"frozen channels_last": 5.7, "frozen": 6.05},
+        **changes,
+    }
     return Manifest(identity, **values)
 
 
@@ -36,7 +47,13 @@ def tier(name, number=1, step="compiling"):
 
 def built(name, *, new=True, **changes):
     values = asdict(manifest(tier=name, **changes))
-    return {"kind": "built", "tier": name, "package": f"/cache/{name}0123456789.pt2", "new": new, "manifest": values}
+    return {
+        "kind": "built",
+        "tier": name,
+        "package": f"/cache/{name}0123456789.pt2",
+        "new": new,
+        "manifest": values,
+    }
 
 
 def failed(name, text="no such operator", **more):
@@ -80,7 +97,13 @@ def compiled(*words):
 
 
 def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_are_shown(process):
-    process.says = [tier("full"), built("full"), tier("fast", 2), built("fast", new=False), {"kind": "done"}]
+    process.says = [
+        tier("full"),
+        built("full"),
+        tier("fast", 2),
+        built("fast", new=False),
+        {"kind": "done"},
+    ]
     result = compiled("--tiers", "full,fast")
     assert result.exit_code == 0, result.output
     assert "adapter: compiling full (1 of 2)" in result.stdout
@@ -100,11 +123,15 @@ def test_given_an_adapter_when_compiled_then_progress_and_a_row_for_each_tier_ar
     ("found", "words"),
     [
         ({"parity": {"relative_l2": 0.08, "score": 0.998}}, ["by score", "0.998"]),
-        ({"int8": {"convolutions": {"there": 3, "quantised": 2, "int8": 1}},
-          "parity": {"relative_l2": 0.1, "loss": 0.0015}},
-         ["adapter full: in int8 1 of 3 convolutions (2 quantised)", "loses 0.0015;"]),
+        (
+            {
+                "int8": {"convolutions": {"there": 3, "quantised": 2, "int8": 1}},
+                "parity": {"relative_l2": 0.1, "loss": 0.0015},
+            },
+            ["adapter full: in int8 1 of 3 convolutions (2 quantised)", "loses 0.0015;"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_what_was_found_out_of_a_package_when_compiled_then_it_is_shown(process, found, words):
     process.says = [tier("full"), built("full", **found), {"kind": "done"}]
     shown = " ".join(compiled("--tiers", "full").stdout.split())
@@ -112,17 +139,42 @@ def test_given_what_was_found_out_of_a_package_when_compiled_then_it_is_shown(pr
 
 
 def test_given_no_tiers_when_compiled_then_those_that_the_adapter_has_are_and_no_other_is_missed(process):
-    process.says = [{"kind": "tiers", "tiers": ["full", "fast"]}, built("full"), built("fast"), {"kind": "done"}]
+    process.says = [
+        {"kind": "tiers", "tiers": ["full", "fast"]},
+        built("full"),
+        built("fast"),
+        {"kind": "done"},
+    ]
     assert compiled().exit_code == 0
     assert process.jobs[0]["guessed"]
 
 
 def test_given_options_when_compiled_then_the_process_gets_them(process):
     process.says = [built("full")]
-    compiled("--tiers", "full", "--options", '{"a": 1}', "--device", "cpu", "--precision", "bf16", "--dynamic", "never",
-             "--channels-last", "-o", "out", "--force", "--dry-run")  # fmt: skip
+    compiled(
+        "--tiers",
+        "full",
+        "--options",
+        '{"a": 1}',
+        "--device",
+        "cpu",
+        "--precision",
+        "bf16",
+        "--dynamic",
+        "never",
+        "--channels-last",
+        "-o",
+        "out",
+        "--force",
+        "--dry-run",
+    )
     (job,) = process.jobs
-    assert (job["adapter"], job["options"], job["device"], job["tiers"]) == ("robot:Seen", {"a": 1}, "cpu", ["full"])
+    assert (job["adapter"], job["options"], job["device"], job["tiers"]) == (
+        "robot:Seen",
+        {"a": 1},
+        "cpu",
+        ["full"],
+    )
     assert (job["out"], job["force"], job["dry_run"], job["packages"]) == ("out", True, True, [""])
     (build,) = job["build"]
     assert (build["precision"], build["dynamic"]) == ("bf16", "never")
@@ -142,12 +194,18 @@ def parameters(tmp_path):
     return path
 
 
-def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_will_want_it(process, parameters):
+def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_will_want_it(
+    process, parameters
+):
     process.says = [built("full"), built("fast")]
     assert run("compile", "--params", parameters).exit_code == 0
     assert run("compile", "--params", parameters, "--stage", "seeing", "--tier", "fast").exit_code == 0
     seeing, planning, one = process.jobs
-    assert (seeing["adapter"], seeing["tiers"], seeing["cache_dir"]) == ("r:S", ["full", "fast"], "/my/cache")
+    assert (seeing["adapter"], seeing["tiers"], seeing["cache_dir"]) == (
+        "r:S",
+        ["full", "fast"],
+        "/my/cache",
+    )
     assert [build["precision"] for build in seeing["build"]] == ["fp32", "bf16"]
     assert seeing["packages"] == ["", "mine.pt2"]
     assert planning["adapter"] == "r:P"
@@ -178,7 +236,9 @@ def test_given_input_that_cannot_be_used_when_compiled_then_one_line_says_so(pro
     assert process.jobs == []
 
 
-def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_json_has_all(process, tmp_path):
+def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_json_has_all(
+    process, tmp_path
+):
     process.says = [failed("full", detail="Traceback: where"), built("fast"), {"kind": "done"}]
     process.reason = "the compile process ended by exit status 1"
     result = compiled("--tiers", "full,fast", "--json", tmp_path / "report.json")
@@ -188,13 +248,18 @@ def test_given_a_tier_that_fails_then_the_others_are_shown_the_status_is_1_and_j
     assert "fast01234567" in result.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     assert [(each["stage"], each["tier"], each["kind"]) for each in report] == [
-        ("adapter", "full", "failed"), ("adapter", "fast", "built"),
-    ]  # fmt: skip
-    assert Manifest(Identity(**report[1]["manifest"].pop("identity")), **report[1]["manifest"]).tier == "fast"
+        ("adapter", "full", "failed"),
+        ("adapter", "fast", "built"),
+    ]
+    assert (
+        Manifest(Identity(**report[1]["manifest"].pop("identity")), **report[1]["manifest"]).tier == "fast"
+    )
 
 
 @pytest.mark.parametrize("how", ["", "signal SIGKILL"])
-def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result_failed_for_that(process, how):
+def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result_failed_for_that(
+    process, how
+):
     reason = how and f"the compile process ended by {how}"
     process.says, process.reason = [built("full"), tier("fast", 2)], reason
     result = compiled("--tiers", "full,fast")
@@ -204,7 +269,9 @@ def test_given_a_process_that_dies_when_compiled_then_the_tiers_without_a_result
 
 
 def test_given_a_dry_run_when_asked_then_each_tier_is_one_line(process):
-    process.says = [{"kind": "planned", "tier": "full", "text": "would be built: /x/[bold].pt2 is not there"}]
+    process.says = [
+        {"kind": "planned", "tier": "full", "text": "would be built: /x/[bold].pt2 is not there"}
+    ]
     result = compiled("--tiers", "full", "--dry-run")
     assert result.exit_code == 0
     assert "adapter full: would be built: /x/[bold].pt2 is not there" in result.stdout
@@ -239,7 +306,8 @@ def test_given_packages_when_listed_then_each_is_shown_and_the_damaged_one_with_
         line = next(line for line in result.stdout.splitlines() if key[:12] in line)
         words = line.split()
         assert all(
-            word in words for word in (name, "Seen", "bf16", "channels_last", "cpu", "AVX2", "2.9", "1.00", "4.00")
+            word in words
+            for word in (name, "Seen", "bf16", "channels_last", "cpu", "AVX2", "2.9", "1.00", "4.00")
         )
 
 
@@ -258,22 +326,28 @@ def test_given_packages_when_cleared_or_one_removed_by_the_beginning_of_its_key_
     assert "removed 2 packages, 3.0 MiB" in result.stdout
 
 
-def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_what_else_it_holds_stays(tmp_path):
+def test_given_incidents_when_listed_and_cleared_then_the_folder_is_named_and_what_else_it_holds_stays(
+    tmp_path,
+):
     folder = IncidentFolder(tmp_path, 10, 100)
     names = [
-        folder.keep(what, lambda part: (part / "data").write_bytes(bytes(1 << 20))).name for what in ("one", "two")
+        folder.keep(what, lambda part: (part / "data").write_bytes(bytes(1 << 20))).name
+        for what in ("one", "two")
     ]
     latch = tmp_path / "emergency" / "latch.json"
     latch.parent.mkdir()
     latch.touch()
     result = run("evidence", "--evidence-dir", tmp_path)
     assert result.stdout.split() == [
-        *("1.0", "MiB", names[0], "1.0", "MiB", names[1]), *("2", "incidents,", "2.0", "MiB,", "in", str(tmp_path)),
-    ]  # fmt: skip
+        *("1.0", "MiB", names[0], "1.0", "MiB", names[1]),
+        *("2", "incidents,", "2.0", "MiB,", "in", str(tmp_path)),
+    ]
     result = run("evidence", "--clear", "--evidence-dir", tmp_path)
     assert "removed 2 incidents, 2.0 MiB, from" in result.stdout
     assert list(tmp_path.rglob("*")) == [latch.parent, latch]
-    assert run("evidence", "--evidence-dir", tmp_path / "none").stdout.startswith("0 incidents, 0.0 MiB, in ")
+    assert run("evidence", "--evidence-dir", tmp_path / "none").stdout.startswith(
+        "0 incidents, 0.0 MiB, in "
+    )
 
 
 def test_given_a_cache_of_somebody_else_when_cleared_then_the_parameter_is_named(cache, monkeypatch):

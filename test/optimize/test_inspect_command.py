@@ -25,7 +25,10 @@ def test_given_a_break_when_inspected_then_terminal_and_json_show_it(tmp_path):
     assert "branch on tensor values" in text
     assert "Data-dependent branching" in text
     assert "Compute both sides, of one shape, and choose by torch.where" in text
-    assert "2 graphs with 4 ops, 1 break, 2 recompilations over 2 inputs FAIL: 1 break, at most 0 allowed" in text
+    assert (
+        "2 graphs with 4 ops, 1 break, 2 recompilations over 2 inputs FAIL: 1 break, at most 0 allowed"
+        in text
+    )
     assert max(map(len, result.stdout.splitlines())) <= 100
 
     found = json.loads(report.read_text())
@@ -92,7 +95,9 @@ def test_given_a_folder_for_the_trace_when_inspected_then_tlparse_makes_pages_of
         ("raising", [], ["ValueError: the model's own words", "8x8:float32"]),
     ],
 )
-def test_given_a_value_that_cannot_be_used_when_run_then_one_line_names_it_and_the_status_is_2(name, more, words):
+def test_given_a_value_that_cannot_be_used_when_run_then_one_line_names_it_and_the_status_is_2(
+    name, more, words
+):
     result = inspect(name, *more)
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("torchperf: ")

@@ -41,7 +41,9 @@ def load(target, inputs=("8x8",), also=(), tier="full", options=None):
     return load_model(target, tier, options or {}, list(inputs), list(also), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("target", [f"{SAMPLES}:Item", f"{SAMPLES}:factory", f"{SAMPLES}:any_shape", "torch.nn:ReLU"])
+@pytest.mark.parametrize(
+    "target", [f"{SAMPLES}:Item", f"{SAMPLES}:factory", f"{SAMPLES}:any_shape", "torch.nn:ReLU"]
+)
 def test_given_a_class_a_factory_or_a_function_when_loaded_then_it_can_be_called(target):
     model = load(target)
     assert isinstance(model.call, torch.nn.Module) == (not target.endswith("any_shape"))
@@ -50,10 +52,14 @@ def test_given_a_class_a_factory_or_a_function_when_loaded_then_it_can_be_called
 
 
 def test_given_sizes_and_types_when_made_then_they_are_as_written():
-    model = load(f"{SAMPLES}:two_arguments", ["1x3x4:float16", "scalar:int64"], ["2x3x4 scalar", "2x3 5:bool"])
+    model = load(
+        f"{SAMPLES}:two_arguments", ["1x3x4:float16", "scalar:int64"], ["2x3x4 scalar", "2x3 5:bool"]
+    )
     assert [shapes_text(inputs) for inputs in model.input_sets] == [
-        "1x3x4:float16 scalar:int64", "2x3x4:float16 scalar:int64", "2x3:float16 5:bool",
-    ]  # fmt: skip
+        "1x3x4:float16 scalar:int64",
+        "2x3x4:float16 scalar:int64",
+        "2x3:float16 5:bool",
+    ]
 
 
 def test_given_the_same_command_twice_when_made_then_the_inputs_are_the_same():
@@ -65,7 +71,13 @@ def test_given_the_same_command_twice_when_made_then_the_inputs_are_the_same():
 def test_given_an_adapter_when_loaded_then_further_inputs_come_from_its_dynamic_dimensions(adapter_module):
     model = load(adapter_module, inputs=(), also=["4x4 4x3"], options={"scale": 1})
     assert model.name == "adapter_under_inspection:Batches (full)"
-    assert [shapes_text(inputs).partition(":")[0] for inputs in model.input_sets] == ["2x4", "3x4", "1x4", "5x4", "4x4"]
+    assert [shapes_text(inputs).partition(":")[0] for inputs in model.input_sets] == [
+        "2x4",
+        "3x4",
+        "1x4",
+        "5x4",
+        "4x4",
+    ]
     assert all(inputs[1].shape[0] == inputs[0].shape[0] for inputs in model.input_sets)
 
 

@@ -36,7 +36,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_given_code_that_breaks_when_inspected_then_line_kind_reason_and_advice_are_found(inspect_sample, name):
+def test_given_code_that_breaks_when_inspected_then_line_kind_reason_and_advice_are_found(
+    inspect_sample, name
+):
     inspection = inspect_sample(name)
     (found,) = inspection.breaks
     assert (found.line.file, found.line.line) == (str(SAMPLES), breaking_line(name))
@@ -56,7 +58,9 @@ def test_given_code_without_a_break_when_inspected_then_it_is_one_graph(inspect_
     assert inspection.exit_status(0) == 0
 
 
-def test_given_a_break_in_a_called_function_or_a_loop_when_inspected_then_its_effect_is_known(inspect_sample):
+def test_given_a_break_in_a_called_function_or_a_loop_when_inspected_then_its_effect_is_known(
+    inspect_sample,
+):
     called, looping = inspect_sample("Norm"), inspect_sample("printed_in_loop")
     assert (called.breaks[0].function, called.breaks[0].splits) == ("pick", ["forward", "pick"])
     assert (called.breaks[0].whole_function, len(called.graphs)) == (False, 3)
@@ -65,7 +69,10 @@ def test_given_a_break_in_a_called_function_or_a_loop_when_inspected_then_its_ef
 
 def test_given_a_split_model_when_inspected_then_the_ops_of_each_graph_are_known(inspect_sample):
     inspection = inspect_sample("value_if")
-    assert [graph.op_counts() for graph in inspection.graphs] == [{"relu": 1, "sum": 1, "gt": 1}, {"mul": 1}]
+    assert [graph.op_counts() for graph in inspection.graphs] == [
+        {"relu": 1, "sum": 1, "gt": 1},
+        {"mul": 1},
+    ]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says the columns from 3.11 on")
@@ -80,7 +87,9 @@ def test_given_breaks_in_turn_when_inspected_then_each_is_one(inspect_sample):
     assert lines == ["print(x.max().item())", "scale = y.max().item()"]
 
 
-def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_failure(monkeypatch, inspect_sample):
+def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_failure(
+    monkeypatch, inspect_sample
+):
     ran = Inspection._call
 
     def fail_compiled(self, call, index):
@@ -173,7 +182,9 @@ def test_given_a_loop_over_elements_when_sizes_vary_then_it_unrolls_for_each(ins
     assert [graph.op_counts()["mul"] for graph in inspection.graphs] == [8, 4, 6]
 
 
-def test_given_a_count_in_the_module_when_run_then_each_value_is_compiled_until_the_compiler_gives_up(inspect_sample):
+def test_given_a_count_in_the_module_when_run_then_each_value_is_compiled_until_the_compiler_gives_up(
+    inspect_sample,
+):
     found = kinds(inspect_sample("counting"))
     assert set(found[:-1]) == {"value"}
     assert found[-1] == "limit"
@@ -182,12 +193,24 @@ def test_given_a_count_in_the_module_when_run_then_each_value_is_compiled_until_
 @pytest.mark.parametrize(
     ("text", "kind", "guard"),
     [
-        ("0/0: tensor 'x' dtype mismatch. expected Float, actual Half", "dtype", "tensor 'x' dtype mismatch"),
-        ("0/0: tensor 'x' stride mismatch at index 0. expected 8, actual 1", "stride", "tensor 'x' stride mismatch"),
+        (
+            "0/0: tensor 'x' dtype mismatch. expected Float, actual Half",
+            "dtype",
+            "tensor 'x' dtype mismatch",
+        ),
+        (
+            "0/0: tensor 'x' stride mismatch at index 0. expected 8, actual 1",
+            "stride",
+            "tensor 'x' stride mismatch",
+        ),
         ("0/1: 2 <= x.size()[0]  # a = f(x)  # n.py:3 in f", "one", "2 <= x.size()[0]"),
         ("0/0: x.size()[0] == 8  # y = x.view(8)  # n.py:3 in f", "unrolled", "x.size()[0] == 8"),
         ("0/0: flag == True", "value", "flag == True"),
-        ('[\n"0/1: 5 <= x.size()[0]  # if len(x) > 4:  # n.py:3 in f",\n"0/0: other"\n]', "shape branch", "5 <="),
+        (
+            '[\n"0/1: 5 <= x.size()[0]  # if len(x) > 4:  # n.py:3 in f",\n"0/0: other"\n]',
+            "shape branch",
+            "5 <=",
+        ),
     ],
 )
 def test_given_the_compilers_words_when_explained_then_kind_and_guard_are_right(text, kind, guard):
@@ -203,9 +226,12 @@ def test_given_sizes_that_vary_when_inspected_then_dynamic_is_proposed_by_what_c
     (anything,) = inspect_sample("any_shape", "8x6", "4x6", "7x6").recompilations
     assert "torch.compile(dynamic=True) was tried: 0 recompilations instead of 1." in anything.advice
     (equal,) = inspect_sample("any_shape", "8x8", "4x8", "6x8", "3x8").recompilations
-    assert "1 recompilation instead of 1. It does not help here." in equal.advice  # equal sizes are one to the compiler
+    assert (
+        "1 recompilation instead of 1. It does not help here." in equal.advice
+    )  # equal sizes are one to the compiler
     size, branch = inspect_sample("shape_if", "8x6", "4x6", "7x6").recompilations
     assert (
-        "dynamic=True) was tried: 1 recompilation instead of 2. What is left is compiled for each side" in size.advice
+        "dynamic=True) was tried: 1 recompilation instead of 2. What is left is compiled for each side"
+        in size.advice
     )
     assert "dynamic" not in branch.advice

@@ -60,7 +60,8 @@ def keep(log, folder, **options):
     said = []
     values = {"adapter": f"{__name__}:Looks", "options": options, "device": "cpu", "log": str(log)}
     good = do_job(
-        {**values, "frames": str(folder / "frames.safetensors")}, lambda kind, **more: said.append((kind, more))
+        {**values, "frames": str(folder / "frames.safetensors")},
+        lambda kind, **more: said.append((kind, more)),
     )
     return good, said[-1], read_frames(str(folder / "frames.safetensors"), EXAMPLE, CPU)
 
@@ -75,7 +76,9 @@ def test_given_a_drive_when_kept_then_frames_are_spread_over_it_as_the_adapter_m
     assert (numbers[0], numbers[-1] > 80) == (0, True)
 
 
-def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_others_are_kept(log, tmp_path):
+def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_others_are_kept(
+    log, tmp_path
+):
     _, (_, said), frames = keep(log, tmp_path, refuses="odd")
     assert said["text"].startswith(f"{len(frames)} of 90 frames of drive.mcap, ")
     assert said["text"].endswith(f"{64 - len(frames)} refused: too dark")
@@ -84,7 +87,11 @@ def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_o
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"refuses": "all"}, TorchperfError, "none of its 90 frames can be used; the adapter refuses all 64: too dark"),
+        (
+            {"refuses": "all"},
+            TorchperfError,
+            "none of its 90 frames can be used; the adapter refuses all 64: too dark",
+        ),
         ({"raises": True}, AdapterError, r"raises on frame \d+ of .*: ValueError: no"),
         (
             {"trigger": "sensor_msgs/msg/PointCloud2"},
@@ -93,6 +100,8 @@ def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_o
         ),
     ],
 )
-def test_given_a_log_without_usable_frames_when_kept_then_the_error_says_why(log, tmp_path, options, error, says):
+def test_given_a_log_without_usable_frames_when_kept_then_the_error_says_why(
+    log, tmp_path, options, error, says
+):
     with pytest.raises(error, match=says):
         keep(log, tmp_path, **options)

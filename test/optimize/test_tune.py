@@ -85,9 +85,13 @@ def precision(name):
     return Candidate(BuildOptions(precision=name))
 
 
-def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(tmp_path, monkeypatch):
+def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(
+    tmp_path, monkeypatch
+):
     ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
-    monkeypatch.setattr(Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S))
+    monkeypatch.setattr(
+        Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S)
+    )
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
     monkeypatch.setattr(compile_process, "time", clock)
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
@@ -104,10 +108,14 @@ def run_here(monkeypatch):
 
     def run(candidate, eager_accuracy=None, **options):
         job = target("full", **options).job() | {
-            "tier": "full", "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
-            "reference_threads": 1, "seconds": 0.02,
-            "started_ns": time.monotonic_ns(), "judged": 3, "eager_accuracy": eager_accuracy,
-        }  # fmt: skip
+            "tier": "full",
+            "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "reference_threads": 1,
+            "seconds": 0.02,
+            "started_ns": time.monotonic_ns(),
+            "judged": 3,
+            "eager_accuracy": eager_accuracy,
+        }
         return run_trial(json.loads(json.dumps(job)), lambda text: None)
 
     def talk(job, timeout_s, says):
@@ -141,14 +149,20 @@ def test_given_a_task_when_tried_then_it_judges_what_was_measured_and_eager_besi
     near = run_here(precision("bf16"), task="error")["figures"]["accuracy"]
     assert (near["name"], near["eager"], near["higher_is_better"]) == ("error", 0.0, False)
     assert near["value"] > 0.1
-    assert run_here(precision("bf16"), eager_accuracy=0.5, task="error")["figures"]["accuracy"]["eager"] == 0.5
+    assert (
+        run_here(precision("bf16"), eager_accuracy=0.5, task="error")["figures"]["accuracy"]["eager"] == 0.5
+    )
     assert run_here(Candidate())["figures"]["accuracy"] is None
 
 
 @pytest.mark.usefixtures("run_here")
-def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_they_are_measured_again(tmp_path):
+def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_they_are_measured_again(
+    tmp_path,
+):
     def accuracies(judged):
-        return [trial.figures.accuracy for trial in tried(tmp_path, Candidate(), judged=judged, task="hits")]
+        return [
+            trial.figures.accuracy for trial in tried(tmp_path, Candidate(), judged=judged, task="hits")
+        ]
 
     assert accuracies(0) == [None]
     (first,) = accuracies(3)
@@ -160,14 +174,22 @@ def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_t
     accuracies(5)
     assert len((tmp_path / "state.jsonl").read_text().splitlines()) == 3
     old = json.loads(lines[0])
-    del old["trial"]["figures"]["accuracy"], old["trial"]["figures"]["score"]  # as earlier versions wrote it
+    del (
+        old["trial"]["figures"]["accuracy"],
+        old["trial"]["figures"]["score"],
+    )  # as earlier versions wrote it
     (tmp_path / "state.jsonl").write_text(json.dumps(old) + "\n")
-    assert TuneState(tmp_path / "state.jsonl", resume=True).find("full", Candidate(), 1.0).figures.accuracy is None
+    assert (
+        TuneState(tmp_path / "state.jsonl", resume=True).find("full", Candidate(), 1.0).figures.accuracy
+        is None
+    )
     assert accuracies(3)[0].judged == 3
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
-def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_nothing_is_left(tmp_path, monkeypatch):
+def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_nothing_is_left(
+    tmp_path, monkeypatch
+):
     # openvino takes seconds to build, the others 20 and more
     folder = tmp_path / "tmp"
     folder.mkdir()
@@ -181,12 +203,16 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
 
 
 @pytest.mark.usefixtures("run_here")
-def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(tmp_path):
+def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(
+    tmp_path,
+):
     touched = tmp_path / "built"
     first = tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched))
     assert [(one.tier, one.candidate.options.precision) for one in first] == [
-        ("full", "bf16"), ("fast", "bf16"), ("fast", "fp32"),
-    ]  # fmt: skip
+        ("full", "bf16"),
+        ("fast", "bf16"),
+        ("fast", "fp32"),
+    ]
     built = len(touched.read_bytes())
     assert tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched)) == first
     assert len(touched.read_bytes()) == built
@@ -220,7 +246,11 @@ def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tm
         (folder / f"{number}.jsonl").touch()
         os.utime(folder / f"{number}.jsonl", (number, number))
     assert state_path(tmp_path, "a model").parent == folder
-    assert state_path(tmp_path, "a model") == state_path(tmp_path, "a model") != state_path(tmp_path, "another")
+    assert (
+        state_path(tmp_path, "a model")
+        == state_path(tmp_path, "a model")
+        != state_path(tmp_path, "another")
+    )
     assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
 
 
@@ -230,7 +260,10 @@ def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
     assert facts.ranges == ((2, 32),)
     assert facts.left_out["channels_last"] == "no two-dimensional convolution"
     assert facts.cuda is False
-    assert (facts.tiers, facts_of(target().job() | {"tiers": []})["tiers"]) == (("full", "fast"), ("full", "fast"))
+    assert (facts.tiers, facts_of(target().job() | {"tiers": []})["tiers"]) == (
+        ("full", "fast"),
+        ("full", "fast"),
+    )
     assert len(facts.identity) == 2 * len(facts_of(target("full").job() | {"tiers": ["full"]})["identity"])
     judging = target("full", "fast", sizes=True, task="hits").job() | {"tiers": ["full", "fast"]}
     judged = facts_of(judging)["identity"]
@@ -253,7 +286,10 @@ def _processes_of(word):
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if word in path.read_text() and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text():
+            if (
+                word in path.read_text()
+                and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text()
+            ):
                 found.append(path.parent.name)
     return found
 
@@ -271,16 +307,34 @@ def test_given_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node
     (tmp_path / "cpuinfo").write_text("flags\t\t: avx512_bf16\n")  # which others leave bf16 out for
     monkeypatch.setattr(model_transforms, "_CPU_INFO", tmp_path / "cpuinfo")
     out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
-    done = CliRunner().invoke(cli.app, [
-        "tune", ADAPTER, "--engine", "eager", "--budget-ms", "2000", "--seconds", "0.05", "--options",
-        '{"crash_in": "bf16"}', "-o", str(out), "--json", str(figures),
-    ])  # fmt: skip
+    done = CliRunner().invoke(
+        cli.app,
+        [
+            "tune",
+            ADAPTER,
+            "--engine",
+            "eager",
+            "--budget-ms",
+            "2000",
+            "--seconds",
+            "0.05",
+            "--options",
+            '{"crash_in": "bf16"}',
+            "-o",
+            str(out),
+            "--json",
+            str(figures),
+        ],
+    )
     assert done.exit_code == 0, done.output
     (stage,) = read_params_file(out).stages
     assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
     assert (stage.tiers, stage.engine, stage.budget_ms) == (("full", "fast"), "eager", 2000.0)
     assert stage.options == {"crash_in": "bf16"}
-    assert "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps" in done.stdout
+    assert (
+        "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps"
+        in done.stdout
+    )
     report = json.loads(figures.read_text())
     assert report["complete"] is True
     found = {
@@ -305,10 +359,25 @@ def test_given_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node
 @pytest.mark.usefixtures("run_here")
 def test_given_a_task_when_tuned_then_tiers_are_proposed(tmp_path):
     figures = tmp_path / "figures.json"
-    done = CliRunner().invoke(cli.app, [
-        "tune", ADAPTER, "--engine", "eager", "--budget-ms", "2000", "--seconds", "0.05", "--judged", "2", "--options",
-        '{"task": "hits"}', "--json", str(figures),
-    ])  # fmt: skip
+    done = CliRunner().invoke(
+        cli.app,
+        [
+            "tune",
+            ADAPTER,
+            "--engine",
+            "eager",
+            "--budget-ms",
+            "2000",
+            "--seconds",
+            "0.05",
+            "--judged",
+            "2",
+            "--options",
+            '{"task": "hits"}',
+            "--json",
+            str(figures),
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "tiers worth keeping on this machine: full (p99 " in done.stdout
     assert "begin with full, the most accurate that fits the budget of 2000 ms" in done.stdout
@@ -325,8 +394,20 @@ def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_
     tmp_path, run_here, monkeypatch
 ):
     out, here = tmp_path / "tuned.yaml", search._talk
-    arguments = ["tune", ADAPTER, "--tiers", "full", "--engine", "eager", "--options", '{"hang_in": "bf16"}',
-                 "-o", str(out), "--seconds", "0.05"]  # fmt: skip
+    arguments = [
+        "tune",
+        ADAPTER,
+        "--tiers",
+        "full",
+        "--engine",
+        "eager",
+        "--options",
+        '{"hang_in": "bf16"}',
+        "-o",
+        str(out),
+        "--seconds",
+        "0.05",
+    ]
 
     def states():
         return [path.read_text() for path in (tmp_path / "cache").rglob("*.jsonl")]
@@ -356,7 +437,9 @@ def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_
 
 def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
     state = TuneState(tmp_path / "state.jsonl", resume=True)
-    walk = TuneSearch(target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True))
+    walk = TuneSearch(
+        target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True)
+    )
     walk.run(Space(), [Step("test", Candidate())])
     assert (walk.trials, walk.out_of_time) == ([], True)
 
@@ -372,7 +455,10 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
         ([ADAPTER, "--json", "/nowhere/tuned.json"], ["/nowhere/tuned.json", "existing folder"]),
         ([ADAPTER, "--options", "[]"], ["options", "[]"]),
         ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
-        (["--params", "config/perception.yaml", "--stage", "planning", "--tiers", "full,huge"], ["'huge'", "full"]),
+        (
+            ["--params", "config/perception.yaml", "--stage", "planning", "--tiers", "full,huge"],
+            ["'huge'", "full"],
+        ),
         ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
         (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
         (["--params", "config/perception.yaml"], ["--stage", "perception (", "planning ("]),
@@ -393,7 +479,9 @@ def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(argum
 FOUND = Candidate(BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4)
 
 
-def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_tuned_stage_changed(tmp_path):
+def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_tuned_stage_changed(
+    tmp_path,
+):
     base = tmp_path / "base.yaml"
     base.write_text(
         """
@@ -419,7 +507,9 @@ def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_t
 """,
         encoding="utf-8",
     )
-    found = target_of_file(base, None, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None)
+    found = target_of_file(
+        base, None, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None
+    )
     text = tuned_parameters(found, FOUND, {"full": "bf16"}, 3, ["a remark"])
     out = tmp_path / "tuned.yaml"
     out.write_text(text, encoding="utf-8")
@@ -459,5 +549,14 @@ def test_given_an_adapter_when_written_then_the_tuned_stage_says_it_all(adapter,
     (tuned,) = [one for one in node.stages if one.name == name]
     assert (tuned.adapter, tuned.output, len(node.stages)) == (adapter, output, count)
     assert node.worker_threads == 0
-    for name in ("adapter", "output", "tiers", "engine", "compile_mode", "precision", "channels_last", "shapes"):
+    for name in (
+        "adapter",
+        "output",
+        "tiers",
+        "engine",
+        "compile_mode",
+        "precision",
+        "channels_last",
+        "shapes",
+    ):
         assert f"\n      {name}: " in text

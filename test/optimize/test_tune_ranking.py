@@ -14,8 +14,14 @@ from .conftest import figures
 
 
 def trial(name, p50_ms, p99_ms=None, *, eager_ms=10.0, outcome=Result.MEASURED, reason="", **changes):
-    times = {"p99_ms": p50_ms if p99_ms is None else p99_ms, "eager_p50_ms": eager_ms, "eager_p99_ms": 1.1 * eager_ms}
-    candidate = Candidate(BuildOptions(**({"precision": name} if name in {"bf16", "fp16"} else {"engine": name})))
+    times = {
+        "p99_ms": p50_ms if p99_ms is None else p99_ms,
+        "eager_p50_ms": eager_ms,
+        "eager_p99_ms": 1.1 * eager_ms,
+    }
+    candidate = Candidate(
+        BuildOptions(**({"precision": name} if name in {"bf16", "fp16"} else {"engine": name}))
+    )
     return Trial("full", candidate, outcome, reason, figures(p50_ms, **times | changes))
 
 
@@ -65,7 +71,10 @@ def test_given_noise_that_others_have_shown_when_few_are_ranked_then_it_counts_f
 
 @pytest.mark.parametrize(
     ("limits", "word"),
-    [(Limits(100.0, max_memory_mb=299.0), "--max-memory-mb"), (Limits(100.0, max_error=1e-4), "--max-error")],
+    [
+        (Limits(100.0, max_memory_mb=299.0), "--max-memory-mb"),
+        (Limits(100.0, max_error=1e-4), "--max-error"),
+    ],
 )
 def test_given_a_limit_when_exceeded_then_it_is_refused_with_the_figure_and_the_limit(limits, word):
     ranking = Ranking([trial("eager", 10.0, relative_l2=1e-3)], limits)
@@ -78,11 +87,16 @@ def test_given_a_limit_when_exceeded_then_it_is_refused_with_the_figure_and_the_
     ("accuracy", "words"),
     [
         (Accuracy("map", 0.871, 0.902, 9), "accuracy: map 0.871; eager fp32 has 0.902; at most 0.005 less"),
-        (Accuracy("fde", 0.902, 0.871, 9, higher_is_better=False), "accuracy: fde 0.902; .* 0.871; at most 0.005 more"),
+        (
+            Accuracy("fde", 0.902, 0.871, 9, higher_is_better=False),
+            "accuracy: fde 0.902; .* 0.871; at most 0.005 more",
+        ),
         (Accuracy("map", math.nan, 0.902, 9), "accuracy: map nan"),
     ],
 )
-def test_given_less_accuracy_than_eagers_when_ranked_then_it_is_refused_unless_that_is_allowed(accuracy, words):
+def test_given_less_accuracy_than_eagers_when_ranked_then_it_is_refused_unless_that_is_allowed(
+    accuracy, words
+):
     ranking = Ranking([trial("eager", 10.0), trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0))
     assert names(ranking) == ["eager", "eager bf16"]
     assert re.match(words, ranking.standings[1].why)
@@ -92,9 +106,12 @@ def test_given_less_accuracy_than_eagers_when_ranked_then_it_is_refused_unless_t
 
 @pytest.mark.parametrize(
     "accuracy",
-    [Accuracy("map", 0.898, 0.902, 9), Accuracy("fde", 0.5, 0.9, 9, higher_is_better=False),
-     Accuracy("map", math.nan, math.nan, 9)],
-)  # fmt: skip
+    [
+        Accuracy("map", 0.898, 0.902, 9),
+        Accuracy("fde", 0.5, 0.9, 9, higher_is_better=False),
+        Accuracy("map", math.nan, math.nan, 9),
+    ],
+)
 def test_given_about_eagers_accuracy_or_nothing_to_judge_by_when_ranked_then_it_is_not_refused(accuracy):
     assert Ranking([trial("bf16", 5.0, accuracy=accuracy)], Limits(100.0)).best is not None
 
@@ -103,9 +120,13 @@ def choice(budget_ms=20.0, **tiers):
     """Of tiers, each with the time and the figure of its best way, beside eager with a little more accuracy."""
     rankings = {}
     for tier, (ms, value) in tiers.items():
-        eager, own = Accuracy("map", value + 0.001, value + 0.001, 9), Accuracy("map", value, value + 0.001, 9)
-        rankings[tier] = Ranking([trial("eager", 3 * ms, accuracy=eager), trial("aoti", ms, accuracy=own)],
-                                 Limits(budget_ms))  # fmt: skip
+        eager, own = (
+            Accuracy("map", value + 0.001, value + 0.001, 9),
+            Accuracy("map", value, value + 0.001, 9),
+        )
+        rankings[tier] = Ranking(
+            [trial("eager", 3 * ms, accuracy=eager), trial("aoti", ms, accuracy=own)], Limits(budget_ms)
+        )
     return TierChoice(rankings, Limits(budget_ms))
 
 
@@ -113,8 +134,10 @@ def test_given_tiers_when_compared_then_the_one_that_another_beats_is_named_and_
     found = choice(full=(30.0, 0.9), medium=(12.0, 0.8), small=(13.0, 0.75), fast=(3.0, 0.7))
     assert (list(found.kept), found.first) == (["full", "medium", "fast"], "medium")
     assert found.left_out == {
-        "small": "neither faster (p99 13.00 ms) nor more accurate (map 0.750) than medium (12.00 ms, map 0.800): leave"
-        " it out"
+        "small": (
+            "neither faster (p99 13.00 ms) nor more accurate (map 0.750) than medium (12.00 ms, map 0.800):"
+            " leave it out"
+        )
     }
     named, left = found.words()
     assert named.startswith("tiers worth keeping on this machine: full (p99 30.00 ms, map 0.900), medium")
@@ -126,8 +149,13 @@ def test_given_two_tiers_that_are_alike_when_compared_then_the_first_is_kept_and
     found = choice(1.0, full=(10.0, 0.9), fast=(9.8, 0.899))
     assert (list(found.kept), list(found.left_out), found.first) == (["full"], ["fast"], "")
     assert found.words()[0].endswith("none fits the budget of 1 ms")
-    untried = TierChoice({"full": Ranking([trial("aoti", 4.0, accuracy=Accuracy("map", 0.9, 0.9, 9))], Limits(20.0)),
-                          "fast": Ranking([], Limits(20.0))}, Limits(20.0))  # fmt: skip
+    untried = TierChoice(
+        {
+            "full": Ranking([trial("aoti", 4.0, accuracy=Accuracy("map", 0.9, 0.9, 9))], Limits(20.0)),
+            "fast": Ranking([], Limits(20.0)),
+        },
+        Limits(20.0),
+    )
     assert untried.words()[1:] == ["fast: nothing that may be used was judged"]
     assert TierChoice({"full": Ranking([trial("aoti", 4.0)], Limits(20.0))}, Limits(20.0)).words() == []
 
@@ -142,16 +170,24 @@ def test_given_only_what_is_over_the_budget_when_ranked_then_the_nearest_is_the_
     ("p50_ms", "compile_s", "frames"),
     [(5.0, 20.0, 4000.0), (10.0, 20.0, math.inf), (12.0, 1.0, math.inf), (5.0, 0.0, 0.0)],
 )
-def test_given_compile_seconds_then_break_even_is_those_over_the_seconds_saved_per_frame(p50_ms, compile_s, frames):
+def test_given_compile_seconds_then_break_even_is_those_over_the_seconds_saved_per_frame(
+    p50_ms, compile_s, frames
+):
     assert trial("aoti", p50_ms, compile_s=compile_s).figures.break_even_frames == pytest.approx(frames)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "p50_ms", "text"),
-    [(0.53, 0.55, 5.4, "+46 % (45..47)"), (0.97, 1.3, 9.9, "~"), (1.5, 1.7, 16.0, "-60 % (-70..-50)"),
-     (3.0, 3.4, 32.0, "takes 3.2x")],
-)  # fmt: skip
-def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part_says_so(low, high, p50_ms, text):
+    [
+        (0.53, 0.55, 5.4, "+46 % (45..47)"),
+        (0.97, 1.3, 9.9, "~"),
+        (1.5, 1.7, 16.0, "-60 % (-70..-50)"),
+        (3.0, 3.4, 32.0, "takes 3.2x"),
+    ],
+)
+def test_given_a_share_of_eager_when_judged_then_it_is_a_gain_only_if_every_part_says_so(
+    low, high, p50_ms, text
+):
     assert gain_text(trial("bf16", p50_ms, least_share=low, most_share=high).figures) == text
 
 
@@ -167,5 +203,7 @@ def test_given_a_trial_when_written_and_read_then_it_is_the_same():
 
 def test_given_a_candidate_when_named_then_only_what_is_not_the_default_is_said():
     assert Candidate().label == "eager, 1 thread"
-    named = Candidate(BuildOptions("compile", precision="bf16"), threads=4, shapes="bucket", bucket_width=16)
+    named = Candidate(
+        BuildOptions("compile", precision="bf16"), threads=4, shapes="bucket", bucket_width=16
+    )
     assert named.label == "compile bf16 bucket 16, 4 threads"

@@ -39,7 +39,9 @@ def tried(steps):
 
 
 @pytest.mark.parametrize("facts", [CPU, CUDA, replace(CUDA, ranges=((1, 8), (64, 640)))])
-def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_and_each_of_10_to_30_once(facts):
+def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_and_each_of_10_to_30_once(
+    facts,
+):
     _, steps = walk(facts, by_engine)
     candidates = tried(steps)
     assert (steps[0].part, candidates[0]) == ("reference", Candidate(BuildOptions(), threads=3))
@@ -67,7 +69,9 @@ def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walk
     assert not any(one.options.channels_last for one in candidates)
     assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
     for engines in (("eager", "aoti"), ("eager",)):
-        assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=engines[-1:])[1])} == set(engines)
+        assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=engines[-1:])[1])} == set(
+            engines
+        )
 
 
 def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
@@ -92,7 +96,10 @@ def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_com
 
 def test_given_engines_that_are_slow_when_walked_then_no_more_of_them_are_compiled():
     _, steps = walk(CPU, lambda one: 10.0 if one.options.engine == "eager" else 20.0)
-    assert [one.options.engine for one in tried(steps) if one.options.engine != "eager"] == ["aoti", "compile"]
+    assert [one.options.engine for one in tried(steps) if one.options.engine != "eager"] == [
+        "aoti",
+        "compile",
+    ]
 
 
 def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_are_tried_in_fp32():
@@ -102,7 +109,11 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
         return Result.CRASHED if one.options.precision == "bf16" else 4.0
 
     space, steps = walk(CPU, ms)
-    parts = [(one.candidate.options.engine, one.candidate.options.precision) for one in steps if one.part == "engine"]
+    parts = [
+        (one.candidate.options.engine, one.candidate.options.precision)
+        for one in steps
+        if one.part == "engine"
+    ]
     assert parts == [("aoti", "bf16"), ("compile", "bf16"), ("aoti", "fp32"), ("compile", "fp32")]
     assert space.ranking.best.trial.candidate.options.precision == "fp32"
 
@@ -130,12 +141,16 @@ def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are
     candidates = tried(walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1])
     assert not any(one.options.cuda_graphs for one in candidates)
     bucketed = [one for one in candidates if one.shapes == "bucket"]
-    assert {one.bucket_width for one in bucketed} == {bucket_width(facts.ranges, 4), bucket_width(facts.ranges, 8)}
+    assert {one.bucket_width for one in bucketed} == {
+        bucket_width(facts.ranges, 4),
+        bucket_width(facts.ranges, 8),
+    }
     assert any(one.options.dynamic == "never" for one in bucketed)
 
 
 @pytest.mark.parametrize(
-    ("ranges", "most"), [(((1, 8),), 4), (((64, 640), (64, 640)), 8), (((1, 1_000_000),), 4), (((5, 5),), 4)]
+    ("ranges", "most"),
+    [(((1, 8),), 4), (((64, 640), (64, 640)), 8), (((1, 1_000_000),), 4), (((5, 5),), 4)],
 )
 def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_the_number(ranges, most):
     width = bucket_width(ranges, most)

@@ -1,8 +1,11 @@
-"""A small adapter for tuning; its `options` say what goes wrong in which precision. Imported by trial processes.
+"""A small adapter for tuning.
 
-Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file that each
-built model appends a byte to; `seed`: null: the weights are others at every build; `task`: whether there is a training
-task, `error` of whose figures is a distance from eager's outputs in 1/1000, or `hits` 1 less that.
+Its `options` say what goes wrong in which precision. Imported by trial processes.
+
+Options: `crash_in`, `hang_in`, `wrong_in`: a precision; `sizes`: true: the batch varies; `touch`: a file
+that each built model appends a byte to; `seed`: null: the weights are others at every build; `task`:
+whether there is a training task, `error` of whose figures is a distance from eager's outputs in 1/1000, or
+`hits` 1 less that.
 """
 
 import os
@@ -20,12 +23,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Net(torch.nn.Module):
-    """Two layers that misbehave once their weights have the type of a precision; not `Linear`, which int8 is for."""
+    """Two layers that misbehave once their weights have the type of a precision.
+
+    Not `Linear`, which int8 is for.
+    """
 
     def __init__(self, width, options):
         super().__init__()
         self.first, self.second = torch.nn.Conv1d(16, width, 1), torch.nn.Conv1d(width, 4, 1)
-        self._do = {_DTYPES[options[what]]: what for what in ("crash_in", "hang_in", "wrong_in") if what in options}
+        self._do = {
+            _DTYPES[options[what]]: what for what in ("crash_in", "hang_in", "wrong_in") if what in options
+        }
 
     def forward(self, x):
         do = self._do.get(self.first.weight.dtype)
@@ -59,7 +67,10 @@ class TinyAdapter(Adapter):
     def __init__(self, options, device):
         known = {"crash_in", "hang_in", "wrong_in", "sizes", "touch", "seed", "task"}
         if set(options) - known:
-            msg = f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of {sorted(known)}"
+            msg = (
+                f"option {sorted(set(options) - known)[0]!r} is not allowed; it has to be one of"
+                f" {sorted(known)}"
+            )
             raise ConfigError(msg)
         self.inputs, self.output = {"x": "std_msgs/msg/Float64"}, "std_msgs/msg/Float64"
         self._options, self._device = options, device

@@ -27,7 +27,9 @@ def say(**fields):
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
     """A folder whose modules processes find."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    )
     return tmp_path
 
 
@@ -71,12 +73,18 @@ def alive(pid):
 @pytest.mark.parametrize("background", [True, False])
 def test_given_a_job_when_started_then_it_gets_it_and_what_it_says_comes_in_order(start, background):
     process = start("say(kind='a', job=job)\nsay(kind='b')\n", {"tiers": ["ü"]}, background=background)
-    assert hear(process) == [{"kind": "a", "job": {"tiers": ["ü"], "background": background}}, {"kind": "b"}]
+    assert hear(process) == [
+        {"kind": "a", "job": {"tiers": ["ü"], "background": background}},
+        {"kind": "b"},
+    ]
     assert process.death_reason() == ""
 
 
 def test_given_words_larger_than_a_pipe_when_said_or_printed_then_they_come_whole_and_hold_nobody_up(start):
-    program = "for _ in range(40): print('y' * 65_536)\nsay(size=len(job['x']), x='y' * 3_000_000)\nsay(last=True)\n"
+    program = (
+        "for _ in range(40): print('y' * 65_536)\nsay(size=len(job['x']), x='y' *"
+        " 3_000_000)\nsay(last=True)\n"
+    )
     first, last = hear(start(program, {"x": "y" * 1_000_000}))
     assert (first["size"], len(first["x"]), last) == (1_000_000, 3_000_000, {"last": True})
 
@@ -106,7 +114,8 @@ def test_given_a_bad_end_when_asked_then_it_is_named_with_the_last_that_was_prin
 
 def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_in_the_reason(start):
     process = start(
-        "say(x=1)\nsys.stdin = open('/dev/null')\ntime.sleep(0.3)\nprint('Fatal', flush=True)\nsys.exit(1)\n"
+        "say(x=1)\nsys.stdin = open('/dev/null')\ntime.sleep(0.3)\nprint('Fatal',"
+        " flush=True)\nsys.exit(1)\n"
     )
     hear(process, until=bool)
     assert "Fatal" in process.death_reason()
@@ -119,7 +128,9 @@ def test_given_words_that_are_no_json_object_when_heard_then_that_is_an_error(st
         hear(process)
 
 
-def test_given_a_process_that_falls_silent_but_lives_on_then_it_is_not_waited_for_without_end(start, monkeypatch):
+def test_given_a_process_that_falls_silent_but_lives_on_then_it_is_not_waited_for_without_end(
+    start, monkeypatch
+):
     monkeypatch.setattr("torchperf_ros.packages.compile_process._END_S", 0.2)
     process = start("news.close()\ntime.sleep(60)\n")
     hear(process)
@@ -129,7 +140,9 @@ def test_given_a_process_that_falls_silent_but_lives_on_then_it_is_not_waited_fo
 
 
 def test_given_children_when_closed_then_they_are_gone_with_it(start):
-    child = "import subprocess; child = subprocess.Popen(['sleep', '60'])\nsay(pid=child.pid)\ntime.sleep(60)\n"
+    child = (
+        "import subprocess; child = subprocess.Popen(['sleep', '60'])\nsay(pid=child.pid)\ntime.sleep(60)\n"
+    )
     process = start(child)
     (message,) = hear(process, until=bool)
     assert alive(message["pid"])
@@ -177,13 +190,23 @@ def test_given_a_process_that_does_not_read_its_job_when_started_then_its_end_sa
     assert process.death_reason() == "the pretend process ended by exit status 1\nno such thing"
 
 
-JOB = {"adapter": "no.such:Adapter", "options": {}, "device": "cpu", "threads": 1, "tiers": ["a", "b"], "build": [],
-       "cache_dir": "", "cache_mib": 64}  # fmt: skip
+JOB = {
+    "adapter": "no.such:Adapter",
+    "options": {},
+    "device": "cpu",
+    "threads": 1,
+    "tiers": ["a", "b"],
+    "build": [],
+    "cache_dir": "",
+    "cache_mib": 64,
+}
 
 
 def job_of(folder, code):
     """Has the compiler itself do this in place of building, for which it would import torch."""
-    (folder / "other_work.py").write_text(f"import os, time\ndef do_job(job, say):\n{code}", encoding="utf-8")
+    (folder / "other_work.py").write_text(
+        f"import os, time\ndef do_job(job, say):\n{code}", encoding="utf-8"
+    )
     return JOB | {"does": "other_work", "folder": str(folder)}
 
 

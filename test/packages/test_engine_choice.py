@@ -25,7 +25,11 @@ def test_given_an_engine_when_compared_with_eager_then_it_is_chosen_only_if_clea
 
 
 def test_given_several_better_engines_when_chosen_then_the_smallest_median_wins():
-    found = {"static": Calibration(4.0, 5.0), "aoti": Calibration(3.0, 5.0), "dynamic": Calibration(2.0, 90.0)}
+    found = {
+        "static": Calibration(4.0, 5.0),
+        "aoti": Calibration(3.0, 5.0),
+        "dynamic": Calibration(2.0, 90.0),
+    }
     assert choose_engine({"eager": EAGER, **found}) == "aoti"
 
 

@@ -11,19 +11,34 @@ from torchperf_ros.packages.compile_process import CompileProcess, PackageBuilde
 
 from ..stage.conftest import wait_until
 
-SETUP = {"adapter": "a:B", "options": {}, "device": "cpu", "threads": 1, "cache_dir": "", "cache_mib": 1,
-         "tiers": ["full", "fast"], "build": [{}, {}], "packages": ["", ""]}  # fmt: skip
+SETUP = {
+    "adapter": "a:B",
+    "options": {},
+    "device": "cpu",
+    "threads": 1,
+    "cache_dir": "",
+    "cache_mib": 1,
+    "tiers": ["full", "fast"],
+    "build": [{}, {}],
+    "packages": ["", ""],
+}
 
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
     """Have a program stand in for the compiler; gives the builder, what it tells, and its process."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")])))
-    monkeypatch.setattr(compile_process, "CompileProcess", functools.partial(CompileProcess, module="pretend_main"))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    )
+    monkeypatch.setattr(
+        compile_process, "CompileProcess", functools.partial(CompileProcess, module="pretend_main")
+    )
     made = []
 
     def make(program):
-        (tmp_path / "pretend_main.py").write_text(f"import os, sys, time\nnews = int(sys.argv[1])\n{program}")
+        (tmp_path / "pretend_main.py").write_text(
+            f"import os, sys, time\nnews = int(sys.argv[1])\n{program}"
+        )
         told = []
         builder = PackageBuilder(SETUP, told.append, told.append)
         made.append(builder)
@@ -42,7 +57,9 @@ def listen(builder):
     assert time.monotonic() - began_s < 2.0
 
 
-def test_given_a_process_that_says_no_more_but_lives_when_listened_to_then_the_pool_is_not_held_up(build, monkeypatch):
+def test_given_a_process_that_says_no_more_but_lives_when_listened_to_then_the_pool_is_not_held_up(
+    build, monkeypatch
+):
     builder, told, process = build("os.close(news)\ntime.sleep(600)")
     wait_until(lambda: listen(builder) or builder.news is None, lambda: "its last word")
     assert (told, builder.progress) == ([], "compiling 1 of 1")
@@ -54,7 +71,9 @@ def test_given_a_process_that_says_no_more_but_lives_when_listened_to_then_the_p
     assert process.ended
 
 
-def test_given_a_process_that_cannot_be_ended_at_once_when_stopped_then_the_pool_is_not_held_up(build, monkeypatch):
+def test_given_a_process_that_cannot_be_ended_at_once_when_stopped_then_the_pool_is_not_held_up(
+    build, monkeypatch
+):
     builder, _, process = build("time.sleep(600)")
     with monkeypatch.context() as patch:
         patch.setattr(process, "kill", lambda: None)  # as while it waits for a driver

@@ -58,15 +58,21 @@ def files(cache):
     kept=st.integers(0, 5),
     seed=st.randoms(use_true_random=False),
 )
-def test_given_any_packages_when_shrunk_then_the_oldest_go_until_the_rest_fits_and_no_more(sizes, limit, kept, seed):
+def test_given_any_packages_when_shrunk_then_the_oldest_go_until_the_rest_fits_and_no_more(
+    sizes, limit, kept, seed
+):
     with tempfile.TemporaryDirectory() as folder:
         cache = PackageCache(Path(folder), limit)
         ages = seed.sample(range(1_000), len(sizes))
-        paths = [store(cache, size, age, str(n)) for n, (size, age) in enumerate(zip(sizes, ages, strict=True))]
+        paths = [
+            store(cache, size, age, str(n)) for n, (size, age) in enumerate(zip(sizes, ages, strict=True))
+        ]
         keep = paths[kept] if kept < len(paths) else None
         cache.shrink(keep)
         left = {entry.path: entry.size_bytes for entry in cache.entries()}
-        oldest_first = [path for _, path in sorted(zip(ages, paths, strict=True), reverse=True) if path != keep]
+        oldest_first = [
+            path for _, path in sorted(zip(ages, paths, strict=True), reverse=True) if path != keep
+        ]
         removed = oldest_first[: len(paths) - len(left)]
         assert set(left) == set(paths) - set(removed)
         assert sum(left.values()) <= limit or set(left) <= {keep}
@@ -89,7 +95,13 @@ def test_given_damaged_entries_when_listed_then_each_is_there_with_what_is_wrong
 
 def test_given_half_written_files_when_shrunk_then_those_that_nobody_writes_go_at_once(tmp_path):
     cache = PackageCache(tmp_path, 1 << 20)
-    names = ("aa0.1.part.pt2", "bb0.2.part.pt2", "bb1.2.part.json", "cc0.3.part.choice", "dd0.4.part.choice")
+    names = (
+        "aa0.1.part.pt2",
+        "bb0.2.part.pt2",
+        "bb1.2.part.json",
+        "cc0.3.part.choice",
+        "dd0.4.part.choice",
+    )
     for name in names:
         (tmp_path / name).write_bytes(bytes(100))
     os.utime(tmp_path / "dd0.4.part.choice", (time.time() - 61,) * 2)
@@ -124,10 +136,15 @@ def read_only(cache):
 
 
 def test_given_a_read_only_folder_when_written_then_the_parameter_is_named_and_reading_works():
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own lies below one that only its user may enter
+    with tempfile.TemporaryDirectory(
+        dir="/tmp"
+    ) as folder:  # pytest's own lies below one that only its user may enter
         cache = PackageCache(Path(folder), 0)
         path = store(cache, 3_000, 100)
-        match = f"parameter cache_dir: {folder} cannot be written: Permission denied; it has to be your own folder"
+        match = (
+            f"parameter cache_dir: {folder} cannot be written: Permission denied; it has to be your own"
+            " folder"
+        )
         with read_only(cache):
             assert [entry.path for entry in cache.entries()] == [path]
             cache.used(path)
@@ -165,7 +182,9 @@ def enter(cache, entered):
         entered.set()
 
 
-def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits_until_that_one_is_killed(tmp_path):
+def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits_until_that_one_is_killed(
+    tmp_path,
+):
     cache, entered = PackageCache(tmp_path / "cache", 0), threading.Event()
     with another_process(cache.folder) as process:
         assert process.stdout.readline() == "in\n"
@@ -180,7 +199,9 @@ def test_given_another_process_that_builds_when_asked_for_the_same_then_it_waits
         waiting.join()
 
 
-def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used_stays(monkeypatch, tmp_path):
+def test_given_the_parameters_then_folder_and_bound_are_theirs_and_what_was_used_stays(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert open_cache("", 64).folder == tmp_path / "torchperf_ros"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -201,8 +222,12 @@ def package(tmp_path):
     return path
 
 
-def test_given_parameters_when_asked_then_packages_are_taken_from_the_cache_and_the_folders_that_they_name(tmp_path):
-    found = package_folders(str(tmp_path), ["/opt/next", "~/more"], ["/opt/now/full.pt2", "", "/opt/now/fast.pt2"])
+def test_given_parameters_when_asked_then_packages_are_taken_from_the_cache_and_the_folders_that_they_name(
+    tmp_path,
+):
+    found = package_folders(
+        str(tmp_path), ["/opt/next", "~/more"], ["/opt/now/full.pt2", "", "/opt/now/fast.pt2"]
+    )
     assert found == [str(tmp_path), "/opt/next", str(Path("~/more").expanduser()), "/opt/now"]
 
 
@@ -210,14 +235,20 @@ def test_given_a_link_when_looked_for_then_the_file_that_it_leads_to_counts(tmp_
     link = tmp_path / "link.pt2"
     link.symlink_to(package)
     assert find_package(link, [str(package.parent)]) == package
-    with pytest.raises(PackageError, match=f"package {package} is in none of the folders .*parameter package_dirs"):
+    with pytest.raises(
+        PackageError, match=f"package {package} is in none of the folders .*parameter package_dirs"
+    ):
         find_package(link, [str(tmp_path / "pack")])
 
 
-def test_given_a_package_that_others_can_change_when_looked_for_then_it_is_refused_wherever_it_may_lie(package):
+def test_given_a_package_that_others_can_change_when_looked_for_then_it_is_refused_wherever_it_may_lie(
+    package,
+):
     package.parent.chmod(0o770)
     for folders in (None, ["/"]):
-        with pytest.raises(PackageError, match=f"native code: others can write {package.parent} .mode 0770"):
+        with pytest.raises(
+            PackageError, match=f"native code: others can write {package.parent} .mode 0770"
+        ):
             find_package(package, folders)
 
 
@@ -228,9 +259,14 @@ def test_given_an_exported_program_when_looked_for_then_it_is_refused(package):
         find_package(package, None)
 
 
-def test_given_a_cache_that_others_can_write_when_a_package_is_to_be_built_there_then_it_is_refused(tmp_path):
+def test_given_a_cache_that_others_can_write_when_a_package_is_to_be_built_there_then_it_is_refused(
+    tmp_path,
+):
     tmp_path.chmod(0o775)
-    match = f"parameter cache_dir: packages are not taken from {tmp_path}: others can write {tmp_path} .mode 0775"
+    match = (
+        f"parameter cache_dir: packages are not taken from {tmp_path}: others can write {tmp_path} .mode"
+        " 0775"
+    )
     with pytest.raises(ConfigError, match=match):
         PackageCache(tmp_path, 0).building(IDENTITY).__enter__()
 
@@ -256,14 +292,18 @@ def test_given_no_cache_when_used_then_cache_and_folder_are_the_users_alone(tmp_
     umask = os.umask(0o002)  # as many distributions have it for users with a group of their own
     with use_compiler_cache(str(tmp_path / "cache"), 1 << 20):
         os.umask(umask)
-        assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/compiler")] == [0o700] * 2
+        assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/compiler")] == [
+            0o700
+        ] * 2
 
 
 @pytest.mark.parametrize("name", ["cache", "cache/compiler"])
 def test_given_a_folder_that_others_can_write_when_used_then_it_is_refused(tmp_path, name):
     (tmp_path / "cache" / "compiler").mkdir(parents=True)
     (tmp_path / name).chmod(0o770)
-    with pytest.raises(ConfigError, match=rf"parameter cache_dir: .*others can write {tmp_path / name} .mode 0770"):
+    with pytest.raises(
+        ConfigError, match=rf"parameter cache_dir: .*others can write {tmp_path / name} .mode 0770"
+    ):
         use_compiler_cache(str(tmp_path / "cache"), 1 << 20)
     assert os.environ[VARIABLE] == ""
 
@@ -287,8 +327,9 @@ def test_given_folders_with_a_space_when_used_then_compilers_see_links_without_o
         with use_compiler_cache(str(tmp_path / "my cache"), 1 << 20):
             chosen = {name: Path(os.environ[name]) for name in (VARIABLE, "TMPDIR")}
         assert {name: path.resolve() for name, path in chosen.items()} == {
-            VARIABLE: tmp_path / "my cache" / "compiler", "TMPDIR": temporary,
-        }  # fmt: skip
+            VARIABLE: tmp_path / "my cache" / "compiler",
+            "TMPDIR": temporary,
+        }
         assert all(re.fullmatch(r"[\w/]+", str(path)) for path in chosen.values())
         assert all(stat.S_IMODE(path.parent.stat().st_mode) == 0o700 for path in chosen.values())
         assert len(set(chosen.values())) == 2
@@ -298,7 +339,9 @@ def test_given_folders_with_a_space_when_used_then_compilers_see_links_without_o
 
 
 @pytest.mark.parametrize(("limit_bytes", "kept"), [(1000, True), (999, False)])
-def test_given_compiled_code_when_used_then_it_is_emptied_only_beyond_the_limit(tmp_path, full, limit_bytes, kept):
+def test_given_compiled_code_when_used_then_it_is_emptied_only_beyond_the_limit(
+    tmp_path, full, limit_bytes, kept
+):
     with use_compiler_cache(str(tmp_path), limit_bytes):
         assert (full / "ab" / "kernel.so").exists() == kept
 
@@ -316,7 +359,9 @@ def test_given_a_folder_that_cannot_be_made_when_used_then_torch_is_left_alone(t
     assert os.environ[VARIABLE] == ""
 
 
-def test_given_compiled_code_when_cleared_then_it_is_gone_unless_a_process_compiles(tmp_path, full, environment):
+def test_given_compiled_code_when_cleared_then_it_is_gone_unless_a_process_compiles(
+    tmp_path, full, environment
+):
     with use_compiler_cache(str(tmp_path), 1 << 20):
         environment.setenv(VARIABLE, "")
         assert clear_compiler_cache(str(tmp_path)) == 0

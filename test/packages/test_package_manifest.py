@@ -18,22 +18,42 @@ from torchperf_ros.packages.package_manifest import (
 )
 
 IDENTITY = Identity(
-    torch="2.9.0", device="cpu", capability="AVX2 flags 12", options=BuildOptions("aoti").as_dict(),
-    signature=["float32 1x3x8x8", "int64 1"], dynamic=[[0, 0, 1, 8]], weights="a" * 64, code="b" * 64,
-)  # fmt: skip
+    torch="2.9.0",
+    device="cpu",
+    capability="AVX2 flags 12",
+    options=BuildOptions("aoti").as_dict(),
+    signature=["float32 1x3x8x8", "int64 1"],
+    dynamic=[[0, 0, 1, 8]],
+    weights="a" * 64,
+    code="b" * 64,
+)
 OTHER = {
-    "torch": "2.9.1", "device": "NVIDIA Orin", "capability": "AVX2 flags 13", "options": BuildOptions().as_dict(),
-    "signature": ["float32 1x3x8x9", "int64 1"], "dynamic": [[0, 0, 1, 16]], "weights": "c" * 64, "code": "d" * 64,
-    "threads": 4, "format": 9,
-}  # fmt: skip
+    "torch": "2.9.1",
+    "device": "NVIDIA Orin",
+    "capability": "AVX2 flags 13",
+    "options": BuildOptions().as_dict(),
+    "signature": ["float32 1x3x8x9", "int64 1"],
+    "dynamic": [[0, 0, 1, 16]],
+    "weights": "c" * 64,
+    "code": "d" * 64,
+    "threads": 4,
+    "format": 9,
+}
 
 
 def manifest_of(package, identity=IDENTITY, **changes):
     values = {
-        "adapter": "m:C", "tier": "full", "package_sha256": file_sha256(package),
-        "package_bytes": package.stat().st_size, "graph": "e" * 64, "parity": {"relative_l2": 0.0},
-        "timings": {"float32 1": {"p50_ms": 1.0}}, "peak_memory_bytes": 1, "compile_s": 2, "built": "2026-01-01",
-    }  # fmt: skip
+        "adapter": "m:C",
+        "tier": "full",
+        "package_sha256": file_sha256(package),
+        "package_bytes": package.stat().st_size,
+        "graph": "e" * 64,
+        "parity": {"relative_l2": 0.0},
+        "timings": {"float32 1": {"p50_ms": 1.0}},
+        "peak_memory_bytes": 1,
+        "compile_s": 2,
+        "built": "2026-01-01",
+    }
     return Manifest(identity, **{**values, **changes})
 
 
@@ -74,7 +94,9 @@ def test_given_another_value_of_any_part_when_compared_then_key_and_message_are_
 
 
 def test_given_several_differences_when_compared_then_each_is_said_with_both_values():
-    wanted = replace(IDENTITY, torch="2.9.1", options={**IDENTITY.options, "precision": "bf16"}, weights="c" * 64)
+    wanted = replace(
+        IDENTITY, torch="2.9.1", options={**IDENTITY.options, "precision": "bf16"}, weights="c" * 64
+    )
     assert IDENTITY.differences(wanted) == [
         "torch 2.9.0, wanted 2.9.1",
         "option precision 'fp32', wanted 'bf16'",
@@ -112,7 +134,9 @@ def test_given_the_manifest_of_an_earlier_version_when_read_then_it_is_refused_o
     package, parts, good
 ):
     path = manifest_path(package)
-    path.write_text(json.dumps({**json.loads(manifest_of(package).to_json()), "parts": parts}), encoding="utf-8")
+    path.write_text(
+        json.dumps({**json.loads(manifest_of(package).to_json()), "parts": parts}), encoding="utf-8"
+    )
     if good:
         assert read_manifest(package) == manifest_of(package)
         return

@@ -22,12 +22,14 @@ from ..telemetry.frame_records import frame_record
 
 TYPE = "std_msgs/msg/String"
 SETUP = {
-    "node": "/perf", "topics": [("/perf/memory", "std_msgs/msg/Float64")], "heard": [("/objects", TYPE)],
+    "node": "/perf",
+    "topics": [("/perf/memory", "std_msgs/msg/Float64")],
+    "heard": [("/objects", TYPE)],
     "stages": [
         {"output": ("/boxes", TYPE), "inputs": [("/image", TYPE)]},
         {"output": ("/path", TYPE), "inputs": [None, ("/odom", TYPE)]},
     ],
-}  # fmt: skip
+}
 
 
 def text(words):
@@ -37,10 +39,13 @@ def text(words):
 def frame(at_s, stage=0, inputs=("image",), output="boxes", answer_ms=math.nan):
     """A frame answered at this second, 10 ms after it was received."""
     return frame_record(
-        round(at_s * NS_PER_S), stage=stage, seq=round(at_s * 10), answer_ms=answer_ms,
+        round(at_s * NS_PER_S),
+        stage=stage,
+        seq=round(at_s * 10),
+        answer_ms=answer_ms,
         inputs=[InputBytes(index, 0, 0.0, text(words)) for index, words in enumerate(inputs)],
         payload=None if output is None else text(output),
-    )  # fmt: skip
+    )
 
 
 class Box(BlackBox):
@@ -49,10 +54,17 @@ class Box(BlackBox):
     def __init__(self, folder, before_s=10.0, after_s=2.0, part_bytes=1 << 20):
         seconds = itertools.count()
         self.evidence = IncidentFolder(
-            folder / "evidence", 5, 64, lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc)
+            folder / "evidence",
+            5,
+            64,
+            lambda: datetime(2026, 1, 1, second=next(seconds), tzinfo=timezone.utc),
         )
         self.now_ns = 0
-        own = {"black_box_s": before_s, "black_box_after_s": after_s, "black_box_mib": part_bytes / (1 << 20)}
+        own = {
+            "black_box_s": before_s,
+            "black_box_after_s": after_s,
+            "black_box_mib": part_bytes / (1 << 20),
+        }
         super().__init__(SETUP | own, self.evidence, lambda: self.now_ns)
 
     def frame(self, record):
@@ -72,7 +84,11 @@ class Box(BlackBox):
         folder = self.folder()
         with AnyReader([folder / "black_box"], default_typestore=typestore([TYPE])) as reader:
             return [
-                (t_ns / NS_PER_S, connection.topic, getattr(reader.deserialize(data, connection.msgtype), "data", None))
+                (
+                    t_ns / NS_PER_S,
+                    connection.topic,
+                    getattr(reader.deserialize(data, connection.msgtype), "data", None),
+                )
                 for connection, t_ns, data in reader.messages()
                 if connection.topic != "/perf/latency_stages"
             ]
@@ -84,31 +100,45 @@ def test_given_frames_when_recorded_then_inputs_come_when_received_and_outputs_w
     box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(80.0)))
     box.incident(2)
     assert box.written() == [
-        (0.99, "/image", "image"), (1.0, "/boxes", "boxes"), (1.0, "/perf/latency", 12.5), (2.0, "/perf/memory", 80.0),
-    ]  # fmt: skip
+        (0.99, "/image", "image"),
+        (1.0, "/boxes", "boxes"),
+        (1.0, "/perf/latency", 12.5),
+        (2.0, "/perf/memory", 80.0),
+    ]
 
 
-def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_once_and_other_inputs_when_new(tmp_path):
+def test_given_stages_in_a_row_when_recorded_then_what_passes_between_is_there_once_and_other_inputs_when_new(
+    tmp_path,
+):
     box = Box(tmp_path)
     for second, odom in ((1, "a"), (2, "a"), (3, "b")):
         box.frame(frame(second, stage=1, inputs=("boxes", odom), output="path"))
     box.incident(3)
     written = box.written()
-    assert [(round(at, 2), words) for at, topic, words in written if topic == "/odom"] == [(0.99, "a"), (2.99, "b")]
+    assert [(round(at, 2), words) for at, topic, words in written if topic == "/odom"] == [
+        (0.99, "a"),
+        (2.99, "b"),
+    ]
     assert {topic for _, topic, _ in written} == {"/odom", "/path"}
     assert [words for _, _, words in written] == ["a", "path", "path", "b", "path"]
 
 
-def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_stands_at_its_own_receipt(tmp_path):
+def test_given_another_input_that_came_before_the_frame_when_recorded_then_it_stands_at_its_own_receipt(
+    tmp_path,
+):
     box = Box(tmp_path)
     late = frame(2, stage=1, inputs=("boxes", "a"), output="path")
     late.inputs[1].waited_us = 500_000
     box.frame(late)
     box.incident(2)
-    assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [(1.49, "a")]
+    assert [(round(at, 2), words) for at, topic, words in box.written() if topic == "/odom"] == [
+        (1.49, "a")
+    ]
 
 
-def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(tmp_path):
+def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_and_its_time_is_no_jump(
+    tmp_path,
+):
     box = Box(tmp_path)
     box.message(MessageRecord(2 * NS_PER_S, 0, float64_bytes(1.0)))
     box.message(MessageRecord(1 * NS_PER_S, 1, text("objects")))
@@ -117,7 +147,9 @@ def test_given_what_no_frame_carries_when_heard_then_it_stands_at_its_receipt_an
     assert box.written() == [(1, "/objects", "objects"), (2, "/perf/memory", 1.0), (3, "/perf/memory", 2.0)]
 
 
-def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_written_and_no_others(tmp_path):
+def test_given_seconds_when_an_incident_happens_then_those_before_and_after_are_written_and_no_others(
+    tmp_path,
+):
     box = Box(tmp_path, before_s=3.0, after_s=2.0)
     for second in range(20):
         box.frame(frame(second))
@@ -144,7 +176,9 @@ def test_given_ros_time_that_stands_still_when_kept_then_what_is_old_goes_all_th
 
 
 @pytest.mark.parametrize(("first_s", "then_s"), [(100.0, 2.0), (0.0, 1.7e9)])
-def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_follows(tmp_path, first_s, then_s):
+def test_given_ros_time_that_jumps_then_what_came_before_is_not_mixed_with_what_follows(
+    tmp_path, first_s, then_s
+):
     box = Box(tmp_path)
     for second in range(3):
         report(box, first_s + second, second)
@@ -171,7 +205,9 @@ def test_given_an_incident_when_ros_time_jumps_then_it_ends_there(tmp_path):
     assert box.incidents == 1
 
 
-def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_that_follows_is_in_it(tmp_path):
+def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_that_follows_is_in_it(
+    tmp_path,
+):
     size = len(text("x" * 1000))
     box = Box(tmp_path, part_bytes=4 * size)  # what came before the jump is gone when that is noticed
     box.incident(0)
@@ -183,7 +219,9 @@ def test_given_little_room_when_ros_time_jumps_during_an_incident_then_nothing_t
     assert box.incidents == 1
 
 
-def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(tmp_path):
+def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_nothing_that_follows_is_in_it(
+    tmp_path,
+):
     box, first_may_end = Box(tmp_path), threading.Event()
     box._fill = lambda folder, incident: first_may_end.wait(60) and BlackBox._fill(box, folder, incident)
     report(box, 100.0, 0)
@@ -197,7 +235,9 @@ def test_given_an_incident_that_cannot_be_written_yet_when_ros_time_jumps_then_n
     assert box.incidents == 2
 
 
-def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(tmp_path):
+def test_given_a_bound_in_bytes_when_more_comes_then_the_oldest_goes_and_what_follows_is_left_out_and_said(
+    tmp_path,
+):
     size = len(text("x" * 1000))
     box = Box(tmp_path, part_bytes=5 * size)
     for second in range(10):
@@ -223,7 +263,9 @@ def test_given_an_incident_when_another_one_happens_meanwhile_then_it_is_part_of
     assert [path.read_text() for path in folder.glob("*_second_incident.json")] == ["2"]
 
 
-def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_said_and_the_next_one_is_kept(tmp_path):
+def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_said_and_the_next_one_is_kept(
+    tmp_path,
+):
     box = Box(tmp_path)
     box.frame(frame(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -241,7 +283,9 @@ def test_given_a_disk_that_takes_no_more_when_an_incident_is_written_then_it_is_
     assert (box.problem, box.incidents) == ("", 1)
 
 
-def test_given_an_incident_when_written_then_definitions_come_along_for_readers_that_know_no_types(tmp_path):
+def test_given_an_incident_when_written_then_definitions_come_along_for_readers_that_know_no_types(
+    tmp_path,
+):
     box = Box(tmp_path)
     box.frame(frame(1))
     box.incident(1)

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.recorder.incident_folder import CaptureRule, IncidentError, IncidentFolder, open_incidents
+from torchperf_ros.recorder.incident_folder import (
+    CaptureRule,
+    IncidentError,
+    IncidentFolder,
+    open_incidents,
+)
 
 KIB = 1 << 10
 START = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=timezone.utc)
@@ -57,7 +62,9 @@ def test_given_an_incident_when_kept_then_its_folder_has_the_time_and_all_that_w
 
 
 @pytest.mark.parametrize(("max_count", "sizes_kib"), [(2, (1, 1, 1, 1, 1)), (10, (300, 300, 300, 600))])
-def test_given_more_incidents_or_bytes_than_allowed_when_one_is_kept_then_the_oldest_go(tmp_path, max_count, sizes_kib):
+def test_given_more_incidents_or_bytes_than_allowed_when_one_is_kept_then_the_oldest_go(
+    tmp_path, max_count, sizes_kib
+):
     folder = make(tmp_path, max_count=max_count)
     kept = [folder.keep("some", writes(size * KIB)) for size in sizes_kib]
     assert folder.incidents() == kept[-2:]
@@ -70,7 +77,9 @@ def test_given_a_clock_that_was_set_back_when_an_incident_is_kept_then_it_is_not
     assert len(folder.incidents()) == 2
 
 
-def test_given_an_incident_larger_than_all_may_be_when_kept_then_it_is_refused_and_the_others_stay(tmp_path):
+def test_given_an_incident_larger_than_all_may_be_when_kept_then_it_is_refused_and_the_others_stay(
+    tmp_path,
+):
     folder = make(tmp_path)
     small = folder.keep("small", writes(KIB))
     with pytest.raises(IncidentError, match=r"large: 1\.5 MiB are more than evidence_mib, 1,"):
@@ -92,7 +101,9 @@ def test_given_a_full_disk_when_kept_then_the_error_says_so_and_nothing_is_left(
         with Path("/dev/full").open("wb", buffering=0) as full:
             full.write(b"2")
 
-    with pytest.raises(IncidentError, match=f"_broken cannot be kept in {tmp_path}: {os.strerror(errno.ENOSPC)}"):
+    with pytest.raises(
+        IncidentError, match=f"_broken cannot be kept in {tmp_path}: {os.strerror(errno.ENOSPC)}"
+    ):
         make(tmp_path).keep("broken", write)
     assert list(tmp_path.iterdir()) == []
 
@@ -112,7 +123,9 @@ def test_given_a_writer_that_fails_when_kept_then_its_error_is_the_callers_and_n
 NO_PROCESS = 1 << 22  # above the largest process id of Linux
 
 
-def test_given_what_killed_processes_left_when_kept_then_it_goes_soon_and_what_one_may_write_after_a_day(tmp_path):
+def test_given_what_killed_processes_left_when_kept_then_it_goes_soon_and_what_one_may_write_after_a_day(
+    tmp_path,
+):
     ages_s = {(1, 90_000): False, (1, 3_600): True, (NO_PROCESS, 3_600): False, (NO_PROCESS, 0): True}
     for pid, age_s in ages_s:
         part = tmp_path / f".part-{pid}-{age_s}-x"
@@ -159,7 +172,9 @@ def test_given_any_words_when_made_a_name_then_it_is_one_folder_inside(tmp_path_
     assert kept.name.isprintable()
 
 
-def test_given_the_parameters_when_opened_then_the_folder_is_the_one_named_or_the_users(tmp_path, monkeypatch):
+def test_given_the_parameters_when_opened_then_the_folder_is_the_one_named_or_the_users(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert open_incidents("", 1, 1).root == tmp_path / "torchperf_ros"
     monkeypatch.delenv("XDG_STATE_HOME")
@@ -202,7 +217,10 @@ def test_given_errors_that_keep_coming_when_told_then_each_stage_and_kind_is_ask
             rule.taken(*wanted, second * S)
             taken.append(second)
     assert taken == [0, 600, 1200, 1800]
-    others = (Alert(Level.ERROR, "planning: latency", ""), Alert(Level.WARN, "perception: memory grows", ""))
+    others = (
+        Alert(Level.ERROR, "planning: latency", ""),
+        Alert(Level.WARN, "perception: memory grows", ""),
+    )
     assert [rule.wanted(other, STAGES, 1859 * S) for other in others] == [None, None]
     kinds = [("planning", "profile"), ("perception", "memory")]
     assert [rule.wanted(other, STAGES, 1860 * S) for other in others] == kinds
@@ -214,4 +232,6 @@ def test_given_evidence_that_could_not_be_taken_when_the_event_is_told_again_the
     error = Alert(Level.ERROR, "perception: deadline missed", "")
     assert rule.wanted(error, STAGES, 0)
     assert rule.wanted(error, STAGES, S)
-    assert rule.wanted(Alert(Level.WARN, "node: memory grows", ""), (), S) is None  # of a node without stages
+    assert (
+        rule.wanted(Alert(Level.WARN, "node: memory grows", ""), (), S) is None
+    )  # of a node without stages

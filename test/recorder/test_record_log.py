@@ -42,9 +42,17 @@ def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_sc
         validator.validate(line)
     assert start == {"v": 1, "kind": "start", "t_ns": 8, **START}
     assert (on_time["age_ms"], on_time["inference_ms"], on_time["tier"], on_time["fallback"]) == (
-        None, 3.123, "fast", None,
-    )  # fmt: skip
-    assert (late["outcome"], late["fallback"], late["tier"], late["reason"]) == ("late", "hold_last", None, "é\nline")
+        None,
+        3.123,
+        "fast",
+        None,
+    )
+    assert (late["outcome"], late["fallback"], late["tier"], late["reason"]) == (
+        "late",
+        "hold_last",
+        None,
+        "é\nline",
+    )
     shown = ("deadline_ms", "lateness_ms", "stale", "input_shapes", "batch")
     assert [on_time[name] for name in shown] == [50.0, -40.0, False, None, None]
     assert [late[name] for name in shown] == [5.0, 5.0, True, "4x3x48x64 4x6", 4]
@@ -53,7 +61,11 @@ def test_given_frames_and_events_when_ticked_then_they_are_lines_that_fit_the_sc
 
 
 def test_given_the_table_of_a_frames_fields_then_the_schema_has_each_of_them():
-    (frame,) = [one for one in json.loads(schema())["allOf"] if one["if"]["properties"]["kind"] == {"const": "frame"}]
+    (frame,) = [
+        one
+        for one in json.loads(schema())["allOf"]
+        if one["if"]["properties"]["kind"] == {"const": "frame"}
+    ]
     assert {name for name, _ in KEPT} <= {*frame["then"]["properties"], "t_ns"}
 
 
@@ -84,7 +96,9 @@ def test_given_more_than_fits_when_written_then_files_are_rotated_and_the_oldest
     assert all(lines(tmp_path, name)[0]["kind"] == "start" for name in names)
 
 
-def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_other_kinds_are_not(log, tmp_path):
+def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_other_kinds_are_not(
+    log, tmp_path
+):
     for number in range(60):
         log.event(number, {"kind": "log", "severity": "warn", "text": "x"})
     log.event(61, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
@@ -98,7 +112,9 @@ def test_given_a_storm_of_one_kind_when_written_then_it_is_cut_and_counted_and_o
     assert lines(tmp_path)[-1]["text"] == "y"
 
 
-def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counted_and_goes_on_later(log, tmp_path):
+def test_given_a_disk_that_takes_no_more_when_written_then_it_is_said_and_counted_and_goes_on_later(
+    log, tmp_path
+):
     log.frame(frame_record(**FRAME))
     log.tick(1, 0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -135,7 +151,10 @@ def test_given_an_incident_when_asked_for_records_since_then_they_are_a_file_of_
 
 def both(tmp_path, limit=LIMIT):
     """The logs of two nodes with one folder."""
-    return [RecordLog(tmp_path / "records", limit, {**START, "node": node}) for node in ("/front/perf", "/rear/perf")]
+    return [
+        RecordLog(tmp_path / "records", limit, {**START, "node": node})
+        for node in ("/front/perf", "/rear/perf")
+    ]
 
 
 def test_given_two_logs_with_one_folder_when_written_then_both_rotate_by_what_is_there(tmp_path):
@@ -154,11 +173,14 @@ def test_given_two_logs_with_one_folder_when_written_then_both_rotate_by_what_is
     assert seconds[-2:] == [399, 399]
     for name in names:  # each says whose lines come
         assert {line["node"] for line in lines(tmp_path, name) if line["kind"] == "start"} == {
-            "/front/perf", "/rear/perf",
-        }  # fmt: skip
+            "/front/perf",
+            "/rear/perf",
+        }
 
 
-def test_given_two_logs_with_one_folder_when_the_disk_is_full_for_one_then_no_line_of_the_other_is_cut(tmp_path):
+def test_given_two_logs_with_one_folder_when_the_disk_is_full_for_one_then_no_line_of_the_other_is_cut(
+    tmp_path,
+):
     front, rear = both(tmp_path)
     for second in range(20):
         front.event(second, {"kind": "log", "severity": "info", "text": "x" * 100})

@@ -1,4 +1,7 @@
-"""The node's side of the recorder, with real recorders: what is too large, what is not understood, who is stopped."""
+"""The node's side of the recorder, with real recorders.
+
+What is too large, what is not understood, who is stopped.
+"""
 
 import json
 import os
@@ -19,10 +22,17 @@ from ..telemetry.frame_records import frame_record
 
 WITHIN_S = 60.0
 SETUP = {
-    "node": "/perf", "pid": os.getpid(), "ros_offset_ns": 0, "versions": {}, "parameters": {}, "topics": [],
+    "node": "/perf",
+    "pid": os.getpid(),
+    "ros_offset_ns": 0,
+    "versions": {},
+    "parameters": {},
+    "topics": [],
     "heard": [("/objects", "std_msgs/msg/String")],
-    "stages": [{"name": "camera", "tiers": ["full"], "budget_ms": 50.0, "output": ["/boxes", ""], "inputs": [None]}],
-}  # fmt: skip
+    "stages": [
+        {"name": "camera", "tiers": ["full"], "budget_ms": 50.0, "output": ["/boxes", ""], "inputs": [None]}
+    ],
+}
 
 
 class Node:
@@ -72,7 +82,9 @@ def start(tmp_path):
         node.ring.close()
 
 
-def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_and_the_recorder_goes_on(start):
+def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_and_the_recorder_goes_on(
+    start,
+):
     node = start(parameters={"camera.options": "x" * 3 * MAX_PACKET_BYTES})
     node.recording.tell(1, kind="log", severity="error", text="x" * 3 * MAX_PACKET_BYTES)
     node.recording.tell(2, kind="memory", values={f"label_{number}": number for number in range(100_000)})
@@ -92,7 +104,8 @@ def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the
     node.recording._writer._send(b"no packet")
     node.recording.tell(1, kind="record")  # without its name
     node.recording.tell(2, kind="log", severity="info", text="after it")
-    said = "2 records were not understood, the last one:\nTraceback"  # on a busy machine, that it is silent comes first
+    # on a busy machine, that it is silent comes first
+    said = "2 records were not understood, the last one:\nTraceback"
     node.wait_for(lambda: "after it" in node.texts() and node.recording.problem.startswith(said))
     assert node.recording.restarts == 0
 
@@ -116,24 +129,34 @@ def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(
     assert not psutil.pid_exists(stopped)
 
 
-def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(start, monkeypatch):
+def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(
+    start, monkeypatch
+):
     nodes = [start(), start()]
     for node in nodes:
         node.wait_for(lambda node=node: node.recording.status)
     monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
     for node, state, silent_s, warned, killed in (
-        (nodes[0], "sleeping", 4.0, False, False), (nodes[0], "running", 30.0, False, False),
-        (nodes[0], "disk-sleep", 6.0, True, False), (nodes[0], "disk-sleep", 21.0, True, True),
+        (nodes[0], "sleeping", 4.0, False, False),
+        (nodes[0], "running", 30.0, False, False),
+        (nodes[0], "disk-sleep", 6.0, True, False),
+        (nodes[0], "disk-sleep", 21.0, True, True),
         (nodes[1], "running", 61.0, True, True),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(RecorderProcess, "state", state)
         node.recording._heard_at = time.monotonic() - silent_s
         node.recording.step()
-        assert ("no progress" in node.recording.problem) == ("no progress" in node.recording.unable()) == warned
+        assert (
+            ("no progress" in node.recording.problem)
+            == ("no progress" in node.recording.unable())
+            == warned
+        )
         assert (node.recorder is None) == killed
 
 
-def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_the_same_disk(start, monkeypatch):
+def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_the_same_disk(
+    start, monkeypatch
+):
     node = start()
     node.wait_for(lambda: node.recording.status)
     node.recording._tried_at = 0.0
@@ -146,7 +169,9 @@ def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_
     node.wait_for(lambda: node.recording.restarts == 1)
 
 
-def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_seconds_are_written(start, tmp_path):
+def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_seconds_are_written(
+    start, tmp_path
+):
     node = start()
     assert select.select([node.recorder._own], [], [], WITHIN_S)[0]  # a status, which nobody reads any more
     process = psutil.Process(node.recorder.pid)
@@ -189,13 +214,18 @@ def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_fo
     node.recording.tell(2, kind="log", severity="info", text="after it")
     node.wait_for(lambda: "after it" in node.texts())
     assert [record["seq"] for record in node.records() if record["kind"] == "frame"] == [7]
-    assert "could not be passed on" in node.recording.problem  # it stands there as long as the recorder goes on
+    assert (
+        "could not be passed on" in node.recording.problem
+    )  # it stands there as long as the recorder goes on
 
 
 def test_given_no_folder_of_records_when_started_then_each_node_has_its_own(start, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     nodes = [start(node=name, record_dir="") for name in ("/front/perf", "/rear/perf")]
-    files = [tmp_path / "torchperf_ros" / "records" / name / "perf" / "records.jsonl" for name in ("front", "rear")]
+    files = [
+        tmp_path / "torchperf_ros" / "records" / name / "perf" / "records.jsonl"
+        for name in ("front", "rear")
+    ]
     for node in nodes:
         node.recording.tell(1, kind="log", severity="info", text="here")
     for node, file in zip(nodes, files, strict=True):

@@ -49,7 +49,10 @@ def write_points(folder, messages):
 
 
 def drive(frames, *, period_ms=40, age_ms=2, words=None):
-    """Messages of `/point`, every `period_ms`, received `age_ms` after their stamp; `words` by number of the frame."""
+    """Messages of `/point`, every `period_ms`, received `age_ms` after their stamp.
+
+    `words` by number of the frame.
+    """
     messages = []
     for number in range(frames):
         stamp_ns = START_NS + number * period_ms * MS
@@ -72,17 +75,29 @@ def write_drive(path, word="", frames=10):
 def one_stage(**own):
     """Parameters by dotted name of one stage that counts."""
     values = {
-        "adapter": "replay_adapters:Counting", "output": "counted", "tiers": ["full", "fast"], "engine": "eager",
-        "budget_ms": 30.0, "backup": "none", **own,
-    }  # fmt: skip
-    return {"stages": ["first"], "worker_threads": 1} | {f"first.{key}": value for key, value in values.items()}
+        "adapter": "replay_adapters:Counting",
+        "output": "counted",
+        "tiers": ["full", "fast"],
+        "engine": "eager",
+        "budget_ms": 30.0,
+        "backup": "none",
+        **own,
+    }
+    return {"stages": ["first"], "worker_threads": 1} | {
+        f"first.{key}": value for key, value in values.items()
+    }
 
 
 def two_stages(first=None, second=None):
     """Parameters of a stage that counts, and one that joins its output with `/other`."""
     joining = {
-        "adapter": "replay_adapters:Joining", "output": "joined", "tiers": ["full", "fast"], "engine": "eager",
-        "budget_ms": 30.0, "backup": "none", **(second or {}),
-    }  # fmt: skip
+        "adapter": "replay_adapters:Joining",
+        "output": "joined",
+        "tiers": ["full", "fast"],
+        "engine": "eager",
+        "budget_ms": 30.0,
+        "backup": "none",
+        **(second or {}),
+    }
     values = one_stage(output="first", **(first or {})) | {"stages": ["first", "second"]}
     return values | {f"second.{key}": value for key, value in joining.items()}

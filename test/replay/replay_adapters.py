@@ -1,7 +1,7 @@
 """Adapters for replayed stages: small, exact, and doing what a frame's `header.frame_id` says.
 
-Imported by worker processes, which find this folder on PYTHONPATH. Words of a frame: raise, nan, bad_input, sigkill,
-sleep (for a tenth of a second), print (what looks like markup).
+Imported by worker processes, which find this folder on PYTHONPATH. Words of a frame: raise, nan, bad_input,
+sigkill, sleep (for a tenth of a second), print (what looks like markup).
 """
 
 import contextlib
@@ -33,7 +33,10 @@ class _Offset(torch.nn.Module):
 
 
 class Counting(Adapter):
-    """Gives the point back: x plus 1000 times the tier's number, y: how many frames were observed, z: unchanged."""
+    """Gives the point back.
+
+    X plus 1000 times the tier's number, y: how many frames were observed, z: unchanged.
+    """
 
     inputs = {"point": POINT}
     output = POINT
@@ -70,7 +73,9 @@ class Counting(Adapter):
 
     def postprocess(self, outputs, messages):
         message = next(iter(messages.values())).message
-        point = message_class("geometry_msgs/msg/Point")(float(outputs[0]), float(self._observed), message.point.z)
+        point = message_class("geometry_msgs/msg/Point")(
+            float(outputs[0]), float(self._observed), message.point.z
+        )
         return message_class(POINT)(header=message.header, point=point)
 
 
@@ -152,15 +157,16 @@ class NeverBuilt(Counting):
 class Obedient(Counting):
     """Notes its process in a folder.
 
-    More words: `slow`: takes 0.1 s. `lose`: kills the process that replays. `lose once`: the first worker does.
+    More words: `slow`: takes 0.1 s. `lose`: kills the process that replays. `lose once`: the first worker
+    does.
     """
 
     def __init__(self, options, device):
         super().__init__(options, device)
         self._folder = Path(options["folder"])
         (self._folder / f"pid-{os.getpid()}").touch()
-        # behind the stage's fork server and its base; looked up now, as another worker may have killed it by then, and
-        # then whoever takes in orphans stands in its place: the process of these tests
+        # behind the stage's fork server and its base; looked up now, as another worker may have killed it
+        # by then, and then whoever takes in orphans stands in its place: the process of these tests
         self._replaying = psutil.Process().parents()[2]
 
     def preprocess(self, messages):

@@ -7,8 +7,14 @@ from torchperf_ros.logs.log_reader import LogError, LogTopic
 from torchperf_ros.replay.log_feed import KnownTopics, match_topics, parse_maps
 from torchperf_ros.stage.stage_input import StageInput
 
-IMAGE, COMPRESSED, ODOM = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "nav_msgs/msg/Odometry"
-PERCEPTION, PLANNING = (SimpleNamespace(config=SimpleNamespace(name=name)) for name in ("perception", "planning"))
+IMAGE, COMPRESSED, ODOM = (
+    "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/CompressedImage",
+    "nav_msgs/msg/Odometry",
+)
+PERCEPTION, PLANNING = (
+    SimpleNamespace(config=SimpleNamespace(name=name)) for name in ("perception", "planning")
+)
 CAMERA, SPEED = StageInput(PERCEPTION, 0, "image", IMAGE, True), StageInput(PLANNING, 1, "odom", ODOM, True)
 
 
@@ -26,16 +32,22 @@ def test_given_outputs_of_stages_in_a_log_when_matched_then_they_are_no_candidat
     assert match(topics(front=IMAGE, labels=IMAGE), known=known)[0] == {"image": "/front"}
     in_a_namespace = {name: LogTopic(name, IMAGE, 5) for name in ("/car/front", "/car/labels")}
     assert match(in_a_namespace, known=known)[0] == {"image": "/car/front"}
-    with pytest.raises(LogError, match=r"but what a stage publishes; if that is meant: --map /labels:=image"):
+    with pytest.raises(
+        LogError, match=r"but what a stage publishes; if that is meant: --map /labels:=image"
+    ):
         match(topics(labels=IMAGE), known=known)
     assert match(topics(labels=IMAGE), known=known, remap={"image": "/labels"})[0] == {"image": "/labels"}
     with pytest.raises(LogError, match=r"has several such topics: /left \(.*\), /right \(.*\); choose one"):
         match(topics(left=IMAGE, labels=IMAGE, right=IMAGE), known=known)
 
 
-def test_given_an_incident_when_matched_then_its_node_s_remapping_counts_and_an_option_counts_more(tmp_path):
-    stages = [{"name": "perception", "inputs": ["/left", None], "output": "/found"},
-              {"name": "planning", "inputs": [None, "/wheels"], "output": "/path"}]  # fmt: skip
+def test_given_an_incident_when_matched_then_its_node_s_remapping_counts_and_an_option_counts_more(
+    tmp_path,
+):
+    stages = [
+        {"name": "perception", "inputs": ["/left", None], "output": "/found"},
+        {"name": "planning", "inputs": [None, "/wheels"], "output": "/path"},
+    ]
     (tmp_path / "incident.json").write_text(json.dumps({"name": "a", "stages": stages}), "utf-8")
     known = KnownTopics.of_incident(tmp_path)
     assert known.outputs == {"/found", "/path"}
@@ -60,7 +72,9 @@ def test_given_a_topic_of_the_name_or_the_only_one_of_the_type_when_matched_then
     assert match(topics(image=IMAGE, other=IMAGE)) == ({"image": "/image"}, [])
     found, said = match(topics(front=IMAGE, odom=ODOM))
     assert found == {"image": "/front"}
-    assert said == ["perception takes image (sensor_msgs/msg/Image) from /front, the only topic of this type"]
+    assert said == [
+        "perception takes image (sensor_msgs/msg/Image) from /front, the only topic of this type"
+    ]
 
 
 def test_given_a_log_of_a_node_in_a_namespace_when_a_type_is_there_twice_then_the_name_at_the_end_decides():
@@ -73,20 +87,36 @@ def test_given_a_log_of_a_node_in_a_namespace_when_a_type_is_there_twice_then_th
 @pytest.mark.parametrize(
     ("log", "remap", "words"),
     [
-        ({"left": IMAGE, "right": IMAGE}, {}, r"drive\.mcap.*/left .*/right .*choose one: --map /left:=image"),
-        ({"odom": ODOM}, {}, r"perception takes image .*no such topic; it has: /odom \(nav_msgs/msg/Odometry\)"),
+        (
+            {"left": IMAGE, "right": IMAGE},
+            {},
+            r"drive\.mcap.*/left .*/right .*choose one: --map /left:=image",
+        ),
+        (
+            {"odom": ODOM},
+            {},
+            r"perception takes image .*no such topic; it has: /odom \(nav_msgs/msg/Odometry\)",
+        ),
         ({"front": COMPRESSED}, {}, r'--set \'perception.options=\{"compressed": true\}\''),
-        ({"odom": ODOM}, {"image": "/odom"}, r"/odom is nav_msgs/msg/Odometry; perception takes sensor_msgs/msg/Image"),
+        (
+            {"odom": ODOM},
+            {"image": "/odom"},
+            r"/odom is nav_msgs/msg/Odometry; perception takes sensor_msgs/msg/Image",
+        ),
         ({"image": IMAGE}, {"image": "/absent"}, "no topic /absent, which --map names"),
         ({"image": IMAGE}, {"lidar": "/image"}, "no stage takes /lidar"),
     ],
 )
-def test_given_no_trigger_or_none_that_is_clear_when_matched_then_the_error_says_what_there_is(log, remap, words):
+def test_given_no_trigger_or_none_that_is_clear_when_matched_then_the_error_says_what_there_is(
+    log, remap, words
+):
     with pytest.raises(LogError, match=words):
         match(topics(**log), remap=remap)
 
 
-@pytest.mark.parametrize(("log", "words"), [({}, "does not have"), ({"left": ODOM, "right": ODOM}, "several")])
+@pytest.mark.parametrize(
+    ("log", "words"), [({}, "does not have"), ({"left": ODOM, "right": ODOM}, "several")]
+)
 def test_given_an_input_that_can_be_done_without_when_it_is_not_clear_then_it_is_said(log, words):
     found, said = match(topics(image=IMAGE, **log), CAMERA, SPEED)
     assert found == {"image": "/image"}

@@ -33,7 +33,9 @@ def fast(tmp_path_factory):
     """Twelve frames, among them one that raises, one that is NaN, one that kills its worker; two stages."""
     folder = tmp_path_factory.mktemp("fast")
     messages = drive(12, words={3: "raise", 5: "nan", 7: "sigkill", 9: "bad_input"})
-    messages += [("/other", START_NS + number * 100 * MS + MS, point(START_NS, 10.0 + number)) for number in range(4)]
+    messages += [
+        ("/other", START_NS + number * 100 * MS + MS, point(START_NS, 10.0 + number)) for number in range(4)
+    ]
     log = write_points(folder / "log", sorted(messages, key=lambda m: m[1]))
     return run(log, folder, values=two_stages(), inputs="all")
 
@@ -74,25 +76,39 @@ def test_given_a_replay_when_its_output_is_read_then_outputs_rows_and_inputs_lie
 def test_given_a_replay_when_summed_up_then_log_model_parameters_and_machine_are_named(fast):
     summary = fast[0].summary
     assert summary["log"]["messages"] == 16
-    assert len(summary["log"]["sha256"]) == len(summary["params_sha256"]) == len(summary["model"]["first"]) == 64
+    assert (
+        len(summary["log"]["sha256"])
+        == len(summary["params_sha256"])
+        == len(summary["model"]["first"])
+        == 64
+    )
     assert summary["machine"]["fingerprint"]
     assert summary["memory"]["rss_mib"][0] > 10
     assert [stage["answered"] for stage in summary["stages"]] == [12, 12]
 
 
 def test_given_a_log_when_replayed_in_real_time_then_outputs_are_those_of_the_fast_replay(tmp_path):
-    log = write_points(tmp_path / "log", drive(4, period_ms=300))  # on a busy machine, too, no frame waits for another
+    log = write_points(
+        tmp_path / "log", drive(4, period_ms=300)
+    )  # on a busy machine, too, no frame waits for another
     values = one_stage(budget_ms=1000.0, actions=["drift -> lower_tier"])
     real, _ = run(log, tmp_path, values=values, pace="real")
     fast, _ = run(log, tmp_path, values=values)
     assert real.stage("first").outcomes == {"on_time": 4}
-    assert real.stage("first").frames["output_hash"].tolist() == fast.stage("first").frames["output_hash"].tolist()
+    assert (
+        real.stage("first").frames["output_hash"].tolist()
+        == fast.stage("first").frames["output_hash"].tolist()
+    )
     assert real.summary["troubles"][0].startswith("first: its actions are not applied")
     assert real.summary["took_s"] > 0.8  # 3 periods of 300 ms cannot take less
 
 
-def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(tmp_path):
-    words = dict.fromkeys(range(5, 40), "sleep")  # each of them: on a busy machine any may be the one that is dropped
+def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_and_what_waited_is_dropped(
+    tmp_path,
+):
+    words = dict.fromkeys(
+        range(5, 40), "sleep"
+    )  # each of them: on a busy machine any may be the one that is dropped
     log = write_points(tmp_path / "log", drive(40, period_ms=20, words=words))
     result, _ = run(log, tmp_path, values=one_stage(budget_ms=60.0), pace="real")
     stage = result.stage("first")
@@ -103,7 +119,9 @@ def test_given_a_frame_that_stalls_when_replayed_in_real_time_then_it_is_late_an
 
 def test_given_stamps_that_are_zero_repeat_and_go_back_when_replayed_then_each_frame_is_answered(tmp_path):
     stamps = [0, START_NS, START_NS, START_NS - 3_000 * MS, START_NS + 20_000 * MS, START_NS + 40 * MS]
-    messages = [("/point", START_NS + n * 40 * MS, point(stamp, float(n))) for n, stamp in enumerate(stamps)]
+    messages = [
+        ("/point", START_NS + n * 40 * MS, point(stamp, float(n))) for n, stamp in enumerate(stamps)
+    ]
     result, _ = run(write_points(tmp_path / "log", messages), tmp_path)
     assert [x for x, _, _ in counted(result)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     ages_ms = result.stage("first").frames["age_ms"]
@@ -116,12 +134,22 @@ def test_given_stamps_that_are_zero_repeat_and_go_back_when_replayed_then_each_f
     ("topics", "own", "options", "error", "words"),
     [
         (["/point"], {}, {"start_s": 60.0}, LogError, r"has no message on /point in that time"),
-        (["/a", "/b"], {"adapter": "replay_adapters:NeverBuilt"}, {}, LogError,  # before models are loaded
-         r"first takes point .*several such topics"),
-        (["/point"], {"adapter": "no_such_module:Adapter"}, {}, ReplayError,
-         r"stage first cannot run: .*no_such_module"),
+        (
+            ["/a", "/b"],
+            {"adapter": "replay_adapters:NeverBuilt"},
+            {},
+            LogError,  # before models are loaded
+            r"first takes point .*several such topics",
+        ),
+        (
+            ["/point"],
+            {"adapter": "no_such_module:Adapter"},
+            {},
+            ReplayError,
+            r"stage first cannot run: .*no_such_module",
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_a_log_or_a_stage_that_cannot_be_used_when_replayed_then_it_is_refused_and_nothing_is_written(
     tmp_path, topics, own, options, error, words
 ):
@@ -131,10 +159,14 @@ def test_given_a_log_or_a_stage_that_cannot_be_used_when_replayed_then_it_is_ref
     assert list(tmp_path.glob("*.mcap")) + list(tmp_path.glob(".*")) == []
 
 
-@pytest.mark.parametrize("frames", [2, 300])  # the disk is full when the file is closed; while it is written
+@pytest.mark.parametrize(
+    "frames", [2, 300]
+)  # the disk is full when the file is closed; while it is written
 def test_given_a_full_disk_when_replayed_then_that_is_said_and_nothing_has_the_final_name(tmp_path, frames):
     """`/dev/full` stands for the disk: every write to it fails as on a full one."""
-    log = write_points(tmp_path / "log", drive(frames, period_ms=1, words=dict.fromkeys(range(frames), "x" * 8000)))
+    log = write_points(
+        tmp_path / "log", drive(frames, period_ms=1, words=dict.fromkeys(range(frames), "x" * 8000))
+    )
     (tmp_path / ".out.mcap.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left") as error:
         run(log, tmp_path, inputs="all")
@@ -157,7 +189,9 @@ def test_given_ctrl_c_while_a_frame_is_given_when_replayed_then_that_frame_is_an
 def test_given_a_type_that_only_the_log_knows_when_replayed_then_workers_decode_it(tmp_path):
     store, name = get_typestore(Stores.ROS2_JAZZY), "robot_of_one/msg/Blinker"
     store.register(get_types_from_msg("std_msgs/Header header\nint8 side", name))
-    header = store.types["std_msgs/msg/Header"](store.types["builtin_interfaces/msg/Time"](1_700_000_000, 0), "")
+    header = store.types["std_msgs/msg/Header"](
+        store.types["builtin_interfaces/msg/Time"](1_700_000_000, 0), ""
+    )
     with Writer(tmp_path / "log", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connection = writer.add_connection("/blinker", name, typestore=store)
         for number in range(3):

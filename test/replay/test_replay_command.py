@@ -35,12 +35,16 @@ def test_given_a_log_when_replayed_then_table_reasons_and_files_are_there(log, t
     assert "first" in done.output
     assert "first frame 4: RuntimeError: as ordered" in done.output
     assert "wrote " in done.output
-    assert "[/INST]" in done.output  # what a model prints is shown as it is, also where it looks like markup
+    assert (
+        "[/INST]" in done.output
+    )  # what a model prints is shown as it is, also where it looks like markup
     assert len(read_run(run).frames["first"]) == len(read_run(table).frames["first"]) == 30
     assert output.stat().st_size > 1000
 
 
-def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_is_1_and_the_line_is_named(tmp_path):
+def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_is_1_and_the_line_is_named(
+    tmp_path,
+):
     failing = write_points(tmp_path / "drive", drive(5, words=dict.fromkeys(range(5), "raise")))
     done = torchperf(failing, *sets())
     assert done.exit_code == 1, done.output
@@ -52,7 +56,9 @@ def test_given_a_model_that_fails_at_every_frame_when_replayed_then_the_status_i
 def test_given_a_model_slower_than_its_sensor_when_replayed_then_nothing_says_that_all_is_well(tmp_path):
     log = write_points(tmp_path / "drive", drive(120, period_ms=16))
     run, times = tmp_path / "run.json", tmp_path / "times.yaml"
-    times.write_text(json.dumps({"first": {"full": {"inference_ms": 53}, "fast": {"inference_ms": 53}}}), "utf-8")
+    times.write_text(
+        json.dumps({"first": {"full": {"inference_ms": 53}, "fast": {"inference_ms": 53}}}), "utf-8"
+    )
     done = torchperf(log, *sets(budget_ms=200.0), "--pace", "virtual", "--times", times, "--json", run)
     assert done.exit_code == 1, done.output
     assert "first: more than a tenth of the frames had no answer" in done.output
@@ -92,16 +98,24 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "--params", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["LOG", "--json", "run.txt"], "run run.txt: has to end in .json or .parquet"),
         (["LOG", "--inputs", "/absent"], "has no topic /absent"),
-        (["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"], "step times /nowhere.yaml: cannot be read"),
+        (
+            ["LOG", "--pace", "virtual", "--times", "/nowhere.yaml"],
+            "step times /nowhere.yaml: cannot be read",
+        ),
         (["LOG", "--pace", "virtual"], "give --times a table"),
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
-        (["LOG", "--json", "run.json", "--parquet", "run.json"], "--parquet run.json: is the file of --json, too"),
+        (
+            ["LOG", "--json", "run.json", "--parquet", "run.json"],
+            "--parquet run.json: is the file of --json, too",
+        ),
         (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
         (["LOG", "--keep-output"], "--keep-output: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],
 )
-def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is_2(log, tmp_path, arguments, words):
+def test_given_bad_input_when_replayed_then_one_line_says_what_and_the_status_is_2(
+    log, tmp_path, arguments, words
+):
     command = [word.replace("LOG", str(log)) if word.startswith("LOG") else word for word in arguments]
     output = [] if "-o" in arguments else ["-o", tmp_path / "out.mcap"]
     done = torchperf(*command, *sets(), *output)
@@ -123,15 +137,28 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
     assert not read_run(run).summary["complete"]
 
 
-def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_and_step_times_are_taken(tmp_path):
+def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_and_step_times_are_taken(
+    tmp_path,
+):
     evidence = tmp_path / "incident"
     write_points(evidence / "black_box", drive(20))
     (evidence / "parameters.json").write_text(json.dumps(one_stage(budget_ms=61.0)), encoding="utf-8")
     start = {"v": 1, "kind": "start", "t_ns": 1, "stages": [{"name": "first", "tiers": ["full", "fast"]}]}
     frame = {
-        "v": 1, "kind": "frame", "stage": "first", "seq": 0, "t_ns": 2, "stamp_ns": 5, "total_ms": 17.0, "tier": "full",
-        "inference_ms": 17.0, "decode_ms": 0, "preprocess_ms": 0, "postprocess_ms": 0, "outcome": "on_time",
-    }  # fmt: skip
+        "v": 1,
+        "kind": "frame",
+        "stage": "first",
+        "seq": 0,
+        "t_ns": 2,
+        "stamp_ns": 5,
+        "total_ms": 17.0,
+        "tier": "full",
+        "inference_ms": 17.0,
+        "decode_ms": 0,
+        "preprocess_ms": 0,
+        "postprocess_ms": 0,
+        "outcome": "on_time",
+    }
     (evidence / "records.jsonl").write_text(f"{json.dumps(start)}\n{json.dumps(frame)}\n", encoding="utf-8")
     done = torchperf(evidence, "--pace", "virtual", "--json", tmp_path / "run.json")
     assert done.exit_code == 0, done.output

@@ -19,9 +19,11 @@ KIND = "std_msgs/msg/Float64MultiArray"
 def stage():
     """30 frames that took 10 to 39 ms, of which three came late after 60 to 62 ms."""
     rows = [
-        frame_row(seq, b"", outcome=Outcome.LATE, total_ms=50.0 + seq)
-        if seq in (10, 11, 12)
-        else frame_row(seq, b"", total_ms=10.0 + seq)
+        (
+            frame_row(seq, b"", outcome=Outcome.LATE, total_ms=50.0 + seq)
+            if seq in (10, 11, 12)
+            else frame_row(seq, b"", total_ms=10.0 + seq)
+        )
         for seq in range(30)
     ]
     reasons = {11: "tier full on worker 0 was not done after 48 ms\nTraceback"}
@@ -40,7 +42,9 @@ def test_given_a_stage_when_asked_for_figures_then_they_are_those_of_the_result(
     assert f"{stage.miss_ratio:.0%} {stage.miss_ratio!r}" == "10% 0.1"
 
 
-def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_it_of_all_or_of_the_missed_ones(stage):
+def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_it_of_all_or_of_the_missed_ones(
+    stage,
+):
     head, columns, *rows = [line.split() for line in stage.miss_ratio.stage.worst_frames(only_missed=True)]
     assert " ".join(head) == "perception: 3 of 30 frames not on time; those that took longest:"
     assert columns == ["seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"]
@@ -63,8 +67,12 @@ print(params_hash(config_of({"planning.guard.act": ["all"]})))
 """
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout for seed in ("1", "2", "3")
-    ]  # fmt: skip
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
     assert len(set(runs)) == 1

@@ -50,8 +50,14 @@ class Desk:
         return plan
 
     def vehicle(self, name=EARLY, **facts):
-        return VehicleRollout(self.folder / name, {"vehicle": name, **facts}, self.public, self.plan_path,
-                              "perception", lambda: self.now)  # fmt: skip
+        return VehicleRollout(
+            self.folder / name,
+            {"vehicle": name, **facts},
+            self.public,
+            self.plan_path,
+            "perception",
+            lambda: self.now,
+        )
 
 
 @pytest.fixture

@@ -40,14 +40,19 @@ def plan(x, second=1.0):
 @pytest.fixture
 def compare(monkeypatch):
     """Compare outputs as often as asked, not only in idle time; the process ends with the test."""
-    monkeypatch.setattr(comparer, "_ENTRY", comparer._ENTRY[comparer._ENTRY.index("from torchperf_ros.rollout") :])
+    monkeypatch.setattr(
+        comparer, "_ENTRY", comparer._ENTRY[comparer._ENTRY.index("from torchperf_ros.rollout") :]
+    )
     made = []
 
     def compare(base, candidate, known=None, **given):
         made[:] = made or [OutputComparer(PATH, 0.1, **given)]
         assert made[0].offer(5, base, candidate, known)
         found, left_out = [], made[0].left_out
-        wait_until(lambda: found.append(made[0].take()) or found[-1] or made[0].left_out > left_out, lambda: "an end")
+        wait_until(
+            lambda: found.append(made[0].take()) or found[-1] or made[0].left_out > left_out,
+            lambda: "an end",
+        )
         return found[-1], made[0]
 
     yield compare

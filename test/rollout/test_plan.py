@@ -24,8 +24,13 @@ def read(desk, content):
 
 
 def test_given_a_plan_when_signed_or_written_for_people_then_the_same_is_read(desk, tmp_path):
-    plan = plan_with(targeting={"in": [{"var": "gpu"}, ["orin", "xavier"]]}, guards={"worker_deaths": 2},
-                     files={"a.pt2": "0" * 64}, revoked=["5"], again=["6"])  # fmt: skip
+    plan = plan_with(
+        targeting={"in": [{"var": "gpu"}, ["orin", "xavier"]]},
+        guards={"worker_deaths": 2},
+        files={"a.pt2": "0" * 64},
+        revoked=["5"],
+        again=["6"],
+    )
     assert read(desk, sign(plan, desk.private).encode()) == plan
     (tmp_path / "plan.yaml").write_text(plan_text(plan))
     assert read_plan_file(tmp_path / "plan.yaml") == plan
@@ -77,7 +82,10 @@ def test_given_another_key_when_read_then_both_keys_are_named(desk, tmp_path):
         ({"version": "base"}, "another name"),
         ({"candidate": {}}, "one at least"),
         ({"candidate": {"adaptor": "a:B"}}, "'adaptor' is no parameter"),
-        ({"candidate": {"budget_ms": 9.0}}, "'budget_ms' is no parameter of a stage that a candidate may change"),
+        (
+            {"candidate": {"budget_ms": 9.0}},
+            "'budget_ms' is no parameter of a stage that a candidate may change",
+        ),
         ({"candidate": {"engine": "fast"}}, "parameter engine: 'fast' is not allowed"),
         ({"candidate": {"packages": "a.pt2"}}, "package 'a.pt2' has to be among `files` with its SHA-256"),
         ({"files": {"a": "12"}}, "files: a '12' has to be a SHA-256"),
@@ -103,7 +111,9 @@ def test_given_another_key_when_read_then_both_keys_are_named(desk, tmp_path):
         ({"again": "7"}, "a list of versions"),
     ],
 )
-def test_given_a_value_that_is_not_allowed_when_checked_then_the_field_and_what_is_right_are_named(changes, match):
+def test_given_a_value_that_is_not_allowed_when_checked_then_the_field_and_what_is_right_are_named(
+    changes, match
+):
     with pytest.raises(PlanError, match=match):
         plan_with(**changes)
 
@@ -130,7 +140,11 @@ def test_given_a_plan_when_it_goes_on_then_the_serial_grows_and_the_last_step_is
 
 
 def test_given_guards_of_steps_when_the_step_is_on_then_they_hold_from_there_on():
-    steps = [{"share": 1, "guards": {"worker_deaths": 0}}, {"share": 5}, {"share": 9, "guards": {"worker_deaths": 4}}]
+    steps = [
+        {"share": 1, "guards": {"worker_deaths": 0}},
+        {"share": 5},
+        {"share": 9, "guards": {"worker_deaths": 4}},
+    ]
     plan = plan_with(steps=steps)
     assert [replace(plan, step=n).limits.worker_deaths for n in range(3)] == [0, 0, 4]
 
@@ -155,6 +169,8 @@ def test_given_figures_when_a_limit_is_passed_then_it_is_named_with_the_figure(f
 
 
 def test_given_figures_of_two_times_when_added_then_every_count_is_their_sum_and_the_trend_the_later_ones():
-    first, later = (Figures(**{one.name: by + at for at, one in enumerate(fields(Figures))}) for by in (1, 100))
+    first, later = (
+        Figures(**{one.name: by + at for at, one in enumerate(fields(Figures))}) for by in (1, 100)
+    )
     sums = {one.name: 101 + 2 * at for at, one in enumerate(fields(Figures))}
     assert first + later == Figures(**sums | {"memory_mib_per_h": later.memory_mib_per_h})

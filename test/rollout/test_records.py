@@ -56,7 +56,10 @@ def test_given_damage_anywhere_when_read_then_the_rest_counts(tmp_path, clock):
     (path,) = record_files([tmp_path])
     whole = path.read_bytes()
     path.write_bytes(
-        b"\x00\xff\n[]\n3\n{}\n" + b'{"kind":"minute","t_s":1}\n{"kind":"event"}\n' + whole + b'{"kind":"min'
+        b"\x00\xff\n[]\n3\n{}\n"
+        + b'{"kind":"minute","t_s":1}\n{"kind":"event"}\n'
+        + whole
+        + b'{"kind":"min'
     )
     assert read_records([path]).blocks["t_s"].tolist() == [1.0]
     path.write_bytes(whole.split(b"\n", 1)[1])  # the first line is lost: the folder is the vehicle's

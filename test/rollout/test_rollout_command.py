@@ -34,8 +34,21 @@ def desk_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "detector.pt2").write_bytes(b"abc")
     run("keygen")
-    run("new", "-o", "plan.yaml", "--stage", "perception", "--version", "7", "--set", "engine=eager",
-        "--set", "packages=[detector.pt2]", "--file", "detector.pt2")  # fmt: skip
+    run(
+        "new",
+        "-o",
+        "plan.yaml",
+        "--stage",
+        "perception",
+        "--version",
+        "7",
+        "--set",
+        "engine=eager",
+        "--set",
+        "packages=[detector.pt2]",
+        "--file",
+        "detector.pt2",
+    )
     plan = read_plan_file(tmp_path / "plan.yaml")
     begun = utc_now() - datetime.timedelta(hours=36)
     (tmp_path / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
@@ -45,22 +58,39 @@ def desk_folder(tmp_path, monkeypatch):
 
 
 def read(folder):
-    return read_signed((folder / "plan.json").read_bytes(), read_public_key(folder / "rollout.key.pub"), "x")
+    return read_signed(
+        (folder / "plan.json").read_bytes(), read_public_key(folder / "rollout.key.pub"), "x"
+    )
 
 
 def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
-    """What vehicles wrote in the last hours: the candidate's times are the base's by a factor, and a bit of noise."""
+    """What vehicles wrote in the last hours.
+
+    The candidate's times are the base's by a factor, and a bit of noise.
+    """
     now_s = utc_now().timestamp()
     for number in range(vehicles):
         log = RecordWriter(folder / "home" / f"car-{number}", {"vehicle": f"car-{number}", "gpu": "orin"})
         for at in range(MINUTES):
             noise = 1 + 0.01 * ((7 * number + 3 * at) % 11 - 5)
-            log.minute(replace(
-                minute("shadow", t_s=now_s - 3600 - 60 * (MINUTES - at)), step=step, drive=f"{at // 30}",
-                base_sum_ms=1800 * 20.0, candidate_sum_ms=1800 * 20.0 * factor * noise, base_p99_ms=30.0,
-                candidate_p99_ms=30.0 * factor * noise, base_misses=2, candidate_misses=2, compared=60, agreed=60,
-                score=0.98 if at % 2 else math.nan, refused=at == 7, deaths=0,
-            ))  # fmt: skip
+            log.minute(
+                replace(
+                    minute("shadow", t_s=now_s - 3600 - 60 * (MINUTES - at)),
+                    step=step,
+                    drive=f"{at // 30}",
+                    base_sum_ms=1800 * 20.0,
+                    candidate_sum_ms=1800 * 20.0 * factor * noise,
+                    base_p99_ms=30.0,
+                    candidate_p99_ms=30.0 * factor * noise,
+                    base_misses=2,
+                    candidate_misses=2,
+                    compared=60,
+                    agreed=60,
+                    score=0.98 if at % 2 else math.nan,
+                    refused=at == 7,
+                    deaths=0,
+                )
+            )
         if not number:
             log.event("refused", "", 1, "plan plan.json: has serial 1")
         if number < rolled_back:
@@ -68,10 +98,14 @@ def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
     return folder / "home"
 
 
-def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_signed_only_with_write(desk_folder):
+def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_signed_only_with_write(
+    desk_folder,
+):
     home = bring_home(desk_folder)
     before = read(desk_folder)
-    assert before.files == {"detector.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
+    assert before.files == {
+        "detector.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    }
     shown = run("status", home, "--plan", "plan.json", "--json", "out.json", "--html", "out.html")
     assert "advance: every figure is within its margin" in shown
     assert "- car-0 refused the plan: plan plan.json: has serial 1" in shown
@@ -157,7 +191,9 @@ def test_given_too_few_vehicles_when_a_step_asks_for_nothing_then_it_is_only_pas
     assert read(desk_folder).state == "done"
 
 
-def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refused_and_nothing_is_written(desk_folder):
+def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refused_and_nothing_is_written(
+    desk_folder,
+):
     draft = read_plan_file(desk_folder / "plan.yaml")
     (desk_folder / "plan.json").unlink()
     hour = datetime.timedelta(hours=1)
@@ -170,9 +206,13 @@ def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refuse
     package.write_bytes(b"abd")
     assert "its file detector.pt2: has SHA-256" in run("sign", "plan.yaml", status=2)
     package.unlink()
-    assert "its file detector.pt2: cannot be read (No such file or directory)" in run("sign", "plan.yaml", status=2)
+    assert "its file detector.pt2: cannot be read (No such file or directory)" in run(
+        "sign", "plan.yaml", status=2
+    )
     package.mkdir()
-    assert "its file detector.pt2: cannot be read (is a folder and no file)" in run("sign", "plan.yaml", status=2)
+    assert "its file detector.pt2: cannot be read (is a folder and no file)" in run(
+        "sign", "plan.yaml", status=2
+    )
     assert not (desk_folder / "plan.json").exists()
     package.rmdir()
     package.write_bytes(b"abc")
@@ -182,13 +222,18 @@ def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refuse
 def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_said(desk_folder):
     home = bring_home(desk_folder, vehicles=6)
     shown = run("status", home, "--plan", "plan.json")
-    assert "hold: not enough data: a verdict needs 10 vehicles, 6 brought some home; if 1 % of the fleet are" in shown
+    assert (
+        "hold: not enough data: a verdict needs 10 vehicles, 6 brought some home; if 1 % of the fleet are"
+        in shown
+    )
     assert shown.count("a step of 2 % is needed, or --force") == 1
 
 
 def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and_drafts(desk_folder):
     name = next(f"car-{n}" for n in range(9999) if bucket_percent("perception-7", f"car-{n}") < 1)
-    assert run("check", "plan.json", "--vehicle", name).startswith(f"shadow: vehicle {name} is in bucket 0.")
+    assert run("check", "plan.json", "--vehicle", name).startswith(
+        f"shadow: vehicle {name} is in bucket 0."
+    )
     assert run("check", "plan.yaml", "--vehicle", name).startswith("shadow: ")
     (desk_folder / "detector.pt2").write_bytes(b"abcd")
     assert "none: file" in run("check", "plan.json", "--vehicle", name)
@@ -203,10 +248,19 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         ((*NEW, "-o", "b.yaml", "--rule", "{"), "is no JSON"),
         (("keygen",), "is there already"),
         (("keygen", "none/key"), "key none/key: cannot be written (No such file or directory)"),
-        ((*NEW, "-o", "b.yaml", "--set", "engine=eager", "--file", "none.pt2"), "--file none.pt2: cannot be read (No"),
+        (
+            (*NEW, "-o", "b.yaml", "--set", "engine=eager", "--file", "none.pt2"),
+            "--file none.pt2: cannot be read (No",
+        ),
         (("sign", "plan.yaml", "--key", "none"), "key none: cannot be read (No such file or directory)"),
-        (("check", "none.json", "--vehicle", "car"), "plan none.json: cannot be read (No such file or directory)"),
-        (("status", "home", "--plan", "plan.json", "--key", "none.pub"), "key none.pub: cannot be read (No such file"),
+        (
+            ("check", "none.json", "--vehicle", "car"),
+            "plan none.json: cannot be read (No such file or directory)",
+        ),
+        (
+            ("status", "home", "--plan", "plan.json", "--key", "none.pub"),
+            "key none.pub: cannot be read (No such file",
+        ),
         (("sign", "plan.json"), "would replace the input plan.json"),
         (("sign", "plan.yaml", "--key", "rollout.key.pub"), "is no private key"),
         (("check", "plan.json", "--vehicle", " "), "the vehicle has no id"),
@@ -218,7 +272,7 @@ def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and
         (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
         (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
     ],
-)  # fmt: skip
+)
 def test_given_input_that_cannot_be_used_when_run_then_one_line_says_what_and_the_status_is_2(
     desk_folder, words, match
 ):
@@ -247,19 +301,28 @@ def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(
     ("content", "status", "said"),
     [
         ({"kind": "regress", "status": 0, "verdict": "nothing is worse"}, 0, "gate gate.json: open"),
-        ({"kind": "regress", "status": 1, "verdict": "1 worse: p99"}, 1, "gate.json: nothing is signed: 1 worse: p99"),
+        (
+            {"kind": "regress", "status": 1, "verdict": "1 worse: p99"},
+            1,
+            "gate.json: nothing is signed: 1 worse: p99",
+        ),
         ({"targets": [{"what": "a", "value": 1, "relation": "<=", "limit": 2, "met": True}]}, 0, "open"),
         (
-            {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]}, 1,
+            {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]},
+            1,
             "nothing is signed: hits is None, the target <= 2",
         ),
         ({"scenario": "cut_in", "seed": 3, "collision": False}, 0, "open"),
-        ({"scenario": "cut_in", "seed": 3, "collision": True}, 1, "nothing is signed: cut_in, seed 3: a collision"),
+        (
+            {"scenario": "cut_in", "seed": 3, "collision": True},
+            1,
+            "nothing is signed: cut_in, seed 3: a collision",
+        ),
         ({"targets": []}, 1, "it has no targets"),
         ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
         ([], 2, "is no JSON of"),
     ],
-)  # fmt: skip
+)
 def test_given_a_gate_when_signed_then_nothing_is_unless_it_is_open(desk_folder, content, status, said):
     (desk_folder / "plan.json").unlink()
     (desk_folder / "gate.json").write_text(json.dumps(content))

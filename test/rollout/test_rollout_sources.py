@@ -24,8 +24,10 @@ VALUES = {"adapter": "adapters_for_graph:Obedient", "output": "point", "engine":
 
 def options_with(*facts, desk=None):
     given = {} if desk is None else {"key": str(desk.public), "folder": str(desk.folder / "state")}
-    return rollout_options({f"rollout.{name}": value for name, value in given.items()}
-                           | {"rollout.vehicle": "car-7", "rollout.facts": list(facts)})  # fmt: skip
+    return rollout_options(
+        {f"rollout.{name}": value for name, value in given.items()}
+        | {"rollout.vehicle": "car-7", "rollout.facts": list(facts)}
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,10 @@ def desk(tmp_path):
 
 @pytest.fixture
 def vehicle(desk, monkeypatch):
-    """Starts a vehicle on a drive, which looks at its plan every time; returns how its node asks, and its facts."""
+    """Starts a vehicle on a drive, which looks at its plan every time.
+
+    Returns how its node asks, and its facts.
+    """
     monkeypatch.setattr(rollout_sources, "_LOOK_S", -1.0)
 
     def start(drive="monday", card="orin", **facts):
@@ -134,7 +139,9 @@ def test_given_a_candidate_whose_memory_grows_when_a_minute_ends_then_it_is_out_
 def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not_loaded(desk, vehicle):
     (desk.folder / "a.pt2").write_bytes(b"abc")
     sums = {"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    desk.publish(serving(files=sums, candidate={"packages": ["a.pt2"]}, steps=(Step(100),), issued=desk.now))
+    desk.publish(
+        serving(files=sums, candidate={"packages": ["a.pt2"]}, steps=(Step(100),), issued=desk.now)
+    )
     serve(vehicle()[0])
     assert vehicle()[0].running().changes["packages"][0] == str(desk.folder / "a.pt2")
     (desk.folder / "a.pt2").write_bytes(b"abd")
@@ -153,7 +160,10 @@ def test_given_the_owner_rolled_back_while_it_was_off_when_started_then_the_base
 
 @pytest.mark.parametrize(
     ("fact", "said"),
-    [("colour=red", "fact 'colour' is not known"), ("memory_gib=much", "fact memory_gib 'much' has to be a number")],
+    [
+        ("colour=red", "fact 'colour' is not known"),
+        ("memory_gib=much", "fact memory_gib 'much' has to be a number"),
+    ],
 )
 def test_given_facts_that_no_plan_can_ask_for_when_checked_then_the_parameter_is_named(fact, said):
     with pytest.raises(ConfigError, match=f"parameter rollout.vehicle or rollout.facts: .*{said}"):

@@ -29,7 +29,9 @@ PORTS = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: No
 def stage():
     """A stage whose candidate `7` serves; it has no workers, and is told how its frames ended."""
     config = stage_config("perception", VALUES)
-    actor = StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), PORTS, time.time_ns)
+    actor = StageActor(
+        config, worker_setup(config, node_config({"device": "cpu"}, {})), PORTS, time.time_ns
+    )
     actor.begin_as("7", {})
     yield actor
     actor.stop()
@@ -40,7 +42,20 @@ def answered(stage, number, outcome=Outcome.ON_TIME, fallback=None, check=None):
     now_ns = time.monotonic_ns()
     frame = Frame(number, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
     stage.statistics.answered(
-        Answer(frame, outcome, fallback, "", 0, 0.0, 49.0, 50.0, -1.0, now_ns + 49 * MS, StepTimes(), check=check)
+        Answer(
+            frame,
+            outcome,
+            fallback,
+            "",
+            0,
+            0.0,
+            49.0,
+            50.0,
+            -1.0,
+            now_ns + 49 * MS,
+            StepTimes(),
+            check=check,
+        )
     )
 
 
@@ -61,20 +76,26 @@ def test_given_a_candidate_whose_late_frames_are_answered_in_time_when_guarded_t
 
 
 @pytest.mark.parametrize("outcome", [one for one in Outcome if one is not Outcome.ON_TIME])
-def test_given_each_way_in_which_a_frame_ends_when_guarded_then_what_has_no_result_in_time_is_a_miss(stage, outcome):
+def test_given_each_way_in_which_a_frame_ends_when_guarded_then_what_has_no_result_in_time_is_a_miss(
+    stage, outcome
+):
     trial = Trial(stage, "7")
     answered(stage, 0, outcome)
     assert trial.figures().misses == (outcome is not Outcome.PARTIAL)
 
 
 @pytest.mark.parametrize("check", GuardVerdict)
-def test_given_plans_of_the_candidate_when_guarded_then_those_that_a_stop_has_replaced_are_refused(stage, check):
+def test_given_plans_of_the_candidate_when_guarded_then_those_that_a_stop_has_replaced_are_refused(
+    stage, check
+):
     trial = Trial(stage, "7")
     for number in range(4):
         answered(stage, number, check=check)
     refused = check in {GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE}
     assert trial.figures().refused == 4 * refused
-    assert broken_guard(Guards(), trial.figures()) == ("refused_plans 4 is over its limit 3" if refused else "")
+    assert broken_guard(Guards(), trial.figures()) == (
+        "refused_plans 4 is over its limit 3" if refused else ""
+    )
 
 
 def test_given_misses_of_the_version_before_when_the_candidate_takes_over_then_they_are_not_its_own(stage):
@@ -99,10 +120,13 @@ class Beside:
         for seq in range(number):
             now_ns = time.monotonic_ns()
             frame = Frame(seq, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
-            answer = Answer(frame, Outcome.ON_TIME, None, "", 0, 0.0, 10.0, 50.0, -40.0, now_ns, StepTimes(1, 1, 1, 1))
+            answer = Answer(
+                frame, Outcome.ON_TIME, None, "", 0, 0.0, 10.0, 50.0, -40.0, now_ns, StepTimes(1, 1, 1, 1)
+            )
             steps_ms = 90.0 if seq < late else 4.0
             self.figures.add(
-                Pair(answer, Outcome.ON_TIME, steps_ms, b"x", b"x", disturbed=untimed), candidate_serves=False
+                Pair(answer, Outcome.ON_TIME, steps_ms, b"x", b"x", disturbed=untimed),
+                candidate_serves=False,
             )
 
 
@@ -121,7 +145,10 @@ def beside(stage):
         ({"number": 0}, "0 of the 50 frames beside the base that it has to have first"),
         ({"number": 49}, "49 of the 50 frames beside the base that it has to have first"),
         ({"number": 500, "untimed": True}, "0 of 500 frames have a known time, 5 are needed"),
-        ({"number": 200, "late": 5}, "5 of 200 frames would be over the budget or without a result; at most 2.00% may"),
+        (
+            {"number": 200, "late": 5},
+            "5 of 200 frames would be over the budget or without a result; at most 2.00% may",
+        ),
         ({"number": 200, "late": 200}, "200 of 200 frames would be over the budget"),
         ({"number": 200, "late": 4}, ""),
         ({"number": 50}, ""),
@@ -140,10 +167,16 @@ def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_an
     assert trial.waits.startswith(waits)
     assert begun == ([] if waits else ["begins", "exchange"])
     said = trial.values()["candidate"]
-    assert said.startswith(f"7: shadow, which is to serve and waits: {waits}") if waits else said == "7: shadow"
+    assert (
+        said.startswith(f"7: shadow, which is to serve and waits: {waits}")
+        if waits
+        else said == "7: shadow"
+    )
 
 
-def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(stage, beside, monkeypatch):
+def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(
+    stage, beside, monkeypatch
+):
     begun = []
     monkeypatch.setattr(stage, "exchange", lambda: begun.append("exchange"))
     stage.begin_as("7", {})
@@ -159,7 +192,7 @@ def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_
     assert why_not_to_serve(1000, 10, 1, 0.0, Guards()) != ""
 
 
-# -- the thread -------------------------------------------------------------------------------------------------------
+# -- the thread
 
 
 def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_down_then_it_does_not_wait_for_ever(
@@ -190,16 +223,21 @@ def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_dow
     found.end()
 
 
-# -- what is read for it ----------------------------------------------------------------------------------------------
+# -- what is read for it
 
 
-def test_given_a_candidate_that_others_can_change_when_read_then_it_is_refused_and_the_mode_is_named(tmp_path):
+def test_given_a_candidate_that_others_can_change_when_read_then_it_is_refused_and_the_mode_is_named(
+    tmp_path,
+):
     path = tmp_path / "c.yaml"
     path.write_text("version: b\nadapter: m:Other\n")
     values = {**VALUES, "candidate": str(path)}
     source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
     path.chmod(0o666)
-    assert f"candidate {path}: is not taken, as it says which code runs: others can write {path}" in source.wish().why
+    assert (
+        f"candidate {path}: is not taken, as it says which code runs: others can write {path}"
+        in source.wish().why
+    )
     path.chmod(0o600)
     source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
     assert source.wish().beside == "b"
@@ -252,10 +290,15 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
     front.rolled_back("worker_deaths 2 is over its limit 1")
     front.stops()
     rear.stops()
-    assert start("/front/perf").wish().why == "version 7 was rolled back here: worker_deaths 2 is over its limit 1"
+    assert (
+        start("/front/perf").wish().why
+        == "version 7 was rolled back here: worker_deaths 2 is over its limit 1"
+    )
     assert start("/rear/perf").wish().serve == "7"
     states = sorted(str(path.relative_to(tmp_path / "state")) for path in tmp_path.rglob("state.json"))
-    assert states == [f"torchperf_ros/rollout/{node}/perf/perception/state.json" for node in ("front", "rear")]
+    assert states == [
+        f"torchperf_ros/rollout/{node}/perf/perception/state.json" for node in ("front", "rear")
+    ]
     again = start("/rear/perf")
     other = stage_config("perception", {**VALUES, "rollout_plan": f"{desk.plan_path}2"})
     with pytest.raises(ConfigError, match="parameter rollout.folder: state .*another node uses it"):

@@ -60,7 +60,9 @@ def test_given_vehicles_that_differ_for_good_when_few_then_the_interval_is_as_wi
     vehicles = np.repeat(np.arange(20), 200)
     values = random.normal(0, 0.1, 20)[vehicles] + random.normal(0, 0.01, 4000)
     assert interval(values, vehicles, ALPHA).verdict(0.01) is Verdict.NOT_ENOUGH
-    assert interval(values, np.arange(4000), ALPHA).high - interval(values, np.arange(4000), ALPHA).low < 0.02
+    assert (
+        interval(values, np.arange(4000), ALPHA).high - interval(values, np.arange(4000), ALPHA).low < 0.02
+    )
 
 
 def test_given_too_few_units_or_vehicles_when_asked_then_there_is_no_interval():
@@ -87,16 +89,28 @@ def test_given_an_interval_that_is_too_wide_when_asked_then_so_many_units_as_it_
     ("found", "metric", "said"),
     [
         (Interval(units=0), P99, "a verdict needs 10 vehicles, 0 brought some home"),
-        (Interval(units=900, vehicles=4), P99, "if 1 % of the fleet are no more, a step of 3 % is needed, or --force"),
-        (Interval(units=20, vehicles=12), P99, "not enough data: it needs some 40 more units of half an hour, 5.0 h"),
         (
-            Interval(0.02, -0.03, 0.07, 100, 12), LATENCY,
-            "latency: not enough data, +2.02 % (-2.96 to +7.25), margin 5.13 %: it needs some 159 more units",
+            Interval(units=900, vehicles=4),
+            P99,
+            "if 1 % of the fleet are no more, a step of 3 % is needed, or --force",
+        ),
+        (
+            Interval(units=20, vehicles=12),
+            P99,
+            "not enough data: it needs some 40 more units of half an hour, 5.0 h",
+        ),
+        (
+            Interval(0.02, -0.03, 0.07, 100, 12),
+            LATENCY,
+            (
+                "latency: not enough data, +2.02 % (-2.96 to +7.25), margin 5.13 %: it needs some 159 more"
+                " units"
+            ),
         ),
         (Interval(0.05, -0.03, 0.13, 100, 12), DISAGREEMENT, "disagreement: not enough data, +5.00 points"),
         (Interval(0.05, -0.03, 0.13, 100, 12), DISAGREEMENT, "the difference is the margin itself"),
     ],
-)  # fmt: skip
+)
 def test_given_too_little_for_a_verdict_when_asked_then_what_is_missing_and_how_long_it_takes_is_said(
     found, metric, said
 ):
@@ -107,14 +121,20 @@ def test_given_too_little_for_a_verdict_when_asked_then_what_is_missing_and_how_
 def test_given_no_miss_at_all_when_units_come_then_three_that_chance_may_have_hidden_keep_it_open():
     none = interval(np.zeros(70), np.arange(70), ALPHA, least=1 / 1800)
     assert none.high > 3 / (70 * 1800)
-    assert interval(np.zeros(7000), np.arange(7000), ALPHA, least=1 / 54_000).verdict(0.001) is Verdict.EQUIVALENT
+    assert (
+        interval(np.zeros(7000), np.arange(7000), ALPHA, least=1 / 54_000).verdict(0.001)
+        is Verdict.EQUIVALENT
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "limited"),
-    [(Interval(0.1, 0.06, 0.2), Verdict.WORSE), (Interval(0.01, 0.0, 0.04), Verdict.EQUIVALENT),
-     (Interval(0.05, 0.0, 0.1), Verdict.NOT_ENOUGH)],
-)  # fmt: skip
+    [
+        (Interval(0.1, 0.06, 0.2), Verdict.WORSE),
+        (Interval(0.01, 0.0, 0.04), Verdict.EQUIVALENT),
+        (Interval(0.05, 0.0, 0.1), Verdict.NOT_ENOUGH),
+    ],
+)
 def test_given_a_share_with_a_limit_when_asked_then_the_interval_decides(found, limited):
     assert found.limited(0.05) is limited
 
@@ -128,13 +148,27 @@ def test_given_a_difference_below_its_margin_when_certain_then_it_is_neither_wor
 
 def blocks(*drives):
     """Minutes of (vehicle, drive, minutes), one second apart; the candidate takes twice as long."""
-    vehicle, drive = (np.concatenate([np.full(n, one) for *keys, n in drives for one in [keys[i]]]) for i in (0, 1))
+    vehicle, drive = (
+        np.concatenate([np.full(n, one) for *keys, n in drives for one in [keys[i]]]) for i in (0, 1)
+    )
     count = len(vehicle)
     ones = np.ones(count)
-    return {"vehicle": vehicle, "drive": drive, "version": np.full(count, "7"), "role": np.full(count, "shadow"),
-            "t_s": 60.0 * np.arange(count), "frames": 1800 * ones, "base_sum_ms": ones, "candidate_sum_ms": 2 * ones,
-            "base_p99_ms": ones, "candidate_p99_ms": 2 * ones, "base_misses": 0 * ones, "candidate_misses": 18 * ones,
-            "compared": 10 * ones, "agreed": 9 * ones}  # fmt: skip
+    return {
+        "vehicle": vehicle,
+        "drive": drive,
+        "version": np.full(count, "7"),
+        "role": np.full(count, "shadow"),
+        "t_s": 60.0 * np.arange(count),
+        "frames": 1800 * ones,
+        "base_sum_ms": ones,
+        "candidate_sum_ms": 2 * ones,
+        "base_p99_ms": ones,
+        "candidate_p99_ms": 2 * ones,
+        "base_misses": 0 * ones,
+        "candidate_misses": 18 * ones,
+        "compared": 10 * ones,
+        "agreed": 9 * ones,
+    }
 
 
 def test_given_minutes_when_cut_into_stretches_then_drives_are_kept_apart_and_short_ones_left_out():

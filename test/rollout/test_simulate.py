@@ -31,12 +31,21 @@ def windows():
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("worse", "latency is worse"), ("worse-tail", "p99 is worse"), ("leaking", "memory_mib_per_h"),
-     ("crashing", "worker_deaths"), ("worse-on-one-gpu", "is worse on rtx4000")],
-)  # fmt: skip
-def test_given_a_bad_candidate_when_played_then_it_is_stopped_early_and_all_at_once_reaches_all(windows, kind, why):
+    [
+        ("worse", "latency is worse"),
+        ("worse-tail", "p99 is worse"),
+        ("leaking", "memory_mib_per_h"),
+        ("crashing", "worker_deaths"),
+        ("worse-on-one-gpu", "is worse on rtx4000"),
+    ],
+)
+def test_given_a_bad_candidate_when_played_then_it_is_stopped_early_and_all_at_once_reaches_all(
+    windows, kind, why
+):
     steps = simulate(plan_with(), VEHICLES, Candidate(kind), windows)
-    once = simulate(all_at_once(plan_with()), FEWER, Candidate(kind), windows)  # of every size all vehicles have it
+    once = simulate(
+        all_at_once(plan_with()), FEWER, Candidate(kind), windows
+    )  # of every size all vehicles have it
     assert steps.stopped
     assert once.stopped
     assert why in steps.why
@@ -57,8 +66,12 @@ def test_given_a_good_candidate_when_played_then_it_arrives_step_by_step(windows
         assert max(one for _, one, at in outcome.line if at == step) == pytest.approx(share, abs=2.0)
 
 
-def test_given_a_crash_in_ten_thousand_frames_when_played_on_many_fleets_then_few_vehicles_ever_have_it(windows):
-    reached = [simulate(plan_with(), 10_000, Candidate("crashing"), windows, seed).reached for seed in range(4)]
+def test_given_a_crash_in_ten_thousand_frames_when_played_on_many_fleets_then_few_vehicles_ever_have_it(
+    windows,
+):
+    reached = [
+        simulate(plan_with(), 10_000, Candidate("crashing"), windows, seed).reached for seed in range(4)
+    ]
     assert max(reached) <= 1.5
 
 

@@ -14,8 +14,12 @@ CAR = {"vehicle": "car-7", "gpu": "orin", "memory_gib": 32.0, "torch": "2.13.0+c
 def test_given_any_share_when_flagd_itself_is_asked_then_the_same_vehicles_are_in(share):
     weight = round(share * 1000)
     fractional = {"fractional": [["candidate", weight], ["base", 100_000 - weight]]}
-    flag = {"state": "ENABLED", "variants": {"candidate": True, "base": False}, "defaultVariant": "base",
-            "targeting": fractional}  # fmt: skip
+    flag = {
+        "state": "ENABLED",
+        "variants": {"candidate": True, "base": False},
+        "defaultVariant": "base",
+        "targeting": fractional,
+    }
     core = FlagdCore()
     core.set_flags({"flags": {"detector-7": flag}})
     ids = [f"car-{n}" for n in range(2000)]
@@ -54,7 +58,9 @@ def test_given_a_rule_of_flagd_when_asked_then_it_is_for_the_vehicles_that_it_na
     assert is_for("r", rule, CAR, "car-7") is taken
 
 
-@pytest.mark.parametrize("values", [{}, {"vehicle": ""}, {"vehicle": None}, {"vehicle": 7}, {"vehicle": "x" * 200}])
+@pytest.mark.parametrize(
+    "values", [{}, {"vehicle": ""}, {"vehicle": None}, {"vehicle": 7}, {"vehicle": "x" * 200}]
+)
 def test_given_a_vehicle_without_an_id_when_asked_then_it_is_said(values):
     with pytest.raises(TargetingError, match="the vehicle has no id"):
         facts_of(values)

@@ -1,4 +1,7 @@
-"""One vehicle: what it does about plans, what it remembers, and that a kill at any moment leaves one version to run."""
+"""One vehicle.
+
+What it does about plans, what it remembers, and that a kill at any moment leaves one version to run.
+"""
 
 import datetime
 import hashlib
@@ -35,7 +38,11 @@ def test_given_steps_when_a_vehicle_looks_then_its_bucket_decides_and_is_named(d
     assert decision.role is Role.SHADOW
     assert decision.why.startswith(f"vehicle {EARLY} is in bucket 0.")
     assert "step 0 exposes 1 % as a shadow" in decision.why
-    assert (decision.serve.name, decision.beside.name, decision.beside.parameters) == ("base", "7", plan.candidate)
+    assert (decision.serve.name, decision.beside.name, decision.beside.parameters) == (
+        "base",
+        "7",
+        plan.candidate,
+    )
     later = desk.vehicle(LATE)
     assert later.look().role is Role.NONE
     desk.publish(replace(plan, serial=plan.serial + 1, step=5))
@@ -141,13 +148,26 @@ def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_othe
     [
         (lambda plan: replace(plan, serial=plan.serial - 1), "a replay"),
         (lambda plan: replace(plan, version="9"), "another plan with that serial was accepted"),
-        (lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0), "exposes 0.5 %, less than"),
+        (
+            lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0),
+            "exposes 0.5 %, less than",
+        ),
         (lambda plan: replace(plan, serial=plan.serial + 1, stage="planning"), "is for stage 'planning'"),
-        (lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(hours=1)), "Is the clock"),
-        (lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW - datetime.timedelta(days=9),
-                              expires=NOW - datetime.timedelta(days=1)), "expired"),
+        (
+            lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(hours=1)),
+            "Is the clock",
+        ),
+        (
+            lambda plan: replace(
+                plan,
+                serial=plan.serial + 1,
+                issued=NOW - datetime.timedelta(days=9),
+                expires=NOW - datetime.timedelta(days=1),
+            ),
+            "expired",
+        ),
     ],
-)  # fmt: skip
+)
 def test_given_a_plan_that_must_not_be_followed_when_it_comes_then_it_is_said_and_the_last_one_holds(
     desk, change, match
 ):
@@ -162,11 +182,15 @@ def test_given_a_plan_that_must_not_be_followed_when_it_comes_then_it_is_said_an
     assert "is not there; the last accepted plan" in desk.vehicle().look().problem
 
 
-def test_given_clocks_that_jump_when_a_vehicle_looks_then_ten_minutes_are_tolerated_and_the_end_stays_the_end(desk):
+def test_given_clocks_that_jump_when_a_vehicle_looks_then_ten_minutes_are_tolerated_and_the_end_stays_the_end(
+    desk,
+):
     plan = desk.publish(serving())
     desk.now = NOW - datetime.timedelta(minutes=9)
     assert desk.vehicle().look().role is Role.SERVING
-    desk.now = NOW - datetime.timedelta(days=400)  # a clock that lost its battery: the signature says it is later
+    desk.now = NOW - datetime.timedelta(
+        days=400
+    )  # a clock that lost its battery: the signature says it is later
     assert desk.vehicle().look().role is Role.SERVING
     desk.now = plan.expires + datetime.timedelta(days=1)
     decision = desk.vehicle().look()
@@ -175,7 +199,9 @@ def test_given_clocks_that_jump_when_a_vehicle_looks_then_ten_minutes_are_tolera
 
 
 def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded(desk):
-    desk.publish(serving(files={"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}))
+    desk.publish(
+        serving(files={"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"})
+    )
     vehicle = desk.vehicle()
     assert "a.pt2: cannot be read" in vehicle.look().why
     (desk.folder / "a.pt2").write_bytes(b"abc")
@@ -241,7 +267,9 @@ def test_given_what_is_no_file_where_one_is_looked_for_when_it_looks_then_it_goe
 
 
 @pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])
-def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(desk, name):
+def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(
+    desk, name
+):
     (desk.folder / "a.pt2").write_bytes(b"abc")
     desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
     (desk.folder / name).chmod(0o666)
@@ -262,7 +290,9 @@ def other_plan(desk, **changes):
     """Another node of the same vehicle, whose plan is another file."""
     path = desk.folder / "rear.json"
     path.write_text(desk.plan_path.read_text())
-    return VehicleRollout(desk.folder / EARLY, {"vehicle": EARLY}, desk.public, path, "perception", **changes)
+    return VehicleRollout(
+        desk.folder / EARLY, {"vehicle": EARLY}, desk.public, path, "perception", **changes
+    )
 
 
 def test_given_a_folder_that_another_node_uses_when_it_starts_then_it_is_refused_until_that_one_ends(desk):
@@ -298,7 +328,9 @@ def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refu
         os.close(end)
 
 
-def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_starts_then_it_begins_with_that(desk):
+def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_starts_then_it_begins_with_that(
+    desk,
+):
     desk.publish(serving())
     earlier = desk.vehicle()
     served(desk, earlier)
@@ -306,8 +338,15 @@ def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_start
 
     def new(node, **changes):
         made = {"earlier": desk.folder / EARLY, **changes}
-        return VehicleRollout(desk.folder / node, {"vehicle": EARLY}, desk.public, desk.plan_path, "perception",
-                              lambda: NOW, **made)  # fmt: skip
+        return VehicleRollout(
+            desk.folder / node,
+            {"vehicle": EARLY},
+            desk.public,
+            desk.plan_path,
+            "perception",
+            lambda: NOW,
+            **made,
+        )
 
     for node in ("front", "rear"):
         vehicle = new(node)
@@ -333,12 +372,21 @@ def test_given_versions_that_were_barred_for_all_nodes_when_a_node_of_another_ro
     earlier.rolled_back("worker_deaths")
     earlier.close()
     desk.publish(serving(name="detector-8", serial=2**31))
-    other = VehicleRollout(desk.folder / "rear", {"vehicle": EARLY}, desk.public, desk.plan_path, "perception",
-                           lambda: NOW, earlier=desk.folder / EARLY)  # fmt: skip
+    other = VehicleRollout(
+        desk.folder / "rear",
+        {"vehicle": EARLY},
+        desk.public,
+        desk.plan_path,
+        "perception",
+        lambda: NOW,
+        earlier=desk.folder / EARLY,
+    )
     assert other.look().why == "version 7 was rolled back here: worker_deaths"
 
 
-def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(desk):
+def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(
+    desk,
+):
     plan = desk.publish(serving())
     served(desk, desk.vehicle())
     state = desk.folder / EARLY / STATE_FILE
@@ -362,7 +410,9 @@ def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_
     assert desk.vehicle().look().role is Role.SERVING
 
 
-def test_given_a_vehicle_with_another_key_when_a_plan_of_it_comes_then_it_is_followed_and_older_serials_are_not(desk):
+def test_given_a_vehicle_with_another_key_when_a_plan_of_it_comes_then_it_is_followed_and_older_serials_are_not(
+    desk,
+):
     plan = desk.publish(serving())
     served(desk, desk.vehicle())
     for path in (desk.folder / "key", desk.public):
@@ -387,11 +437,15 @@ def test_given_a_plan_that_is_refused_when_looked_at_again_and_again_then_the_re
 
 
 def fail_writes(monkeypatch, number):
-    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
+    )
 
 
 @pytest.mark.parametrize("number", [28, 30])  # ENOSPC, EROFS
-def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothing_begins(desk, monkeypatch, number):
+def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothing_begins(
+    desk, monkeypatch, number
+):
     desk.publish(serving())
     vehicle = desk.vehicle()
     with monkeypatch.context() as patch:
@@ -418,7 +472,9 @@ def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothi
     assert "7" in desk.vehicle().state.barred
 
 
-def test_given_a_candidate_that_takes_the_machine_down_when_cut_off_five_times_then_it_is_not_tried_again(desk):
+def test_given_a_candidate_that_takes_the_machine_down_when_cut_off_five_times_then_it_is_not_tried_again(
+    desk,
+):
     desk.publish(serving())
     for _ in range(5):
         vehicle = desk.vehicle()
@@ -479,7 +535,10 @@ CALLS = ("open", "write", "fsync", "replace", "close")
 
 
 def killed_at(desk, number, half):
-    """A process that lives a candidate's life, and is killed at its n-th system call; what it had begun and done."""
+    """A process that lives a candidate's life, and is killed at its n-th system call.
+
+    What it had begun and done.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -519,7 +578,9 @@ def killed_at(desk, number, half):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_given_a_kill_at_any_system_call_when_it_comes_up_then_one_version_runs_the_last_good_one(tmp_path, half, desk):
+def test_given_a_kill_at_any_system_call_when_it_comes_up_then_one_version_runs_the_last_good_one(
+    tmp_path, half, desk
+):
     desk.publish(serving())
     allowed = {"": {"base"}, "C": {"base", "7"}, "Cc": {"base", "7"}, "Ccr": {"base"}}
     seen = set()

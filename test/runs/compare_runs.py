@@ -43,13 +43,27 @@ def rows(total_ms, budget_ms=BUDGET_MS):
 def summary(*stages, **changes):
     """As a replay writes it."""
     return {
-        "log": {"path": "logs/drive.mcap", "sha256": "aa" * 32}, "params_sha256": "bb" * 32,
-        "model": {stage: "cc" * 32 for stage in stages}, "pace": "fast", "seed": 0, "commit": "0123456789abcdef",
-        "machine": {"cpu": "Cortex-X9", "cores": 8, "memory_mib": 16384, "device": "cpu", "torch": "2.13.0",
-                    "python": "3.11.7", "fingerprint": "feedfeedfeedfeed"},
-        "start_up_s": 2.0, "compile_s": None, "complete": True,
-        "stages": [{"name": stage, "tiers": ["full"], "budget_ms": BUDGET_MS} for stage in stages], **changes,
-    }  # fmt: skip
+        "log": {"path": "logs/drive.mcap", "sha256": "aa" * 32},
+        "params_sha256": "bb" * 32,
+        "model": {stage: "cc" * 32 for stage in stages},
+        "pace": "fast",
+        "seed": 0,
+        "commit": "0123456789abcdef",
+        "machine": {
+            "cpu": "Cortex-X9",
+            "cores": 8,
+            "memory_mib": 16384,
+            "device": "cpu",
+            "torch": "2.13.0",
+            "python": "3.11.7",
+            "fingerprint": "feedfeedfeedfeed",
+        },
+        "start_up_s": 2.0,
+        "compile_s": None,
+        "complete": True,
+        "stages": [{"name": stage, "tiers": ["full"], "budget_ms": BUDGET_MS} for stage in stages],
+        **changes,
+    }
 
 
 def run(total_ms, stage="perception", **changes):

@@ -24,7 +24,10 @@ MEMORY_LABELS = ("node_rss_mib", "workers_rss_mib", "cuda_allocated_mib")
 FRAMES = 100
 LATE = 60
 BRAKED = 30
-"""The frame of `perception` that was late, and had its second input missing; that of `planning` that had to brake."""
+"""The frame of `perception` that was late, and had its second input missing.
+
+That of `planning` that had to brake.
+"""
 
 
 def frame_row(stage: int, seq: int) -> list[float]:
@@ -54,17 +57,22 @@ def messages(*, images: bool = True, memory: bool = True, diagnostics: bool = Tr
     for seq in range(FRAMES):
         t_ns = published_ns(seq)
         told += [
-            (f"{node}/latency_stages", ARRAY, t_ns + stage, rows.encode(frame_row(stage, seq))) for stage in (0, 1)
+            (f"{node}/latency_stages", ARRAY, t_ns + stage, rows.encode(frame_row(stage, seq)))
+            for stage in (0, 1)
         ]
         if images:
             told.append(("/camera/image_raw", IMAGE, START_NS + seq * PERIOD_NS + 2_000_000, image(seq)))
         if seq % 20 == 0:
             if memory:
-                told.append((f"{node}/memory_stats", ARRAY, t_ns, parts.encode([60.0, 800.0 + seq, math.nan])))
+                told.append(
+                    (f"{node}/memory_stats", ARRAY, t_ns, parts.encode([60.0, 800.0 + seq, math.nan]))
+                )
             if diagnostics:
                 told.append(("/diagnostics", DIAGNOSTICS, t_ns, diagnostics_at(seq, node)))
     anomaly = Alert(Level.WARN, "perception: deadline missed", "<b>no & result</b>", {"seq": str(LATE)})
-    told.append((f"{node}/anomaly", DIAGNOSTICS, published_ns(LATE), diagnostic_bytes([anomaly], node, START_NS)))
+    told.append(
+        (f"{node}/anomaly", DIAGNOSTICS, published_ns(LATE), diagnostic_bytes([anomaly], node, START_NS))
+    )
     return sorted(told, key=lambda message: message[2])
 
 
@@ -103,32 +111,67 @@ def write_log(folder: Path, told=None) -> Path:
 
 def records() -> list[dict[str, object]]:
     """The same drive as records."""
-    stages = [{"name": name, "tiers": ["full", "fast"], "budget_ms": 50.0} for name in ("perception", "planning")]
+    stages = [
+        {"name": name, "tiers": ["full", "fast"], "budget_ms": 50.0} for name in ("perception", "planning")
+    ]
     lines: list[dict[str, object]] = [
-        {"v": 1, "kind": "start", "t_ns": START_NS, "node": "/perf", "versions": {"torch": "2.13"}, "stages": stages}
+        {
+            "v": 1,
+            "kind": "start",
+            "t_ns": START_NS,
+            "node": "/perf",
+            "versions": {"torch": "2.13"},
+            "stages": stages,
+        }
     ]
     for seq in range(FRAMES):
         for stage, name in enumerate(("perception", "planning")):
             row = dict(zip(LABELS, frame_row(stage, seq), strict=True))
             late = row["outcome"] == Outcome.LATE
             numbers = {key: value for key, value in row.items() if key.endswith("_ms")}
-            lines.append({
-                "v": 1, "kind": "frame", "t_ns": published_ns(seq) + stage, "stage": name, "seq": seq,
-                "stamp_ns": START_NS + seq * PERIOD_NS, "reason": "", "profiled": False,
-                **{key: None if math.isnan(value) else value for key, value in numbers.items()},
-                "tier": "fast" if row["tier"] else "full", "outcome": "late" if late else "on_time",
-                "fallback": "hold_last" if late else None, "a_new_field": 1,
-                "check": None if stage == 0 else GuardVerdict(int(row["check"])).word,
-                "missing_inputs": int(row["missing_inputs"]),
-            })  # fmt: skip
-    lines.append({"v": 1, "kind": "memory", "t_ns": START_NS, "values": {"workers_rss_mib": 800.0, "free": None}})
+            lines.append(
+                {
+                    "v": 1,
+                    "kind": "frame",
+                    "t_ns": published_ns(seq) + stage,
+                    "stage": name,
+                    "seq": seq,
+                    "stamp_ns": START_NS + seq * PERIOD_NS,
+                    "reason": "",
+                    "profiled": False,
+                    **{key: None if math.isnan(value) else value for key, value in numbers.items()},
+                    "tier": "fast" if row["tier"] else "full",
+                    "outcome": "late" if late else "on_time",
+                    "fallback": "hold_last" if late else None,
+                    "a_new_field": 1,
+                    "check": None if stage == 0 else GuardVerdict(int(row["check"])).word,
+                    "missing_inputs": int(row["missing_inputs"]),
+                }
+            )
     lines.append(
-        {"v": 1, "kind": "health", "t_ns": START_NS, "stage": "perception", "from": "STARTING", "to": "NOMINAL"}
+        {"v": 1, "kind": "memory", "t_ns": START_NS, "values": {"workers_rss_mib": 800.0, "free": None}}
     )
-    lines.append({
-        "v": 1, "kind": "anomaly", "t_ns": START_NS, "level": "WARN", "name": "perception: deadline missed",
-        "message": "why", "values": {"seq": 60},
-    })  # fmt: skip
+    lines.append(
+        {
+            "v": 1,
+            "kind": "health",
+            "t_ns": START_NS,
+            "stage": "perception",
+            "from": "STARTING",
+            "to": "NOMINAL",
+        }
+    )
+    lines.append(
+        {
+            "v": 1,
+            "kind": "anomaly",
+            "t_ns": START_NS,
+            "level": "WARN",
+            "name": "perception: deadline missed",
+            "message": "why",
+            "values": {"seq": 60},
+        }
+    )
     lines.append({"v": 1, "kind": "of the future", "t_ns": START_NS})
     return lines
 

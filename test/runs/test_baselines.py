@@ -35,8 +35,13 @@ def test_given_a_run_when_saved_then_its_key_is_told_and_the_run_is_the_same(sto
     kept = store.save([path], "drive")
     keys = ("commit", "log", "log_sha256", "fingerprint", "cpu", "frames")
     assert [kept.card[key] for key in keys] == [
-        "0123456789abcdef", "drive.mcap", "aa" * 32, "feedfeedfeedfeed", "Cortex-X9", {"perception": 100},
-    ]  # fmt: skip
+        "0123456789abcdef",
+        "drive.mcap",
+        "aa" * 32,
+        "feedfeedfeedfeed",
+        "Cortex-X9",
+        {"perception": 100},
+    ]
     assert kept.runs[0].read_bytes() == path.read_bytes()
     assert [one.name for one in store.all()] == [kept.name]
     assert [file.name for file in store.folder.iterdir()] == [kept.name]

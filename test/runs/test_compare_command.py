@@ -42,23 +42,41 @@ def runs(tmp_path_factory):
 
 
 def test_given_a_run_of_the_same_kind_when_compared_then_the_status_is_0(runs):
-    done = compare(runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%")
+    done = compare(
+        runs / "base.json", runs / "same.parquet", "--min-effect", "p99=20%", "--min-effect", "jitter=30%"
+    )
     assert done.exit_code == 0, done.output
     assert re.search(r"p99 latency \[ms\] .* equivalent", done.stdout)
     assert done.stdout.splitlines()[-1].startswith("Nothing is worse; ")
 
 
-def test_given_a_slower_run_over_its_limit_then_the_status_is_1_and_every_file_says_the_same(runs, tmp_path):
+def test_given_a_slower_run_over_its_limit_then_the_status_is_1_and_every_file_says_the_same(
+    runs, tmp_path
+):
     outputs = [tmp_path / name for name in ("v.md", "v.html", "v.json")]
-    done = compare(runs / "base.json", runs / "slower.json", "--skip", "fallback", "--limit", "p99=10ms", "--markdown",
-                   outputs[0], "--html", outputs[1], "--json", outputs[2])  # fmt: skip
+    done = compare(
+        runs / "base.json",
+        runs / "slower.json",
+        "--skip",
+        "fallback",
+        "--limit",
+        "p99=10ms",
+        "--markdown",
+        outputs[0],
+        "--html",
+        outputs[1],
+        "--json",
+        outputs[2],
+    )
     headline = done.stdout.splitlines()[-1]
     markdown, page, told = (path.read_text(encoding="utf-8") for path in outputs)
     assert done.exit_code == 1, done.output
     assert re.match(
-        r"Limit broken: perception p99 latency [\d.]+ ms \(limit 10 ms\); \d metrics are worse: perception p50 latency "
-        r"\+\d\.\d+ ms \(\+\d+\.\d%\)", headline
-    )  # fmt: skip
+        r"Limit broken: perception p99 latency [\d.]+ ms \(limit 10 ms\); \d metrics are worse: perception"
+        r" p50 latency "
+        r"\+\d\.\d+ ms \(\+\d+\.\d%\)",
+        headline,
+    )
     assert re.search(r"p99 latency \[ms\] .* worse, BREAKS the limit of 10 ms", done.stdout)
     assert markdown.startswith(f"**{headline}**\n")
     assert "BREAKS the limit of 10 ms" in markdown.split("<details>")[0]
@@ -69,7 +87,11 @@ def test_given_a_slower_run_over_its_limit_then_the_status_is_1_and_every_file_s
     assert content["base"]["commit"] == "0123456789abcdef"
     found = {one["metric"]: one for one in content["findings"]}
     assert "fallback" not in found
-    assert (found["p99"]["limit"], found["p99"]["breaks_limit"], found["p50"]["limit"]) == (10.0, True, None)
+    assert (found["p99"]["limit"], found["p99"]["breaks_limit"], found["p50"]["limit"]) == (
+        10.0,
+        True,
+        None,
+    )
     assert found["p50"]["verdict"] == "worse"
     assert found["p50"]["low"] < found["p50"]["new"] - found["p50"]["base"] < found["p50"]["high"]
     assert found["max"]["low"] is None
@@ -78,12 +100,15 @@ def test_given_a_slower_run_over_its_limit_then_the_status_is_1_and_every_file_s
 def test_given_a_limit_on_what_nobody_measured_when_compared_then_it_is_broken(runs):
     done = compare(runs / "base.json", runs / "same.parquet", "--limit", "compile=60s")
     assert (done.exit_code, done.stdout.splitlines()[-1][:53]) == (
-        1, "Limit broken: compile time not measured (limit 60 s);"
-    )  # fmt: skip
+        1,
+        "Limit broken: compile time not measured (limit 60 s);",
+    )
     assert "- compile time: neither run says" in done.stdout
 
 
-def test_given_few_frames_when_compared_then_the_status_is_one_of_its_own_and_how_many_would_do_is_said(runs, tmp_path):
+def test_given_few_frames_when_compared_then_the_status_is_one_of_its_own_and_how_many_would_do_is_said(
+    runs, tmp_path
+):
     write_run(made.run(made.latencies(100, 4)), tmp_path / "short.json")
     done = compare(runs / "base.json", tmp_path / "short.json")
     assert done.exit_code == 0, done.output
@@ -91,7 +116,9 @@ def test_given_few_frames_when_compared_then_the_status_is_one_of_its_own_and_ho
     assert compare(runs / "base.json", tmp_path / "short.json", "--strict").exit_code == 3
     write_run(made.run(made.latencies(3, 4)), tmp_path / "shortest.json")
     sides = (tmp_path / "shortest.json", tmp_path / "short.json")
-    skipped = [word for key in ("miss", "fallback", "dropped", "lower_tier", "outputs") for word in ("--skip", key)]
+    skipped = [
+        word for key in ("miss", "fallback", "dropped", "lower_tier", "outputs") for word in ("--skip", key)
+    ]
     done = compare(*sides, *skipped)
     assert (done.exit_code, "not enough data for any of" in done.stdout) == (3, True), done.output
     assert compare(*sides, *skipped, "--limit", "p50=0.001ms").exit_code == 1
@@ -109,11 +136,23 @@ def test_given_records_and_a_recorded_log_when_compared_then_they_are_read_as_ru
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("base.json same.parquet --min-effect p98=3%", "--min-effect 'p98=3%': no metric 'p98'; there are: p50"),
+        (
+            "base.json same.parquet --min-effect p98=3%",
+            "--min-effect 'p98=3%': no metric 'p98'; there are: p50",
+        ),
         ("base.json same.parquet --skip p98", "--skip 'p98': no such metric"),
-        ("base.json same.parquet --json none/a.json", "--json none/a.json: needs a file name in an existing folder"),
-        ("base.json same.parquet --limit p99=3ms --skip p99", "--limit p99: cannot be kept with --skip p99"),
-        ("base.json same.parquet --limit lanes.miss=1%", "--limit lanes.miss: no stage 'lanes'; there are: perception"),
+        (
+            "base.json same.parquet --json none/a.json",
+            "--json none/a.json: needs a file name in an existing folder",
+        ),
+        (
+            "base.json same.parquet --limit p99=3ms --skip p99",
+            "--limit p99: cannot be kept with --skip p99",
+        ),
+        (
+            "base.json same.parquet --limit lanes.miss=1%",
+            "--limit lanes.miss: no stage 'lanes'; there are: perception",
+        ),
         ("base.json none.json", "log none.json: does not exist"),
         ("base.json text.json", "run text.json: is no run that `torchperf replay"),
         ("", "name two runs, one to be compared with its baseline, or several"),
@@ -144,11 +183,15 @@ def test_given_a_full_disk_when_the_verdict_is_written_then_the_message_names_th
 @pytest.mark.parametrize(
     ("flag", "name"),
     [
-        ("--markdown", "run.parquet"), ("--html", "link.json"), ("--json", "hard.json"),
+        ("--markdown", "run.parquet"),
+        ("--html", "link.json"),
+        ("--json", "hard.json"),
         ("--json", "folder/run.parquet"),
     ],
-)  # fmt: skip
-def test_given_an_output_that_is_an_input_then_it_is_refused_and_the_input_is_kept(runs, tmp_path, flag, name):
+)
+def test_given_an_output_that_is_an_input_then_it_is_refused_and_the_input_is_kept(
+    runs, tmp_path, flag, name
+):
     shutil.copy(runs / "same.parquet", tmp_path / "run.parquet")
     (tmp_path / "folder").mkdir()
     shutil.copy(runs / "same.parquet", tmp_path / "folder" / "run.parquet")
@@ -171,36 +214,46 @@ def test_given_several_runs_a_side_when_compared_then_files_after_one_option_are
     assert done.exit_code == 1, done.output
     assert re.search(r"start-up time \[s\] .* worse", done.stdout)
     assert "perception: 1,200 and 1,200 frames of 3 and 3 runs" in done.stdout
-    assert "`new0.json and 2 more` against `base0.json and 2 more`" in (tmp_path / "v.md").read_text(encoding="utf-8")
+    assert "`new0.json and 2 more` against `base0.json and 2 more`" in (tmp_path / "v.md").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_given_a_library_that_is_missing_when_compared_then_the_message_says_what_to_install(runs, monkeypatch):
+def test_given_a_library_that_is_missing_when_compared_then_the_message_says_what_to_install(
+    runs, monkeypatch
+):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "arch" else find(name))
     done = compare(runs / "base.json", runs / "same.parquet")
     assert (done.exit_code, done.output) == (
-        2, "torchperf: arch is not installed: `pip install 'torchperf_ros[analysis]'`\n"
-    )  # fmt: skip
+        2,
+        "torchperf: arch is not installed: `pip install 'torchperf_ros[analysis]'`\n",
+    )
 
 
 def test_given_baselines_when_used_in_turn_then_a_slower_run_is_found(runs, tmp_path):
     folder = ["--dir", tmp_path / "kept"]
     assert compare("--list", *folder).stdout.strip() == f"no baselines in {tmp_path / 'kept'}"
     saved = compare(runs / "base.json", "--save", "main", "--commit", "abc123", *folder)
-    assert (saved.exit_code, saved.stdout) == (0, f"saved main in {tmp_path / 'kept' / 'main'}\n"), saved.output
+    assert (saved.exit_code, saved.stdout) == (
+        0,
+        f"saved main in {tmp_path / 'kept' / 'main'}\n",
+    ), saved.output
     listed = compare("--list", *folder).stdout
     assert all(word in listed for word in ("main", "abc123", "drive.mcap", "Cortex-X9", "perception 1,200"))
     for named in ((), ("--baseline", "main")):
         found = compare(runs / "slower.json", *named, "--json", tmp_path / "v.json", *folder)
         assert found.exit_code == 1, found.output
         assert "baseline: main, saved " in found.stderr
-        assert json.loads((tmp_path / "v.json").read_text(encoding="utf-8"))["base"]["name"] == "baseline main"
+        assert (
+            json.loads((tmp_path / "v.json").read_text(encoding="utf-8"))["base"]["name"] == "baseline main"
+        )
     again = [runs / "same.parquet", "--baseline", "main", *folder]
     assert compare(*again).exit_code == 0
     assert compare(*again, "--limit", "p50=19ms").exit_code == 1
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page
 
 
 def page_of(base, new):

@@ -55,7 +55,9 @@ def slower():
     return view(np.where(values > p95, p95 + 3 * (values - p95), values))
 
 
-def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_the_p50_is_not(base, slower):
+def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_the_p50_is_not(
+    base, slower
+):
     found = verdicts(base, slower)
     assert found["p99"].verdict is Verdict.WORSE
     assert found["p99"].base == pytest.approx(np.quantile(made.latencies(2000, 1), 0.99))
@@ -133,23 +135,34 @@ def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_
     assert note in against(full, medium).notes
     assert not any("answered by" in note for note in against(full, of_tiers(0, "full")).notes)
     unnamed = of_tiers([0] * 300 + [1] * 100)
-    assert "perception: base answered by tier 1 100%; new by tier 0 75%, tier 1 25%" in against(medium, unnamed).notes
+    assert (
+        "perception: base answered by tier 1 100%; new by tier 0 75%, tier 1 25%"
+        in against(medium, unnamed).notes
+    )
 
 
 def test_given_frames_without_a_synchronised_input_when_compared_then_a_note_has_both_counts():
     whole, lacking = made.run(made.latencies(400, 1)), made.run(made.latencies(400, 1))
     lacking.frames["perception"]["missing_inputs"][:7] = 2
-    note = "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
+    note = (
+        "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
+    )
     assert note in against(of_run(whole, "base"), of_run(lacking, "new")).notes
     assert not any("synchronised" in text for text in against(of_run(whole, "a"), of_run(whole, "b")).notes)
 
 
 def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
     return [
-        view(made.latencies(600, seed + at) * factor, f"run{at}", start_up_s=start_up_s + 0.1 * at,
-             memory={"t_ns": [0, 10**9], "rss_mib": [mib, mib + at]}, compile_s=30.0 + at, **changes)
+        view(
+            made.latencies(600, seed + at) * factor,
+            f"run{at}",
+            start_up_s=start_up_s + 0.1 * at,
+            memory={"t_ns": [0, 10**9], "rss_mib": [mib, mib + at]},
+            compile_s=30.0 + at,
+            **changes,
+        )
         for at, factor in enumerate(factors)
-    ]  # fmt: skip
+    ]
 
 
 def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_time_have_a_verdict():
@@ -182,7 +195,9 @@ def test_given_one_or_two_runs_a_side_when_compared_then_what_a_run_has_once_is_
 def test_given_runs_of_different_paces_or_stages_when_compared_then_they_are_refused_by_name():
     values = made.latencies(200, 1)
     real, virtual, unknown = (view(values, f"run-{pace}", pace=pace) for pace in ("real", "virtual", None))
-    with pytest.raises(RunLogError, match="different paces cannot be compared: run-real at real, run-virtual at"):
+    with pytest.raises(
+        RunLogError, match="different paces cannot be compared: run-real at real, run-virtual at"
+    ):
         against(real, virtual)
     assert against(real, unknown).findings
     with pytest.raises(RunLogError, match=r"perception.*lanes"):
@@ -193,34 +208,53 @@ def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for
     there = {**made.summary()["machine"], "cpu": "Cortex-A1", "fingerprint": "0000"}
     values = made.latencies(200, 1)
     here, other = view(values), view(values, "other", machine=there)
-    with pytest.raises(RunLogError, match=r"other ran on another .*cpu Cortex-X9 and Cortex-A1; --across-machines"):
+    with pytest.raises(
+        RunLogError, match=r"other ran on another .*cpu Cortex-X9 and Cortex-A1; --across-machines"
+    ):
         against(here, [here, other])
     assert "machine: cpu Cortex-X9 and Cortex-A1" in against(here, other, across_machines=True).notes
-    assert against(here, view(values, machine={})).notes[0].startswith("unknown machine: not every run names its own")
+    assert (
+        against(here, view(values, machine={}))
+        .notes[0]
+        .startswith("unknown machine: not every run names its own")
+    )
 
 
 def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_says_so():
     values = made.latencies(200, 1)
-    new = view(values, "new", log={"sha256": "99" * 32}, params_sha256="88" * 32, model={"perception": "77" * 32},
-               complete=False)  # fmt: skip
+    new = view(
+        values,
+        "new",
+        log={"sha256": "99" * 32},
+        params_sha256="88" * 32,
+        model={"perception": "77" * 32},
+        complete=False,
+    )
     notes = " | ".join(against(view(values), new).notes)
-    for words in ("log: aaaaaaaaaaaa and 999999999999", "parameters: bbbbbbbbbbbb", "model of perception: cccccccccccc",
-                  "new was interrupted"):  # fmt: skip
+    for words in (
+        "log: aaaaaaaaaaaa and 999999999999",
+        "parameters: bbbbbbbbbbbb",
+        "model of perception: cccccccccccc",
+        "new was interrupted",
+    ):
         assert words in notes
 
 
-def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_and_a_silent_one_is_warned_of(base):
+def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_and_a_silent_one_is_warned_of(
+    base,
+):
     more = named(base, "perception", "planning")
     gone, come = against(more, base), against(base, more)
     known = float(np.quantile(made.latencies(2000, 1), 0.99))
     for found, expected in ((gone, (known, math.nan)), (come, (math.nan, known))):
-        p99 = next(one for one in found.findings
-                   if (one.stage, one.metric.key) == ("planning", "p99"))  # fmt: skip
+        p99 = next(one for one in found.findings if (one.stage, one.metric.key) == ("planning", "p99"))
         assert p99.verdict is Verdict.NOT_ENOUGH
         assert (p99.base, p99.new) == pytest.approx(expected, nan_ok=True)
     assert (gone.silent, come.silent) == (["planning"], [])
     assert (gone.status(), gone.status(strict=True)) == (0, 1)
-    assert headline(gone).startswith("WARNING, not judged: planning has no answered frame in the new run; nothing is")
+    assert headline(gone).startswith(
+        "WARNING, not judged: planning has no answered frame in the new run; nothing is"
+    )
     assert headline(come).startswith("Nothing is worse")
     limited = read_limits(["planning.p99=90ms"])
     assert [against(*pair, limits=limited).status() for pair in ((more, base), (base, more))] == [1, 0]
@@ -257,7 +291,9 @@ def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_corre
         ({"machine": {**made.summary()["machine"], "torch": "2.14.0"}}, Verdict.INFORMATIVE),
     ],
 )
-def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(changes, expected):
+def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(
+    changes, expected
+):
     values = made.latencies(100, 1)
     new = made.run(values, **changes)
     new.frames["perception"]["output_hash"][7] += 1
@@ -273,4 +309,10 @@ def test_given_frames_of_one_run_only_when_matched_then_they_are_counted(stamped
     for each in (rows, others):
         each["stamp_ns"] *= stamped
     found = agreement(*(stage_frames(StageLog("s", (), each)) for each in (rows[:90], others[5:])))
-    assert [found[key] for key in ("matched", "equal", "base_only", "new_only", "by_stamp")] == [85, 85, 5, 10, stamped]
+    assert [found[key] for key in ("matched", "equal", "base_only", "new_only", "by_stamp")] == [
+        85,
+        85,
+        5,
+        10,
+        stamped,
+    ]

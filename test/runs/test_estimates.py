@@ -19,7 +19,7 @@ from torchperf_ros.runs.compare.estimates import (
     same_frames,
     shares,
     stage_frames,
-)  # fmt: skip
+)
 from torchperf_ros.runs.compare.verdict import DROPPED, MAX, MISS, P50, P99, Rules
 from torchperf_ros.runs.run_log import RunLog, StageLog
 
@@ -108,16 +108,21 @@ def test_given_stamps_of_another_log_or_none_when_matched_then_no_frames_are_the
 
 def test_given_numbers_with_gaps_when_counted_then_the_frames_between_were_never_started():
     assert figures(stage(np.full(3, 20.0), seq=[0, 2, 5]))[DROPPED] == 50.0
-    assert figures(stage(np.full(4, 20.0), seq=[0, 1, 2**60, 2**62]))[DROPPED] > 99.9  # and memory stays bounded
+    assert (
+        figures(stage(np.full(4, 20.0), seq=[0, 1, 2**60, 2**62]))[DROPPED] > 99.9
+    )  # and memory stays bounded
 
 
 def test_given_autocorrelated_latencies_when_bootstrapped_then_the_interval_is_as_wide_as_theory_says():
     phi, found = 0.8, []
     for seed in range(6):
         pair = [stage(20 + made.autocorrelated(3000, phi, 2 * seed + at)) for at in range(2)]
-        interval = next(one for one in latencies(*pair, Rules(resamples=300))[0] if one.metric is P50).interval
+        interval = next(
+            one for one in latencies(*pair, Rules(resamples=300))[0] if one.metric is P50
+        ).interval
         found.append((interval.high - interval.low) / 2)
-    # the median of an AR(1) is about pi/2 as uncertain as independent values' is, times the inflation of its signs
+    # the median of an AR(1) is about pi/2 as uncertain as independent values' is, times the inflation of
+    # its signs
     inflated = 1 + 2 * sum(2 / math.pi * math.asin(phi**lag) for lag in range(1, 200))
     expected = 1.96 * math.sqrt(2 * math.pi / 2 * inflated / 3000)
     assert np.median(found) == pytest.approx(expected, rel=0.3)
@@ -129,11 +134,15 @@ def test_given_three_runs_a_side_when_compared_then_welchs_test_is_on_their_valu
     assert (found.interval.low, found.interval.high) == pytest.approx((7.733, 12.267), abs=0.01)
     assert found.tested.p == pytest.approx(0.000255, rel=0.02)
     assert not of_runs("perception", MAX, [1.0] * 3, [9.0] * 3, 0.05).decides
-    assert math.isnan(of_runs("perception", MISS, [1.0] * 3, [9.0] * 3, 0.05).interval.p)  # nothing is left to chance
+    assert math.isnan(
+        of_runs("perception", MISS, [1.0] * 3, [9.0] * 3, 0.05).interval.p
+    )  # nothing is left to chance
 
 
 def memory_slope(seconds, mib):
-    return RunLog("run", (), memory_t_ns=(seconds * 1e9).astype(np.int64), memory={"workers_rss_mib": mib}).memory_slope
+    return RunLog(
+        "run", (), memory_t_ns=(seconds * 1e9).astype(np.int64), memory={"workers_rss_mib": mib}
+    ).memory_slope
 
 
 def test_given_memory_over_time_when_its_slope_is_asked_for_then_start_end_and_replaced_workers_do_not_bend_it():

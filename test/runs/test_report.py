@@ -56,7 +56,9 @@ def test_given_a_drive_when_measured_then_quantiles_are_numpys(run):
     assert figures.outcomes == figures.fallbacks == {}
 
 
-def test_given_a_stage_with_a_guard_when_reported_then_what_it_did_not_accept_is_told_and_shown_first(run, tmp_path):
+def test_given_a_stage_with_a_guard_when_reported_then_what_it_did_not_accept_is_told_and_shown_first(
+    run, tmp_path
+):
     planning = run.stage("planning")
     kind, text = verdict(planning)
     assert kind == "fair"
@@ -72,7 +74,9 @@ def test_given_records_of_a_candidate_when_reported_then_both_versions_are_there
     builder = RunLogBuilder("/perf")
     said = {"version": "base", "candidate": "b: shadow", "candidate_pairs": "9 frames, 1 late (base 0)"}
     for pairs in ("1 frame", "9 frames, 1 late (base 0)"):
-        builder.record({"kind": "candidate", "t_ns": 5, "stage": "perception", **said, "candidate_pairs": pairs})
+        builder.record(
+            {"kind": "candidate", "t_ns": 5, "stage": "perception", **said, "candidate_pairs": pairs}
+        )
     stage = builder.build("drive", None).stage("perception")
     assert stage.candidate == {**dict.fromkeys(CANDIDATE, ""), **said}
     tried = replace(run, stages=(replace(run.stages[0], candidate=stage.candidate), *run.stages[1:]))
@@ -94,9 +98,15 @@ def test_given_a_long_series_when_thinned_then_every_spike_stays_and_so_do_the_e
 
 def test_given_a_drive_when_written_then_the_page_holds_all_parts_and_asks_for_nothing(run, tmp_path):
     page = without_plotly(written(tmp_path, [run]))
-    for words in ("How the models did: drive", "perception: 99.00% on time: 1 late", "Memory",
-                  "The 10 worst frames of planning",
-                  "Anomalies", "frame 60", "late → hold last"):  # fmt: skip
+    for words in (
+        "How the models did: drive",
+        "perception: 99.00% on time: 1 late",
+        "Memory",
+        "The 10 worst frames of planning",
+        "Anomalies",
+        "frame 60",
+        "late → hold last",
+    ):
         assert words in page
     assert page.count('class="plot"') == 7
     assert page.count("data:image/jpeg;base64,") == 20
@@ -107,21 +117,28 @@ def test_given_a_drive_when_written_then_the_page_holds_all_parts_and_asks_for_n
 
 
 def test_given_several_logs_when_written_then_they_stand_side_by_side_and_say_what_they_lack(tmp_path):
-    runs = [read(logs.write_log(tmp_path / "bare", logs.messages(images=False, memory=False))),
-            read(logs.write_records(tmp_path / "records.jsonl", logs.records()[:-3]))]  # fmt: skip
+    runs = [
+        read(logs.write_log(tmp_path / "bare", logs.messages(images=False, memory=False))),
+        read(logs.write_records(tmp_path / "records.jsonl", logs.records()[:-3])),
+    ]
     whole = written(tmp_path, [replace(run, memory={}) for run in runs])
     page = without_plotly(whole)
     assert page.count("<section") == 2
     assert page.count('<a href="#run1">records.jsonl</a></td>') == 2
     assert "torch 2.13" in page
     assert whole.count(get_plotlyjs()[:2_000]) == 1
-    for words in ("no /perf/memory_stats in this log: memory", "no images or point clouds in this log",
-                  "no recorded inputs beside these figures"):  # fmt: skip
+    for words in (
+        "no /perf/memory_stats in this log: memory",
+        "no images or point clouds in this log",
+        "no recorded inputs beside these figures",
+    ):
         assert words in page
     assert "<h3>Memory</h3>" not in page
 
 
-def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_refused(run, tmp_path, monkeypatch):
+def test_given_more_than_fits_when_written_then_it_is_thinned_until_it_does_or_refused(
+    run, tmp_path, monkeypatch
+):
     library = len(get_plotlyjs().encode())
     whole = write_report([run], tmp_path / "whole.html", lambda text: None)
     monkeypatch.setattr(report_page, "MOST_BYTES", whole - 1)
@@ -138,30 +155,59 @@ def failing(lines):
     for line in lines:
         if line["kind"] == "frame" and line["stage"] == "perception":
             steps = dict.fromkeys(("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms"))
-            line |= {"outcome": "error", "fallback": "none", "reason": "KeyError: 0 (b_dict.py:36)", **steps}
-    second = {"v": 1, "kind": "health", "t_ns": logs.START_NS + 10**9, "stage": "perception", "to": "SAFE_STOP"}
+            line |= {
+                "outcome": "error",
+                "fallback": "none",
+                "reason": "KeyError: 0 (b_dict.py:36)",
+                **steps,
+            }
+    second = {
+        "v": 1,
+        "kind": "health",
+        "t_ns": logs.START_NS + 10**9,
+        "stage": "perception",
+        "to": "SAFE_STOP",
+    }
     return [*lines, second]
 
 
-def test_given_a_model_that_always_fails_when_reported_then_the_page_begins_with_why_and_its_charts_say_so(tmp_path):
+def test_given_a_model_that_always_fails_when_reported_then_the_page_begins_with_why_and_its_charts_say_so(
+    tmp_path,
+):
     lines = [{**line, "check": line.get("check") and "accept"} for line in failing(logs.records())]
     whole = written(tmp_path, [read(logs.write_records(tmp_path / "r.jsonl", lines))])
     page = without_plotly(whole)
     parts = [
-        '<div class="verdict bad">perception: 0.00% on time: KeyError: 0 (b_dict.py:36); SAFE_STOP for 4.0 s</div>',
-        '<div class="verdict good">planning: 100.00% on time</div>', '<div class="figures">', "<h3>Anomalies</h3>",
-        'class="plot"', "The 10 worst frames", "<footer>", "torch 2.13",
-    ]  # fmt: skip
+        (
+            '<div class="verdict bad">perception: 0.00% on time: KeyError: 0 (b_dict.py:36); SAFE_STOP for'
+            " 4.0 s</div>"
+        ),
+        '<div class="verdict good">planning: 100.00% on time</div>',
+        '<div class="figures">',
+        "<h3>Anomalies</h3>",
+        'class="plot"',
+        "The 10 worst frames",
+        "<footer>",
+        "torch 2.13",
+    ]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert "tier and health; no frame was on time" in page
     assert "There is no frame with all of its steps known; no frame was on time." in page
     assert "no picture of its input" not in page.partition("<body>")[2]
-    assert [title for title in re.findall(r"<summary>(The .*)</summary>", page)] == ["The 10 worst frames of planning"]
+    assert [title for title in re.findall(r"<summary>(The .*)</summary>", page)] == [
+        "The 10 worst frames of planning"
+    ]
     timeline = figures_of(whole)[0]
     bands = [shape for shape in timeline["layout"]["shapes"] if shape["type"] == "rect"]
     assert [(shape["x0"], round(shape["x1"])) for shape in bands] == [(1.7e12 + 1000, round(1.7e12 + 4971))]
-    assert timeline["layout"]["yaxis3"]["categoryarray"] == ["STARTING", "WAITING", "NOMINAL", "DEGRADED", "SAFE_STOP"]
+    assert timeline["layout"]["yaxis3"]["categoryarray"] == [
+        "STARTING",
+        "WAITING",
+        "NOMINAL",
+        "DEGRADED",
+        "SAFE_STOP",
+    ]
     (marks,) = (trace for trace in timeline["data"] if trace["name"] == "anomalies (1)")
     assert marks["text"] == ["perception: deadline missed: why"]
 
@@ -209,7 +255,10 @@ def replayed(folder, name, pace="real"):
     frames["t_ns"] = 1_700_000_000_000_000_000 + np.arange(50) * 10**8
     frames["fallback"] = -1
     frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
-    write_run(Run({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}), folder / f"{name}.json")
+    write_run(
+        Run({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
+        folder / f"{name}.json",
+    )
     return replace(read(folder / f"{name}.json"), name=name)
 
 

@@ -27,14 +27,18 @@ def image_log(folder, encoding, channels, pixel, bigendian=0):
     header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
     data = np.tile(np.array(pixel, dtype=np.uint8), 256)
     message = message_class(logs.IMAGE)(header, 16, 16, encoding, bigendian, 16 * channels, data)
-    return logs.write_log(folder / "log", [("/image", logs.IMAGE, STAMP_NS, bytes(encode(message, logs.IMAGE)))])
+    return logs.write_log(
+        folder / "log", [("/image", logs.IMAGE, STAMP_NS, bytes(encode(message, logs.IMAGE)))]
+    )
 
 
 def pictures_of(log, stamp_ns=STAMP_NS, t_ns=STAMP_NS, side=100):
     """Of a frame with this stamp, answered at this time."""
     rows = np.zeros(1, FRAME)
     rows["stamp_ns"], rows["t_ns"] = stamp_ns, t_ns
-    return input_pictures(RunLog("run", (StageLog("camera", (), rows),), recordings=(log,)), {"camera": [0]}, side)
+    return input_pictures(
+        RunLog("run", (StageLog("camera", (), rows),), recordings=(log,)), {"camera": [0]}, side
+    )
 
 
 def shown(picture):
@@ -45,7 +49,9 @@ def shown(picture):
 
 
 @pytest.mark.parametrize(("off_ms", "found"), [(0, True), (40, True), (200, False)])
-def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_far_off_it_is(tmp_path, off_ms, found):
+def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_far_off_it_is(
+    tmp_path, off_ms, found
+):
     wanted_ns = STAMP_NS - off_ms * 1_000_000
     log = image_log(tmp_path, "bgr8", 3, [50, 100, 200])
     pictures, why = pictures_of(log, wanted_ns)
@@ -57,12 +63,19 @@ def test_given_a_frame_when_shown_then_its_image_or_a_near_one_is_and_says_how_f
         assert shown(pictures["", wanted_ns]) == pytest.approx((200, 100, 50), abs=4)
 
 
-@pytest.mark.parametrize(("cameras", "said"), [(2, "trigger"), (1, "trigger"), (1, "output"), (0, "output")])
-def test_given_a_stage_whose_output_is_an_image_when_reported_then_its_camera_is_shown(tmp_path, cameras, said):
+@pytest.mark.parametrize(
+    ("cameras", "said"), [(2, "trigger"), (1, "trigger"), (1, "output"), (0, "output")]
+)
+def test_given_a_stage_whose_output_is_an_image_when_reported_then_its_camera_is_shown(
+    tmp_path, cameras, said
+):
     """Records name the trigger and the output, a replay's run only the output."""
     topics = ["/mask", *["/rear", "/camera"][2 - cameras :]]
-    told = [(topic, logs.IMAGE, logs.START_NS + seq * logs.PERIOD_NS + 1, logs.image(seq))
-            for seq in range(logs.FRAMES) for topic in topics]  # fmt: skip
+    told = [
+        (topic, logs.IMAGE, logs.START_NS + seq * logs.PERIOD_NS + 1, logs.image(seq))
+        for seq in range(logs.FRAMES)
+        for topic in topics
+    ]
     folder = tmp_path / "evidence"
     folder.mkdir()
     logs.write_log(folder / "box", sorted(told, key=lambda message: message[2]))
@@ -86,13 +99,19 @@ def test_given_an_encoding_that_is_not_drawn_or_no_log_when_shown_then_it_is_nam
     assert why.endswith("none.mcap: does not exist")
 
 
-@pytest.mark.parametrize("name", ["highway_960x540_25hz", "tum_fr1_rpy_head60_sqlite3", "lidar/embag_test_luminar.bag"])
+@pytest.mark.parametrize(
+    "name", ["highway_960x540_25hz", "tum_fr1_rpy_head60_sqlite3", "lidar/embag_test_luminar.bag"]
+)
 def test_given_a_log_of_a_real_sensor_when_shown_then_there_is_something_to_see(name):
     path = FIELD_LOGS / name
     if not path.exists():
         pytest.skip(f"no field log {path}")
     with AnyReader([path], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
-        wanted = [c for c in reader.connections if c.msgtype.rpartition("/")[2] in {"CompressedImage", "PointCloud2"}]
+        wanted = [
+            c
+            for c in reader.connections
+            if c.msgtype.rpartition("/")[2] in {"CompressedImage", "PointCloud2"}
+        ]
         connection, t_ns, raw = next(reader.messages(wanted))
         stamp = reader.deserialize(raw, connection.msgtype).header.stamp
     stamp_ns = stamp.sec * 10**9 + stamp.nanosec

@@ -1,4 +1,7 @@
-"""Runs that a replay writes down: what they hold comes back, also for the report; what is no run is named."""
+"""Runs that a replay writes down.
+
+What they hold comes back, also for the report; what is no run is named.
+"""
 
 import json
 import math
@@ -37,7 +40,13 @@ def rows(count=5):
 
 
 def run():
-    anomaly = {"t_ns": START_NS + 7, "level": "WARN", "name": "perception: late", "message": "late", "values": {"a": 1}}
+    anomaly = {
+        "t_ns": START_NS + 7,
+        "level": "WARN",
+        "name": "perception: late",
+        "message": "late",
+        "values": {"a": 1},
+    }
     drops = {"superseded": 2, "stale": 1, "reasons": {"3": "slow"}}
     stages = [{"name": "perception", "tiers": ["full", "fast"], **drops}, {"name": "planning"}]
     memory = {"t_ns": [0, 10**9], "rss_mib": [800.0, 810.0], "own_rss_mib": [60.0, 61.0]}
@@ -66,7 +75,9 @@ def test_given_a_run_file_when_read_then_every_frame_is_there_in_the_order_of_ti
     assert [(a.t_ns, a.level, a.values) for a in found.anomalies] == [(START_NS + 7, "WARN", {"a": "1"})]
 
 
-def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_was_recorded_beside_it(tmp_path):
+def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_was_recorded_beside_it(
+    tmp_path,
+):
     for name in ("tuesday", "monday"):
         (tmp_path / name).mkdir()
         write_run(run(), tmp_path / name / RUN_FILE)
@@ -78,14 +89,21 @@ def test_given_a_folder_of_replayed_logs_when_read_then_each_is_a_run_with_what_
     assert [run.name for run in read(tmp_path / "tuesday")] == ["tuesday"]
     (tmp_path / "drive.mcap").touch()  # where the log is still there, it shows the inputs
     for name, recordings in (("drive.mcap", (tmp_path / "drive.mcap",)), ("gone.mcap", ())):
-        write_run(Run({**run().summary, "log": {"path": str(tmp_path / name)}}, run().frames), tmp_path / "run.json")
+        write_run(
+            Run({**run().summary, "log": {"path": str(tmp_path / name)}}, run().frames),
+            tmp_path / "run.json",
+        )
         assert read(tmp_path / "run.json")[0].recordings == recordings
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_given_a_path_that_is_not_utf_8_when_a_run_names_it_then_it_is_written_and_comes_back(tmp_path, suffix):
+def test_given_a_path_that_is_not_utf_8_when_a_run_names_it_then_it_is_written_and_comes_back(
+    tmp_path, suffix
+):
     path = os.fsdecode(b"/logs/caf\xe9 \xff") + "/\N{GREEK SMALL LETTER MU}"
-    run = Run({"stages": [{"name": "perception"}], "log": {"path": path}}, {"perception": np.zeros(2, FRAME)})
+    run = Run(
+        {"stages": [{"name": "perception"}], "log": {"path": path}}, {"perception": np.zeros(2, FRAME)}
+    )
     write_run(run, tmp_path / f"run{suffix}")
     assert read_run(tmp_path / f"run{suffix}").summary["log"]["path"] == path
 
@@ -99,7 +117,11 @@ STAGES = '{"v": 1, "kind": "run", "stages": %s}'
         ("a.json", "{}", "is no run that"),
         ("a.json", b"\xff", "is no run that"),
         ("a.parquet", "PAR1", "is no Parquet file"),
-        ("a.json", '{"v": 2, "kind": "run", "stages": []}', "is of version 2; this program reads version 1"),
+        (
+            "a.json",
+            '{"v": 2, "kind": "run", "stages": []}',
+            "is of version 2; this program reads version 1",
+        ),
         ("a.json", STAGES % '["x"]', "is no run that"),
         ("a.json", STAGES % '"x"', "is no run that"),
         ("a.json", STAGES % "[{}]", "is no run that"),
@@ -128,12 +150,19 @@ def test_given_a_run_of_before_there_was_a_column_when_read_then_it_is_unknown(t
     assert set(read_run(path).frames["perception"][column]) == {UNKNOWN}
 
 
-# -- runs as they are compared ----------------------------------------------------------------------------------------
+# -- runs as they are compared
 
 
 def test_given_records_when_compared_then_frames_under_a_profiler_do_not_count(tmp_path):
     path = tmp_path / "records.jsonl"
-    frame = {"v": 1, "kind": "frame", "stage": "perception", "tier": "full", "outcome": "on_time", "total_ms": 20.0}
+    frame = {
+        "v": 1,
+        "kind": "frame",
+        "stage": "perception",
+        "tier": "full",
+        "outcome": "on_time",
+        "total_ms": 20.0,
+    }
     lines = [json.dumps({**frame, "seq": at, "t_ns": at + 1, "profiled": at == 3}) for at in range(6)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     stage = stage_frames(load_run(path).stages[0])
@@ -153,7 +182,9 @@ def frames(rows):
     return stage_frames(StageLog("perception", (), rows))
 
 
-def test_given_a_worker_that_starts_again_and_again_when_compared_then_only_the_first_start_is_left_out(tmp_path):
+def test_given_a_worker_that_starts_again_and_again_when_compared_then_only_the_first_start_is_left_out(
+    tmp_path,
+):
     rows = made.rows(np.full(8, 20.0))
     rows["outcome"][[0, 1, 4, 5, 7]] = Outcome.STARTING
     rows["outcome"][3] = Outcome.CRASHED
@@ -169,7 +200,9 @@ def test_given_a_worker_that_starts_again_and_again_when_compared_then_only_the_
 MEMORY = {"t_ns": [0, 10**9, 2 * 10**9], "rss_mib": [800.0, 801.5, 801.0]}
 
 
-@pytest.mark.parametrize("memory", [{**MEMORY, "rss_mib": [800.0]}, {**MEMORY, "t_ns": ["soon"] * 3}, [1.0], "much"])
+@pytest.mark.parametrize(
+    "memory", [{**MEMORY, "rss_mib": [800.0]}, {**MEMORY, "t_ns": ["soon"] * 3}, [1.0], "much"]
+)
 def test_given_memory_that_is_no_series_when_loaded_then_the_message_names_the_run(tmp_path, memory):
     write_run(made.run(made.latencies(5, 1), memory=memory), tmp_path / "run.json")
     with pytest.raises(RunLogError, match=r"run run\.json: its `memory` has to hold `t_ns` and `rss_mib`"):

@@ -27,7 +27,7 @@ from torchperf_ros.runs.compare.verdict import (
     judge,
     read_limits,
     read_margins,
-)  # fmt: skip
+)
 
 RULES = Rules(read_margins(["p99=1ms", "start_up=1s"]))
 
@@ -44,9 +44,16 @@ def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest
     assert math.isnan(Rules().limit("perception", P99))
     limits = ["perception.p99=40 ms", "p99=50ms", "miss=.5%", "compile=60s"]
     found = rules("p50=2%,0.2ms", "p99=0.5ms", "planning.p99=10%", "miss=1pp", "miss = 2 pp", limits=limits)
-    margins = [found.margin(stage, metric, base) for stage, metric, base in (
-        ("planning", P50, 5.0), ("planning", P50, 50.0), ("perception", P99, 50.0), ("planning", P99, 50.0),
-        ("planning", MISS, 50.0))]  # fmt: skip
+    margins = [
+        found.margin(stage, metric, base)
+        for stage, metric, base in (
+            ("planning", P50, 5.0),
+            ("planning", P50, 50.0),
+            ("perception", P99, 50.0),
+            ("planning", P99, 50.0),
+            ("planning", MISS, 50.0),
+        )
+    ]
     assert margins == pytest.approx([0.2, 1.0, 0.5, 5.0, 2.0])
     assert [found.limit(stage, P99) for stage in ("perception", "planning")] == [40.0, 50.0]
     assert found.limit("planning", MISS) == 0.5
@@ -56,15 +63,23 @@ def test_given_margins_and_limits_when_asked_then_a_stages_own_wins_and_the_rest
 @pytest.mark.parametrize(
     ("read", "setting", "words"),
     [
-        (read_margins, "p98=3%", ("'p98'", "p95, p99")), (read_margins, "p99", ("p99=", "3%,2ms")),
-        (read_margins, "p99=-3%", ("-3%",)), (read_margins, "p99=3s", ("3s",)), (read_margins, "=3%", ("''",)),
-        (read_margins, "miss=3%", ("miss=3%", "0.5pp")), (read_margins, "memory_slope=1MiB", ("2MiB/h",)),
+        (read_margins, "p98=3%", ("'p98'", "p95, p99")),
+        (read_margins, "p99", ("p99=", "3%,2ms")),
+        (read_margins, "p99=-3%", ("-3%",)),
+        (read_margins, "p99=3s", ("3s",)),
+        (read_margins, "=3%", ("''",)),
+        (read_margins, "miss=3%", ("miss=3%", "0.5pp")),
+        (read_margins, "memory_slope=1MiB", ("2MiB/h",)),
         (read_margins, "perception.compile=2s", ("compile is of the whole run", "has to be compile=2s")),
-        *((read_limits, setting, ("--limit", f"like {'2%' if 'miss' in setting else '2ms'}"))
-          for setting in ("miss=1pp", "miss=1", "p99=3%", "p99=-1ms", "p99=1ms,2ms", "p99")),
+        *(
+            (read_limits, setting, ("--limit", f"like {'2%' if 'miss' in setting else '2ms'}"))
+            for setting in ("miss=1pp", "miss=1", "p99=3%", "p99=-1ms", "p99=1ms,2ms", "p99")
+        ),
     ],
-)  # fmt: skip
-def test_given_a_margin_or_limit_that_is_none_when_read_then_the_message_says_what_would_do(read, setting, words):
+)
+def test_given_a_margin_or_limit_that_is_none_when_read_then_the_message_says_what_would_do(
+    read, setting, words
+):
     with pytest.raises(ConfigError) as error:
         read([setting])
     assert all(word in str(error.value) for word in words)
@@ -102,7 +117,11 @@ def test_given_an_estimate_when_judged_then_the_verdict_is(one, expected):
 def test_given_many_comparisons_when_judged_then_what_chance_explains_is_no_alarm():
     one = p99(22.0, 0.2, 3.8, 0.03)
     others = [p99(20.0, -0.5, 0.5, 0.9) for _ in range(5)]
-    silent = [p99(20.0, -9.0, 9.0, 0.9, decides=False), p99(20.0, -9.0, 9.0, 0.9, enough=5000.0), certain(0.0)]
+    silent = [
+        p99(20.0, -9.0, 9.0, 0.9, decides=False),
+        p99(20.0, -9.0, 9.0, 0.9, enough=5000.0),
+        certain(0.0),
+    ]
     found = judge([one, *others], RULES)[0]
     assert (found.verdict, found.p) == (Verdict.NOT_ENOUGH, pytest.approx(0.18))
     assert found.needed > 1000
@@ -126,7 +145,9 @@ def test_given_p_values_when_corrected_then_they_are_those_of_statsmodels(p_valu
 
 @given(st.floats(-5, 5), st.floats(0.01, 10), st.floats(0, 1))
 @example(1.0, 1.0, 0.9999999999999999)
-def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_worse_or_better(moved, reach, p):
+def test_given_any_interval_when_judged_then_only_what_moved_by_the_margin_is_worse_or_better(
+    moved, reach, p
+):
     found = judge([p99(20.0 + moved, moved - reach, moved + reach, p)], RULES)[0]
     if found.verdict in {Verdict.WORSE, Verdict.BETTER}:
         assert abs(moved) >= 1.0 - 1e-9

@@ -34,16 +34,28 @@ def drive(rules, seconds, found=lambda second: ()):
 
 def test_given_rules_when_asked_for_an_alert_then_it_is_one_that_a_rule_has():
     rules = actions("drift -> off", "latency -> lower_rate")
-    assert [rules.asks_for(name) for name in ("drift", "latency", "off", "load")] == [True, True, False, False]
+    assert [rules.asks_for(name) for name in ("drift", "latency", "off", "load")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not actions().asks_for("drift")
 
 
 @pytest.mark.parametrize(
     ("action", "name", "value"),
-    [("lower_tier", "lower_tiers", 1), ("lower_rate", "lower_rate", True), ("backup_active", "backup_active", True),
-     ("off", "off", True), ("scene slow", "scene", "slow")],
-)  # fmt: skip
-def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_quiet_for_long(action, name, value):
+    [
+        ("lower_tier", "lower_tiers", 1),
+        ("lower_rate", "lower_rate", True),
+        ("backup_active", "backup_active", True),
+        ("off", "off", True),
+        ("scene slow", "scene", "slow"),
+    ],
+)
+def test_given_a_rule_when_its_alert_is_found_then_it_is_in_force_at_once_until_quiet_for_long(
+    action, name, value
+):
     rules, calm = actions(f"drift -> {action}"), actions(f"drift -> {action}")
     seconds = drive(rules, 60, lambda second: ["camera: drift"] if second == 5 else [])
     assert [second for second in seconds if getattr(rules, name) == value] == list(range(5, 35))
@@ -55,7 +67,11 @@ def test_given_an_alert_that_goes_on_when_stepped_then_tiers_fall_one_by_one_and
     rules = actions("latency -> lower_tier", action_cooldown_s=3.0, action_return_s=10.0)
     found = {second: ["camera: latency"] for second in range(5, 21)}
     levels = [rules.lower_tiers for _ in drive(rules, 60, lambda second: found.get(second, []))]
-    changes = [(at, now) for at, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2) if now != before]
+    changes = [
+        (at, now)
+        for at, (before, now) in enumerate(zip(levels, levels[1:], strict=False), 2)
+        if now != before
+    ]
     assert changes == [(5, 1), (8, 2), (30, 1), (40, 0)]
 
 
@@ -78,18 +94,25 @@ def test_given_an_alert_that_is_back_soon_when_stepped_then_the_action_stays_twi
 def test_given_an_alert_that_was_over_for_long_when_it_is_back_then_the_time_is_the_first_one():
     rules = actions("drift -> lower_tier", action_return_s=10.0)
     active = [
-        second for second in drive(rules, 300, lambda second: ["camera: drift"] if second in {1, 12, 200} else [])
+        second
+        for second in drive(rules, 300, lambda second: ["camera: drift"] if second in {1, 12, 200} else [])
         if rules.lower_tiers
-    ]  # fmt: skip
+    ]
     assert active == [*range(1, 11), *range(12, 32), *range(200, 210)]
 
 
 @pytest.mark.parametrize(
     ("line", "caused"),
-    [("misses -> off", "misses"), ("bad input -> off", "bad input"), ("drops -> lower_rate", "drops"),
-     ("tier -> lower_tier", "tier")],
-)  # fmt: skip
-def test_given_an_action_that_causes_its_own_alert_when_that_lingers_then_it_ends_all_the_same(line, caused):
+    [
+        ("misses -> off", "misses"),
+        ("bad input -> off", "bad input"),
+        ("drops -> lower_rate", "drops"),
+        ("tier -> lower_tier", "tier"),
+    ],
+)
+def test_given_an_action_that_causes_its_own_alert_when_that_lingers_then_it_ends_all_the_same(
+    line, caused
+):
     rules = actions(line, action_return_s=10.0)
     in_force = [
         second
@@ -101,21 +124,43 @@ def test_given_an_action_that_causes_its_own_alert_when_that_lingers_then_it_end
 
 def test_given_a_stage_that_was_off_when_its_alert_is_back_after_it_ran_again_then_it_is_off_again():
     rules = actions("misses -> off", action_return_s=10.0)
-    off = [s for s in drive(rules, 60, lambda s: ["camera: misses"] if s in {1, 11, 12, 40} else []) if rules.off]
+    off = [
+        s
+        for s in drive(rules, 60, lambda s: ["camera: misses"] if s in {1, 11, 12, 40} else [])
+        if rules.off
+    ]
     assert off == [*range(1, 11), *range(40, 50)]
 
 
 OF_ANSWERS = (
-    "worker died", "model error", "invalid output", "restarts", "stale", "bad input", "recompilation", "tier", "output",
-    "output frozen", "output empty", "drops", "misses", "worker failed", "result too slow", "deadline missed",
-    "partial result", "plan refused", "plan unchecked",
-)  # fmt: skip
+    "worker died",
+    "model error",
+    "invalid output",
+    "restarts",
+    "stale",
+    "bad input",
+    "recompilation",
+    "tier",
+    "output",
+    "output frozen",
+    "output empty",
+    "drops",
+    "misses",
+    "worker failed",
+    "result too slow",
+    "deadline missed",
+    "partial result",
+    "plan refused",
+    "plan unchecked",
+)
 
 
 @pytest.mark.parametrize("action", ["lower_tier", "lower_rate", "scene slow", "backup_active", "off"])
 @pytest.mark.parametrize("kind", OF_ANSWERS)
 @pytest.mark.parametrize("lag", [0, 2])
-def test_given_an_action_that_brings_its_own_alert_about_when_the_cause_is_over_then_it_ends(kind, action, lag):
+def test_given_an_action_that_brings_its_own_alert_about_when_the_cause_is_over_then_it_ends(
+    kind, action, lag
+):
     """Whatever the action is: the alert is found as long as it is in force, and for a while after."""
     rules, in_force = actions(f"{kind} -> {action}", action_return_s=10.0, backup="standby"), [False] * 3
 
@@ -144,7 +189,9 @@ def test_given_an_alert_of_frames_from_before_the_step_when_it_is_told_late_then
     rules = actions("latency -> lower_tier")
     values = {"value": "41.6", "baseline": "32.0", "signal": "p50"}
     for second, tier in ((1, "full"), (2, "full"), (3, "full"), (6, "full"), (7, "medium")):
-        tiers = values | {"tier": tier} | ({"value": "26.0", "baseline": "20.0"} if tier == "medium" else {})
+        tiers = (
+            values | {"tier": tier} | ({"value": "26.0", "baseline": "20.0"} if tier == "medium" else {})
+        )
         rules.report(Alert(Level.WARN, "camera: latency", "", tiers), second * S)
         rules.step(second * S)
         assert rules.lower_tiers == 1
@@ -156,7 +203,9 @@ def test_given_restarts_in_a_span_of_time_when_none_is_added_then_they_lead_to_o
     rules = actions("restarts -> lower_tier", action_return_s=10.0)
 
     def at(second, count):
-        rules.report(Alert(Level.WARN, "camera: restarts", "", {"value": str(count), "kind": "level"}), second * S)
+        rules.report(
+            Alert(Level.WARN, "camera: restarts", "", {"value": str(count), "kind": "level"}), second * S
+        )
         rules.step(second * S)
         return rules.lower_tiers
 
@@ -167,10 +216,14 @@ def test_given_restarts_in_a_span_of_time_when_none_is_added_then_they_lead_to_o
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
-        ("camera: gpu", True), ("machine: gpu", True), ("node: gpu", True), ("planner: gpu", False),
-        ("machine: gpu memory", False), ("camera: nothing like it", False),
+        ("camera: gpu", True),
+        ("machine: gpu", True),
+        ("node: gpu", True),
+        ("planner: gpu", False),
+        ("machine: gpu memory", False),
+        ("camera: nothing like it", False),
     ],
-)  # fmt: skip
+)
 def test_given_an_alert_of_another_stage_or_kind_when_reported_then_it_does_not_count(name, counts):
     rules = actions("gpu -> lower_tier")
     rules.report(alert(name), S)
@@ -207,9 +260,12 @@ def test_given_changed_times_when_stepped_then_they_count():
 
 
 @given(
-    found=st.lists(st.sampled_from([None, "drift", "latency", "gpu"]), max_size=200), cooldown_s=st.floats(0.1, 10.0)
+    found=st.lists(st.sampled_from([None, "drift", "latency", "gpu"]), max_size=200),
+    cooldown_s=st.floats(0.1, 10.0),
 )
-def test_given_any_alerts_when_stepped_then_steps_keep_their_distance_and_all_is_over_in_the_end(found, cooldown_s):
+def test_given_any_alerts_when_stepped_then_steps_keep_their_distance_and_all_is_over_in_the_end(
+    found, cooldown_s
+):
     lines = ("drift -> lower_tier", "latency -> lower_rate", "gpu -> scene slow")
     rules, before, last = actions(*lines, action_cooldown_s=cooldown_s, action_return_s=10.0), 0, -math.inf
     for second in drive(rules, len(found), lambda s: [f"camera: {found[s - 1]}"] if found[s - 1] else []):

@@ -1,4 +1,6 @@
-"""Every alert with every action, in a loop that is closed: what the action does to frames is what the watch sees next.
+"""Every alert with every action, in a loop that is closed.
+
+What the action does to frames is what the watch sees next.
 
 The watch and the rules are the real ones, on a virtual clock; frames, outputs and machine are drawn.
 """
@@ -48,7 +50,10 @@ SEEN_IN_IMAGES = {"input black": 0, "input white": 255, "input featureless": 127
 
 @functools.cache
 def picture(number):
-    """Bytes of an image by its number; `noise`, one that is `saturated`, and by others below zero of one value."""
+    """Bytes of an image by its number.
+
+    `noise`, one that is `saturated`, and by others below zero of one value.
+    """
     noise = np.random.default_rng(abs(number)).integers(0, 250, 32 * 48)
     pixels = (np.linspace(20, 200, noise.size) + noise // 32).astype(np.uint8)
     if number <= -2000:
@@ -57,7 +62,14 @@ def picture(number):
         pixels[: pixels.size * 9 // 10] = 255
     elif number < 0:
         pixels[:] = -1 - number
-    own = {"header": header(1, ""), "height": 32, "width": 48, "encoding": "mono8", "step": 48, "data": pixels}
+    own = {
+        "header": header(1, ""),
+        "height": 32,
+        "width": 48,
+        "encoding": "mono8",
+        "step": 48,
+        "data": pixels,
+    }
     return bytes(encode(empty_message(IMAGE, **own), IMAGE))
 
 
@@ -66,7 +78,14 @@ def cloud(count):
     """Bytes of a point cloud."""
     field = empty_message("sensor_msgs/msg/PointField", name="x", offset=0, datatype=7, count=1)
     data = np.random.default_rng(count).random(count).astype("<f4").view(np.uint8)
-    own = {"header": header(1, ""), "height": 1, "width": count, "fields": [field], "point_step": 4, "data": data}
+    own = {
+        "header": header(1, ""),
+        "height": 1,
+        "width": count,
+        "fields": [field],
+        "point_step": 4,
+        "data": data,
+    }
     return bytes(encode(empty_message(CLOUD, **own), CLOUD))
 
 
@@ -77,7 +96,10 @@ def objects(count, place):
 
 
 class Loop:
-    """A stage on paper with its watch; `cause` is the kind of alert for which there is a reason while it is `on`."""
+    """A stage on paper with its watch.
+
+    `cause` is the kind of alert for which there is a reason while it is `on`.
+    """
 
     def __init__(self, cause, tiers_known=()):
         """With what is usual learnt, also on these tiers."""
@@ -85,7 +107,13 @@ class Loop:
         kind = "" if not cause.startswith("input") else CLOUD if cause == "input empty" else IMAGE
         made = MARKER_ARRAY if cause.startswith("output") else ""  # others need not be decoded
         inputs = [["/sensor", kind], ["/wheels", kind and "nav_msgs/msg/Odometry"]]
-        setup = {"name": "camera", "tiers": TIERS, "budget_ms": BUDGET_MS, "output": ["/boxes", made], "inputs": inputs}
+        setup = {
+            "name": "camera",
+            "tiers": TIERS,
+            "budget_ms": BUDGET_MS,
+            "output": ["/boxes", made],
+            "inputs": inputs,
+        }
         self.watch = StageWatch({**setup, "scenes": {"default": (0, 1, 2), "slow": (SLOW,)}})
         self.rng, self.second, self.seq, self.restarts, self.misses = random.Random(1), 1000, 0, 0, 0
         self.stood_ns, self.pending, self.drift, self.since = 0, [], DriftWatch("camera"), None
@@ -97,10 +125,17 @@ class Loop:
         """The same stage with rules, from here on."""
         loop = copy.deepcopy(self)
         given = {
-            "adapter": "a:B", "output": "o", "tiers": list(TIERS), "actions": list(lines), "scenes": ["slow"],
-            "scene.slow.tiers": [TIERS[SLOW]], "action_return_s": RETURN_S, "budget_ms": BUDGET_MS,
-            "backup": "standby", **values,
-        }  # fmt: skip
+            "adapter": "a:B",
+            "output": "o",
+            "tiers": list(TIERS),
+            "actions": list(lines),
+            "scenes": ["slow"],
+            "scene.slow.tiers": [TIERS[SLOW]],
+            "action_return_s": RETURN_S,
+            "budget_ms": BUDGET_MS,
+            "backup": "standby",
+            **values,
+        }
         loop.actions = AlertActions(stage_config("camera", given))
         return loop
 
@@ -123,7 +158,9 @@ class Loop:
         if self.on and runs and self.cause in {"restarts", "recompilation", "worker died"}:
             self.restarts += 1
             if self.cause == "worker died":
-                actions.report(death_alert("camera", "signal SIGSEGV", 7, self.restarts, lasting=False), end_ns)
+                actions.report(
+                    death_alert("camera", "signal SIGSEGV", 7, self.restarts, lasting=False), end_ns
+                )
         key = "restarts" if self.cause == "restarts" else "tier_full_recompiles"
         self.watch.counters.status(self.second, {key: str(self.restarts)})
         for alert in self.pending:  # of the second before: the recorder's second, and the node's
@@ -141,7 +178,9 @@ class Loop:
         harmed = self.watch.missed >= 2 or self.watch.harmed
         if self.cause == "load":
             return [Alert(Level.WARN, "machine: load", f"others took {OTHERS} %")] if harmed else []
-        guard = self.cause in {"plan refused", "plan unchecked"} and (self.on or not runs)  # also what is held
+        guard = self.cause in {"plan refused", "plan unchecked"} and (
+            self.on or not runs
+        )  # also what is held
         of_machine = {"temperature", "gpu", "gpu memory", "memory", "memory grows", "emergency stop"}
         if guard or (self.on and self.cause in of_machine):
             return [Alert(Level.WARN, f"{'camera' if guard else 'machine'}: {self.cause}", "")]
@@ -172,13 +211,20 @@ class Loop:
         count = 0 if on and cause == "output empty" else count
         made = outcome is Outcome.ON_TIME
         record = frame_record(
-            seq=self.seq, stamp_ns=received_ns, received_ns=received_ns, outcome=outcome, fallback=fallback, tier=tier,
-            total_ms=took_ms, age_ms=40.0 if on and cause == "age" else self.rng.uniform(3.0, 5.0),
+            seq=self.seq,
+            stamp_ns=received_ns,
+            received_ns=received_ns,
+            outcome=outcome,
+            fallback=fallback,
+            tier=tier,
+            total_ms=took_ms,
+            age_ms=40.0 if on and cause == "age" else self.rng.uniform(3.0, 5.0),
             lateness_ms=5.0 if fallback is Fallback.NONE else took_ms - BUDGET_MS,
             stale=on and cause == "stale" and outcome is Outcome.LATE,
-            steps=StepTimes(1.0, 1.0, took_ms - 2.0, 0.0) if made else None, inputs=self._inputs(received_ns),
+            steps=StepTimes(1.0, 1.0, took_ms - 2.0, 0.0) if made else None,
+            inputs=self._inputs(received_ns),
             payload=objects(count, place) if made else None,
-        )  # fmt: skip
+        )
         if (alert := answer_alert("camera", record.answer, 1, 5, None)) is not None:
             actions.report(alert, received_ns)
         if made:
@@ -224,7 +270,9 @@ def test_given_a_rule_when_its_cause_comes_and_goes_then_it_begins_and_ends_and_
     assert not any(after[80:]), [second for second, words in enumerate(after) if words]
 
 
-@pytest.mark.parametrize("kind", ["input frozen", "input black", "input empty", "input stands still", "gpu", "age"])
+@pytest.mark.parametrize(
+    "kind", ["input frozen", "input black", "input empty", "input stands still", "gpu", "age"]
+)
 def test_given_a_cause_that_the_action_has_no_part_in_when_it_lasts_then_the_action_does_too(kind):
     loop = learnt(kind).with_rule(f"{kind} -> off")
     loop.on = True
@@ -240,9 +288,13 @@ def all_tiers_learnt():
     return Loop("latency", tiers_known=(2, 1))
 
 
-@pytest.mark.parametrize("known", [learnt, lambda cause: all_tiers_learnt()], ids=["one tier known", "all known"])
+@pytest.mark.parametrize(
+    "known", [learnt, lambda cause: all_tiers_learnt()], ids=["one tier known", "all known"]
+)
 @pytest.mark.parametrize("seed", range(5))
-def test_given_a_rise_of_30_percent_then_one_tier_is_left_out_until_it_is_over_and_none_afterwards(known, seed):
+def test_given_a_rise_of_30_percent_then_one_tier_is_left_out_until_it_is_over_and_none_afterwards(
+    known, seed
+):
     loop = known("latency").with_rule("latency -> lower_tier", action_return_s=30.0)
     loop.rng = random.Random(seed)
     loop.on = True

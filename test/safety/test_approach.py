@@ -1,4 +1,7 @@
-"""What threatens the vehicle: not what drives as fast as it does, nor points that nothing holds together."""
+"""What threatens the vehicle.
+
+Not what drives as fast as it does, nor points that nothing holds together.
+"""
 
 import math
 import os
@@ -41,14 +44,18 @@ def found_in(messages, *, speed=20.0, yaw_rate=0.0, every_s=EVERY_S):
 
 @pytest.mark.parametrize("speed", [3.0, 10.0, 20.0, 30.0])
 @pytest.mark.parametrize("headway_s", [1.0, 1.5, 2.0])
-def test_given_a_car_ahead_at_the_vehicles_speed_when_it_is_followed_then_it_never_threatens(speed, headway_s):
+def test_given_a_car_ahead_at_the_vehicles_speed_when_it_is_followed_then_it_never_threatens(
+    speed, headway_s
+):
     for count in range(1, 15):
         messages = [rear_of(max(speed * headway_s, 2.0))] * count
         assert found_in(messages, speed=speed) < OPTIONS.scans
 
 
 @pytest.mark.parametrize("speed", [3.0, 10.0, 20.0, 30.0])
-def test_given_what_stands_when_the_vehicle_comes_to_its_braking_distance_then_it_threatens_and_not_much_before(speed):
+def test_given_what_stands_when_the_vehicle_comes_to_its_braking_distance_then_it_threatens_and_not_much_before(
+    speed,
+):
     stop_m = speed * OPTIONS.reaction_ms / 1000 + speed**2 / (2 * OPTIONS.deceleration)
     begin_m = stop_m + speed  # a second before
     latched_m = None
@@ -95,7 +102,10 @@ def crossing(seed):
     left_m = side * (1.15 + length_m / 2 + across * enters_s)
     other = lane_drives.Other(FRONT_M + ahead_m + 1.25, left_m, 0.0, 2.5, length_m)
     other.across_plan = lambda _: -side * across
-    return lane_drives.Drive(lane_drives.Road(), speed, [other], 8.0), enters_s + 0.15 + lane_drives.REACTION_S
+    return (
+        lane_drives.Drive(lane_drives.Road(), speed, [other], 8.0),
+        enters_s + 0.15 + lane_drives.REACTION_S,
+    )
 
 
 def is_hit(make, seed, *, brakes_s=math.inf, watches=False):
@@ -105,7 +115,9 @@ def is_hit(make, seed, *, brakes_s=math.inf, watches=False):
 
 
 def test_given_a_long_vehicle_that_crosses_when_its_end_is_far_beside_the_corridor_then_it_has_not_left():
-    dangers = [seed for seed in range(30) if is_hit(crossing, seed) and not is_hit(crossing, seed, brakes_s=None)]
+    dangers = [
+        seed for seed in range(30) if is_hit(crossing, seed) and not is_hit(crossing, seed, brakes_s=None)
+    ]
     assert len(dangers) > 10
     assert [seed for seed in dangers if is_hit(crossing, seed, watches=True)] == []
 
@@ -113,14 +125,28 @@ def test_given_a_long_vehicle_that_crosses_when_its_end_is_far_beside_the_corrid
 def beside_a_car(seed, has_car=True):
     """A drive to a pedestrian who steps out, with a car in the next lane, and until when braking avoids it."""
     draw = random.Random(f"beside {seed}")
-    speed, walks, side, enters_s = draw.uniform(4.0, 11.0), draw.uniform(1.0, 2.5), draw.choice((-1.0, 1.0)), 1.2
-    gap_m = speed * (lane_drives.REACTION_S + 0.15) + speed**2 / (2 * lane_drives.DECELERATION) + draw.uniform(0.5, 1.2)
+    speed, walks, side, enters_s = (
+        draw.uniform(4.0, 11.0),
+        draw.uniform(1.0, 2.5),
+        draw.choice((-1.0, 1.0)),
+        1.2,
+    )
+    gap_m = (
+        speed * (lane_drives.REACTION_S + 0.15)
+        + speed**2 / (2 * lane_drives.DECELERATION)
+        + draw.uniform(0.5, 1.2)
+    )
     left_m = side * (1.4 + walks * enters_s)
     walker = lane_drives.Other(FRONT_M + gap_m + speed * enters_s + 0.25, left_m, 0.0, 0.5, 0.5)
     walker.across_plan = lambda _: -side * walks
-    car = lane_drives.Other(FRONT_M + gap_m + draw.uniform(-2.5, 0.5) + 2.25, -side * draw.uniform(2.9, 3.3), speed)
+    car = lane_drives.Other(
+        FRONT_M + gap_m + draw.uniform(-2.5, 0.5) + 2.25, -side * draw.uniform(2.9, 3.3), speed
+    )
     others = [walker, car] if has_car else [walker]
-    return lane_drives.Drive(lane_drives.Road(), speed, others, 8.0), enters_s + 0.15 + lane_drives.REACTION_S
+    return (
+        lane_drives.Drive(lane_drives.Road(), speed, others, 8.0),
+        enters_s + 0.15 + lane_drives.REACTION_S,
+    )
 
 
 def test_given_a_pedestrian_who_steps_out_when_a_car_drives_in_the_next_lane_then_its_speed_is_not_taken_for_theirs():
@@ -148,7 +174,9 @@ def test_given_messages_that_are_late_by_different_times_when_what_stands_is_nea
 
 
 @pytest.mark.parametrize("grows", [0.1, 0.25])
-def test_given_scans_that_come_later_and_later_when_there_is_a_danger_then_what_stands_does_not_seem_to_drive(grows):
+def test_given_scans_that_come_later_and_later_when_there_is_a_danger_then_what_stands_does_not_seem_to_drive(
+    grows,
+):
     def late_s(now_s):
         return min(grows * now_s, 0.3)
 
@@ -174,7 +202,10 @@ def brakes_hard(seed):
     ahead_m, by = speed * draw.uniform(1.0, 2.5), draw.uniform(9.0, 12.0)
     lead = lane_drives.Other(FRONT_M + ahead_m + 2.25, 0.0, speed * draw.uniform(0.8, 1.0))
     lead.plan = lambda now_s: -by if now_s >= begins_s else 0.0
-    return lane_drives.Drive(lane_drives.Road(), speed, [lead], 20.0), begins_s + 0.55 + lane_drives.REACTION_S
+    return (
+        lane_drives.Drive(lane_drives.Road(), speed, [lead], 20.0),
+        begins_s + 0.55 + lane_drives.REACTION_S,
+    )
 
 
 def test_given_a_lead_that_brakes_harder_than_most_cars_can_when_there_is_time_then_the_lane_stops_the_vehicle():
@@ -184,11 +215,19 @@ def test_given_a_lead_that_brakes_harder_than_most_cars_can_when_there_is_time_t
     assert [seed for seed in dangers if is_hit(brakes_hard, seed, watches=True)] == []
 
 
-@pytest.mark.parametrize(("gap_m", "speed", "ahead", "brakes", "left_m"), [
-    (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12), (10.0, 20.0, 20.0, 0.0, 10.0),
-    (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12), (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0), (5.0, 0.0, 0.0, 0.0, 5.0),
-])  # fmt: skip
-def test_given_two_that_brake_then_the_least_distance_is_that_of_their_parabolas(gap_m, speed, ahead, brakes, left_m):
+@pytest.mark.parametrize(
+    ("gap_m", "speed", "ahead", "brakes", "left_m"),
+    [
+        (40.0, 20.0, 0.0, 0.0, 40.0 - 6.0 - 400 / 12),
+        (10.0, 20.0, 20.0, 0.0, 10.0),
+        (30.0, 20.0, 10.0, 0.0, 30.0 - 3.0 - 100 / 12),
+        (20.0, 20.0, 20.0, 6.0, 20.0 - 6.0),
+        (5.0, 0.0, 0.0, 0.0, 5.0),
+    ],
+)
+def test_given_two_that_brake_then_the_least_distance_is_that_of_their_parabolas(
+    gap_m, speed, ahead, brakes, left_m
+):
     assert gap_left_m(gap_m, speed, ahead, brakes, 6.0, 0.3) == pytest.approx(left_m, abs=0.1)
 
 
@@ -205,7 +244,7 @@ def test_given_a_range_sensor_or_a_slow_one_when_messages_are_far_apart_then_the
     assert found_in([rear_of(0.4), rear_of(0.3)], speed=0.1, every_s=1.0) == 2
 
 
-# -- drawn drives -----------------------------------------------------------------------------------------------------
+# -- drawn drives
 
 
 @pytest.mark.parametrize("first", [0, 1000])

@@ -1,4 +1,6 @@
-"""No plan that the guard accepts is unsafe by a brute force: Shapely, step by step, nothing of the guard's arithmetic.
+"""No plan that the guard accepts is unsafe by a brute force.
+
+Shapely, step by step, nothing of the guard's arithmetic.
 
 `TORCHPERF_GUARD_PLANS=100000` looks at as many plans.
 """
@@ -20,11 +22,17 @@ from torchperf_ros.safety.guard import Guard
 shapely = pytest.importorskip("shapely", reason="shapely is not installed")
 
 PLANS = int(os.environ.get("TORCHPERF_GUARD_PLANS", "200"))
-MOST_DRAWN, OF_A_SEED = 5000, 100  # plans of which Hypothesis draws every value; of one seed that it draws, beyond
+MOST_DRAWN, OF_A_SEED = (
+    5000,
+    100,
+)  # plans of which Hypothesis draws every value; of one seed that it draws, beyond
 LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0
 MARGIN, RESPONSE_S, DELAY_S = 0.3, 0.21, 0.15  # 60 ms old frames and 150 ms of actuation
 ACCEL, BRAKE, LEAD_BRAKE = 2.0, 6.0, 8.0
-SHOWS_RAD, ROLLS = 0.0021, 1.01  # rad that a plan turns, and m/s of the vehicle: less says nothing of the bend
+SHOWS_RAD, ROLLS = (
+    0.0021,
+    1.01,
+)  # rad that a plan turns, and m/s of the vehicle: less says nothing of the bend
 MOVES = 0.06  # m/s; a slower vehicle stands, and what touches it has come to it
 STEPS = 5  # looked at from one pose to the next
 ROUNDED = 0.05  # m; whether something is in our lane is found on a lane of straight pieces
@@ -106,21 +114,31 @@ def rectangles(places, yaws, half_length, half_width, offset=0.0):
 
 
 def distances(plan, other):
-    """In m between both outlines at every step of the plan, 0 where they overlap; and whether the vehicle moves."""
-    fine = np.interp(np.arange((len(plan.times_s) - 1) * STEPS + 1) / STEPS, np.arange(len(plan.times_s)), plan.times_s)
+    """In m between both outlines at every step of the plan, 0 where they overlap.
+
+    And whether the vehicle moves.
+    """
+    fine = np.interp(
+        np.arange((len(plan.times_s) - 1) * STEPS + 1) / STEPS, np.arange(len(plan.times_s)), plan.times_s
+    )
     places = np.interp(fine, plan.times_s, plan.place)
     yaws = np.interp(fine, plan.times_s, plan.yaw)
     own = rectangles(places, yaws, LENGTH / 2, WIDTH / 2, LENGTH / 2 - REAR)
     moving = np.repeat(np.diff(plan.s) > MOVES * np.diff(plan.times_s), STEPS)
     moves = np.append(moving, False) | np.insert(moving, 0, False)
-    return shapely.distance(own, rectangles(*other.after(plan, fine), other.length / 2, other.width / 2)), moves
+    return (
+        shapely.distance(own, rectangles(*other.after(plan, fine), other.length / 2, other.width / 2)),
+        moves,
+    )
 
 
 def stays_behind(speed, lead_speed, gap):
     """Whether nothing happens if what is ahead brakes its hardest at this moment; step by step."""
     step = 0.005
     times = np.arange(0.0, 12.0, step)
-    own = np.where(times < RESPONSE_S, speed + ACCEL * times, speed + ACCEL * RESPONSE_S - BRAKE * (times - RESPONSE_S))
+    own = np.where(
+        times < RESPONSE_S, speed + ACCEL * times, speed + ACCEL * RESPONSE_S - BRAKE * (times - RESPONSE_S)
+    )
     lead = lead_speed - LEAD_BRAKE * times
     closing = np.maximum(own, 0.0) - np.maximum(lead, 0.0)
     return gap - float(np.cumsum(closing * step).max(initial=0.0)) > -0.1
@@ -130,7 +148,9 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
     """Why this plan is not safe beside this obstacle, "" if it is."""
     apart, moves = distances(plan, other)
     reach_s = other.length / 2 * abs(math.cos(other.turned)) + other.width / 2 * abs(math.sin(other.turned))
-    reach_left = other.length / 2 * abs(math.sin(other.turned)) + other.width / 2 * abs(math.cos(other.turned))
+    reach_left = other.length / 2 * abs(math.sin(other.turned)) + other.width / 2 * abs(
+        math.cos(other.turned)
+    )
     side_m = abs(other.left) - reach_left - WIDTH / 2
     from_behind = other.kind == "along" and other.speed > 0 and other.s + reach_s < -REAR
     if from_behind and side_m < ROUNDED:
@@ -138,11 +158,15 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
     unknown = other.s > 0.95 * plan.s[-1] + 9.0 or other.s < -9.0
     far_round = plan.bend != 0 and abs(other.s) + plan.s[-1] > 1.1 / abs(plan.bend)
     # A bend that neither the plan nor the odometry shows cannot be known: the plan turns too little.
-    shown = (abs(plan.bend) * plan.s[-1] > SHOWS_RAD and plan.s[-1] >= 1.0) or (other.s < 0 and plan.speed > ROLLS)
+    shown = (abs(plan.bend) * plan.s[-1] > SHOWS_RAD and plan.s[-1] >= 1.0) or (
+        other.s < 0 and plan.speed > ROLLS
+    )
     drift = other.drift + (0.0 if shown else other.speed * math.sin(plan.bend * other.s))
     if other.kind == "along" and unknown and (abs(drift) > 0.34 or far_round):
         return ""  # it follows a bend beyond the plan, for all that is known
-    if plan.aside and other.kind == "along":  # what drives along is known not to bend with us for 2 s, where it is near
+    if (
+        plan.aside and other.kind == "along"
+    ):  # what drives along is known not to bend with us for 2 s, where it is near
         moves[(20 if other.speed > 0 else 10) * STEPS :] = False  # 1 s if it comes towards us
         if other.s > plan.s[-1]:
             return ""
@@ -150,7 +174,8 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
         return "touches"
     guessed = plan.bend and not 0 <= other.s <= plan.s[-1]  # where the bend of the plan is led on
     passes = from_behind and side_m < MARGIN + ROUNDED  # as close as it is aside now
-    # Separating axes call two corners that are diagonal to each other closer than they are, by up to the root of two.
+    # Separating axes call two corners that are diagonal to each other closer than they are, by up to the
+    # root of two.
     floor = min(MARGIN, apart[0] / math.sqrt(2) - GIVEN_M)
     if not guessed and not passes and (apart[moves] < floor).any():
         return f"comes to {apart[moves].min():.3f} m"
@@ -162,10 +187,19 @@ def what_is_unsafe(plan, other):  # noqa: PLR0911 - one way to be safe after the
         gap = s - reach_s - plan.s[number] - (LENGTH - REAR)
         brakes = v - plan.speeds[number + 1] > min(0.85 * BRAKE * 0.1, 0.45 * v) or v < 0.2
         known = s - reach_s <= plan.s[-1]
-        if t < DELAY_S + 0.05 or brakes or gap < 0 or not known or abs(left) - reach_left > WIDTH / 2 + MARGIN - 0.01:
+        if (
+            t < DELAY_S + 0.05
+            or brakes
+            or gap < 0
+            or not known
+            or abs(left) - reach_left > WIDTH / 2 + MARGIN - 0.01
+        ):
             continue
         if not stays_behind(v, other.speed, gap):
-            return f"is {gap:.2f} m behind at {v:.2f} m/s what drives at {other.speed:.2f} m/s, {t:.2f} s from now"
+            return (
+                f"is {gap:.2f} m behind at {v:.2f} m/s what drives at {other.speed:.2f} m/s, {t:.2f} s"
+                " from now"
+            )
     return ""
 
 
@@ -183,7 +217,10 @@ class Drawn:
 
 
 class Rolled:
-    """Values of a generator of which Hypothesis draws the seed: ten times as many situations in the same time."""
+    """Values of a generator of which Hypothesis draws the seed.
+
+    Ten times as many situations in the same time.
+    """
 
     def __init__(self, seed):
         self._rng = random.Random(seed)
@@ -196,14 +233,19 @@ class Rolled:
 
 
 def situation_of(pick):
-    speed = pick.between(0, pick.one(2, 35, 35, 35))  # a slow plan is short, and most obstacles are beyond its end
+    speed = pick.between(
+        0, pick.one(2, 35, 35, 35)
+    )  # a slow plan is short, and most obstacles are beyond its end
     shape = pick.one("straight", "bend", "bend", "lane")
     most = min(0.03, 2.9 / max(speed, 1.0) ** 2)
     plan = Plan(
-        speed, pick.between(-7, 2), pick.between(-7, 2),
+        speed,
+        pick.between(-7, 2),
+        pick.between(-7, 2),
         bend=pick.between(-1, 1) * most if shape == "bend" else 0.0,
-        aside=pick.one(-3.5, 3.5) if shape == "lane" else 0.0, over=max(20.0, 4.0 * speed),
-    )  # fmt: skip
+        aside=pick.one(-3.5, 3.5) if shape == "lane" else 0.0,
+        over=max(20.0, 4.0 * speed),
+    )
     others = []
     for _ in range(pick.one(1, 2, 3, 4)):
         kind = pick.one("along", "along", "stands", "crosses")
@@ -211,7 +253,10 @@ def situation_of(pick):
         length, width, turned = pick.between(0.3, 9), pick.between(0.3, 2.6), pick.between(-0.3, 0.3)
         motion = {"speed": 0.0, "drift": 0.0}
         if kind == "along":
-            motion = {"speed": pick.one(1, 1, 1, -1) * pick.between(1, 35), "drift": pick.between(-0.5, 0.5)}
+            motion = {
+                "speed": pick.one(1, 1, 1, -1) * pick.between(1, 35),
+                "drift": pick.between(-0.5, 0.5),
+            }
         elif kind == "crosses":
             turned, drift = pick.between(-1.57, 1.57), pick.one(-1, 1) * pick.between(0.8, 12)
             motion = {"speed": pick.between(-0.5, 0.5) * drift, "drift": drift}
@@ -228,7 +273,9 @@ def accepted(plan, others):
     boxes = []
     for other in others:
         place, yaw, velocity = other.box(plan)
-        boxes.append(Box(place.real, place.imag, yaw, other.length, other.width, (velocity.real, velocity.imag)))
+        boxes.append(
+            Box(place.real, place.imag, yaw, other.length, other.width, (velocity.real, velocity.imag))
+        )
     guard.saw(0, markers_bytes(boxes), 10 * S)
     message = plan_bytes(plan.times_s, plan.place.real, plan.place.imag, plan.yaw)
     return not guard.check(message, 10 * S, START_NS, 60.0).shadow

@@ -22,8 +22,12 @@ WALL, FAR = Box(12.0, 0.0, velocity=None), Box(90.0, 20.0)
 DOUBLES = st.one_of(
     st.floats(),  # NaN and Inf, too
     st.floats(0.0, 2.3e-308, allow_subnormal=True),
-    st.integers(0x7F00_0000_0000, 0x7FFF_FFFF_FFFF).map(lambda one: np.int64(one).view(np.float64).item()),  # a pointer
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e300, -1e300, 1.7e308, 5e-324, 1e8, 100.0, math.nan, math.inf, -math.inf]),
+    st.integers(0x7F00_0000_0000, 0x7FFF_FFFF_FFFF).map(
+        lambda one: np.int64(one).view(np.float64).item()
+    ),  # a pointer
+    st.sampled_from(
+        [0.0, -0.0, 1.0, -1.0, 1e300, -1e300, 1.7e308, 5e-324, 1e8, 100.0, math.nan, math.inf, -math.inf]
+    ),
 )
 SIGNED, UNSIGNED = st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**32 - 1)
 STAMPS = st.tuples(
@@ -77,11 +81,15 @@ MARKER_FIELDS = {
     "action": st.one_of(st.integers(-1, 5), SIGNED),
     "text": st.sampled_from(["", "x" * 9]),
     "frame_locked": st.booleans(),
-    "points": st.lists(st.tuples(DOUBLES, DOUBLES, DOUBLES), max_size=3).map(
-        lambda found: [POINT(x=x, y=y, z=z) for x, y, z in found]
+    "points": (
+        st.lists(st.tuples(DOUBLES, DOUBLES, DOUBLES), max_size=3).map(
+            lambda found: [POINT(x=x, y=y, z=z) for x, y, z in found]
+        )
     ),
 }
-FIELDS = st.sampled_from(sorted(MARKER_FIELDS)).flatmap(lambda way: st.tuples(st.just(way), MARKER_FIELDS[way]))
+FIELDS = st.sampled_from(sorted(MARKER_FIELDS)).flatmap(
+    lambda way: st.tuples(st.just(way), MARKER_FIELDS[way])
+)
 
 
 def test_given_the_wall_when_nothing_is_damaged_then_the_plan_is_refused_and_without_it_accepted():
@@ -98,7 +106,9 @@ def means_something_else(way, value):
 
 @settings(max_examples=200)
 @given(changes=st.lists(FIELDS, min_size=1, max_size=4), alone=st.booleans())
-def test_given_an_obstacle_in_the_way_when_any_of_its_fields_is_damaged_then_the_plan_is_not_accepted(changes, alone):
+def test_given_an_obstacle_in_the_way_when_any_of_its_fields_is_damaged_then_the_plan_is_not_accepted(
+    changes, alone
+):
     changes = [one for one in changes if not means_something_else(*one)]
 
     def damage(array):
@@ -111,15 +121,21 @@ def test_given_an_obstacle_in_the_way_when_any_of_its_fields_is_damaged_then_the
 
 
 @settings(max_examples=100)
-@given(ends=st.tuples(DOUBLES, DOUBLES, DOUBLES, DOUBLES), turn=st.tuples(DOUBLES, DOUBLES), count=st.integers(0, 3))
+@given(
+    ends=st.tuples(DOUBLES, DOUBLES, DOUBLES, DOUBLES),
+    turn=st.tuples(DOUBLES, DOUBLES),
+    count=st.integers(0, 3),
+)
 def test_given_an_obstacle_in_the_way_when_its_arrow_is_damaged_then_only_a_readable_velocity_clears_the_way(
     ends, turn, count
 ):
     def damage(array):
         arrow = array.markers[1]
-        arrow.points = [POINT(x=ends[0], y=ends[1], z=0.0), POINT(x=ends[2], y=ends[3], z=0.0), POINT(0.0, 0.0, 0.0)][
-            :count
-        ]
+        arrow.points = [
+            POINT(x=ends[0], y=ends[1], z=0.0),
+            POINT(x=ends[2], y=ends[3], z=0.0),
+            POINT(0.0, 0.0, 0.0),
+        ][:count]
         arrow.pose.orientation.z, arrow.pose.orientation.w = turn
 
     array = edited(markers_bytes([WALL._replace(velocity=(0.0, 0.0)), FAR]), ARRAY, damage)
@@ -136,7 +152,9 @@ def test_given_an_obstacle_in_the_way_when_its_arrow_is_damaged_then_only_a_read
     is_arrow=st.booleans(),
     frame=st.sampled_from(["plan", "optical", "body"]),
 )
-def test_given_a_refused_plan_when_any_other_marker_is_added_then_it_is_not_accepted(changes, first, is_arrow, frame):
+def test_given_a_refused_plan_when_any_other_marker_is_added_then_it_is_not_accepted(
+    changes, first, is_arrow, frame
+):
     base = markers_bytes([WALL._replace(velocity=(0.0, 0.0)), FAR])
 
     def add(array):
@@ -174,7 +192,9 @@ def test_given_an_array_that_is_cut_off_anywhere_when_read_then_the_plan_is_not_
 ODOMETRY_FIELDS = {
     **dict.fromkeys([f"pose.pose.position.{axis}" for axis in "xyz"], DOUBLES),
     **dict.fromkeys([f"pose.pose.orientation.{axis}" for axis in "xyzw"], DOUBLES),
-    **dict.fromkeys([f"twist.twist.{kind}.{axis}" for kind in ("linear", "angular") for axis in "xyz"], DOUBLES),
+    **dict.fromkeys(
+        [f"twist.twist.{kind}.{axis}" for kind in ("linear", "angular") for axis in "xyz"], DOUBLES
+    ),
     "header.stamp.sec": STAMPS.map(lambda one: one[0]),
     "header.stamp.nanosec": UNSIGNED,
     "header.frame_id": FRAMES,
@@ -210,7 +230,9 @@ OF_PLAN = st.tuples(st.integers(0, 30), st.sampled_from(sorted(PLAN_FIELDS))).fl
 
 @settings(max_examples=150)
 @given(changes=st.lists(OF_PLAN, min_size=1, max_size=3), header=STAMPS, frame=FRAMES)
-def test_given_a_refused_plan_when_its_own_fields_are_damaged_then_it_is_not_accepted(changes, header, frame):
+def test_given_a_refused_plan_when_its_own_fields_are_damaged_then_it_is_not_accepted(
+    changes, header, frame
+):
     def damage(message):
         message.header.stamp.sec, message.header.stamp.nanosec = header
         message.header.frame_id = frame

@@ -3,10 +3,24 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
+from benchmarks.rig.messages import (
+    START_NS,
+    Box,
+    S,
+    markers_bytes,
+    odometry_bytes,
+    plan_bytes,
+    straight_plan,
+)
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.safety.distance import _clearances, _fastest, _speeds, rss_opposite_direction, rss_same_direction
+from torchperf_ros.safety.distance import (
+    _clearances,
+    _fastest,
+    _speeds,
+    rss_opposite_direction,
+    rss_same_direction,
+)
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
@@ -41,8 +55,10 @@ def test_given_many_obstacles_when_most_are_far_then_the_near_one_is_found_all_t
     assert check(straight_plan(), far).check == ""
     assert check(straight_plan(), [*far, Box(25.0, 0.0), *far]).check == "distance"
     for near in (
-        Box(25.0, -60.0, velocity=(0.0, 24.0)), Box(320.0, 0.0, length=600.0), Box(80.0, 0.0, velocity=(-30.0, 0.0))
-    ):  # fmt: skip
+        Box(25.0, -60.0, velocity=(0.0, 24.0)),
+        Box(320.0, 0.0, length=600.0),
+        Box(80.0, 0.0, velocity=(-30.0, 0.0)),
+    ):
         assert check(straight_plan(), [*far, near]).check == "distance"
 
 
@@ -56,12 +72,17 @@ def test_given_a_plan_that_goes_both_ways_when_checked_then_only_its_footprint_c
     assert Lane(Track(T, x + 0j, 0 * T)).both_ways
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0)], speed=2.0).check == ""
     assert check(plan_bytes(T, x, 0.0, 0.0), [Box(8.4, 0.0)], speed=2.0).check == "distance"
-    assert check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check == "distance"
+    assert (
+        check(plan_bytes(T, x, 0.0, 0.0), [Box(10.0, 0.0, velocity=(-2.0, 0.0))], speed=2.0).check
+        == "distance"
+    )
 
 
 @pytest.mark.parametrize(("back_m", "both"), [(0.49, False), (0.51, True)])
 @pytest.mark.parametrize("way", [1, -1])
-def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(back_m, both, way):
+def test_given_a_plan_of_9_m_that_turns_round_when_half_a_metre_leads_back_then_it_goes_both_ways(
+    back_m, both, way
+):
     x = way * np.interp(T, [0.0, 2.0, 3.0], [0.0, 9.0 - back_m, 9.0 - 2 * back_m])
     lane = Lane(Track(T, x + 0j, 0 * T))
     assert (lane.both_ways, lane.backward) == (both, way < 0)
@@ -103,7 +124,9 @@ def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_l
     x, y, yaw = bent(6 * T, bend)
     lane = Lane(Track(T, x + 1j * y, yaw))
     assert lane.heading[[0, -1]] == pytest.approx([-beyond, 18 * bend + beyond])  # 120 m, or 1.2 rad
-    assert lane.s[[0, -1]] == pytest.approx([-400 - abs(beyond / bend), 18 + 400 + abs(beyond / bend)], abs=0.1)
+    assert lane.s[[0, -1]] == pytest.approx(
+        [-400 - abs(beyond / bend), 18 + 400 + abs(beyond / bend)], abs=0.1
+    )
     assert np.abs(np.diff(lane.place)) == pytest.approx(np.diff(lane.s), rel=0.02)
     assert lane.tightest == pytest.approx(abs(bend), rel=1e-2)
     assert lane.turn == pytest.approx(abs(18 * bend + 2 * beyond))
@@ -112,7 +135,10 @@ def test_given_a_bend_when_its_lane_is_led_on_then_it_turns_no_further_than_is_l
 def test_given_a_standing_track_when_its_lane_is_taken_then_it_leads_straight_on():
     lane = Lane(Track(T, 0 * T + 1 + 2j, 0 * T + np.pi / 2))
     s, left, heading = lane.project(np.array([1 + 12j, -1 + 2j]))
-    assert (s.tolist(), left.tolist()) == (pytest.approx([10.0, 0.0], abs=1e-9), pytest.approx([0.0, 2.0], abs=1e-9))
+    assert (s.tolist(), left.tolist()) == (
+        pytest.approx([10.0, 0.0], abs=1e-9),
+        pytest.approx([0.0, 2.0], abs=1e-9),
+    )
     assert heading == pytest.approx(np.pi / 2)
 
 
@@ -139,8 +165,12 @@ def test_given_a_fast_plan_that_leaves_a_bend_when_a_car_drives_beside_then_it_i
     assert check(plan, [beside], speed=27.0, yaw_rate=-0.027).check == ""
 
 
-@pytest.mark.parametrize(("left", "turns_in", "expected"), [(1.0, True, ""), (1.3, True, "distance"), (1.3, False, "")])
-def test_given_a_cyclist_from_behind_when_beside_our_lane_then_it_may_pass_but_is_not_cut_off(left, turns_in, expected):
+@pytest.mark.parametrize(
+    ("left", "turns_in", "expected"), [(1.0, True, ""), (1.3, True, "distance"), (1.3, False, "")]
+)
+def test_given_a_cyclist_from_behind_when_beside_our_lane_then_it_may_pass_but_is_not_cut_off(
+    left, turns_in, expected
+):
     cyclist = Box(-4.0, left, length=1.0, width=0.5, velocity=(12.0, 0.0))  # 0.1 m beside us at 1.3 m
     plan = plan_bytes(T, 10 * T, 0.15 * T, 0.015) if turns_in else straight_plan()
     assert check(plan, [cyclist]).check == expected
@@ -204,14 +234,18 @@ def test_given_a_situation_when_it_is_turned_moved_or_mirrored_then_the_answer_i
         place = at + np.exp(1j * turn) * complex(box.x, side * box.y)
         velocity = np.exp(1j * turn) * complex(box.velocity[0], side * box.velocity[1])
         yaw_there = turn + side * box.yaw
-        moved.append(Box(place.real, place.imag, yaw_there, box.length, box.width, (velocity.real, velocity.imag)))
+        moved.append(
+            Box(place.real, place.imag, yaw_there, box.length, box.width, (velocity.real, velocity.imag))
+        )
     guard = Guard(guard_options({"guard.act": ["distance"]}))
     odometry = odometry_bytes(at.real, at.imag, turn, speed, side * yaw_rate)
     guard.moved(odometry, 10 * S)
     guard.saw(0, markers_bytes(moved), 10 * S)
     found = guard.check(plan_bytes(T, there.real, there.imag, turn + side * yaw), 10 * S, START_NS, 60.0)
     assert (found.verdict, found.check) == (plain.verdict, "distance")
-    measured, expected = ((one.value, one.limit, one.ttc_s, one.needed_deceleration) for one in (found, plain))
+    measured, expected = (
+        (one.value, one.limit, one.ttc_s, one.needed_deceleration) for one in (found, plain)
+    )
     assert measured == pytest.approx(expected, abs=1e-6, nan_ok=True)
     path, same = TimedPath.parse(found.payload), TimedPath.parse(plain.payload)
     back = (path.points[:, 0] + 1j * path.points[:, 1] - at) * np.exp(-1j * turn)
@@ -226,14 +260,18 @@ def test_given_a_turned_box_beside_when_passed_then_its_corner_counts(yaw):
 
 
 @pytest.mark.parametrize(("acceleration", "speed"), [(0.0, 10.0), (-2.0, 10.0), (2.0, 10.0), (0.0, 4.0)])
-def test_given_something_that_crosses_when_touched_then_the_time_and_the_braking_count_until_there(acceleration, speed):
+def test_given_something_that_crosses_when_touched_then_the_time_and_the_braking_count_until_there(
+    acceleration, speed
+):
     t = 1.6  # 1.95 m beside is the last place where it does not touch us
     way = speed * t + 0.5 * acceleration * t**2
     box = Box(way + 3.5, -1.95 - 5.0 * 1.65, length=2.0, width=2.0, velocity=(0.0, 5.0))
     found = check(straight_plan(speed, acceleration=acceleration), [box], speed=speed)
     assert found.ttc_s == pytest.approx(1.6)
     assert found.needed_deceleration == pytest.approx(speed**2 / (2 * way))
-    ahead = check(straight_plan(speed, acceleration=acceleration), [Box(18.0, 0.0, velocity=(1.0, 0.0))], speed=speed)
+    ahead = check(
+        straight_plan(speed, acceleration=acceleration), [Box(18.0, 0.0, velocity=(1.0, 0.0))], speed=speed
+    )
     gap = 18.0 - 2.25 - 3.5
     assert ahead.ttc_s == pytest.approx(gap / (speed - 1.0))  # at the speed of now, braking or not
     assert ahead.needed_deceleration == pytest.approx((speed - 1.0) ** 2 / (2 * gap))
@@ -245,7 +283,9 @@ def test_given_something_ahead_when_we_reverse_or_it_comes_then_its_time_is_know
     assert (behind.ttc_s, behind.needed_deceleration) == pytest.approx((gap / 5, 25 / (2 * gap)))
     comes = check(straight_plan(), [Box(60.0, 0.0, velocity=(-14.0, 0.0))])
     gap = 60.0 - 2.25 - 3.5
-    assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx((gap / 24, 24 * 10 / (2 * gap)))  # our share
+    assert (comes.ttc_s, comes.needed_deceleration) == pytest.approx(
+        (gap / 24, 24 * 10 / (2 * gap))
+    )  # our share
 
 
 def test_given_a_plan_whose_acceleration_grows_when_checked_then_the_speed_of_now_is_that_of_its_first_steps():
@@ -259,8 +299,12 @@ def test_given_something_close_ahead_when_we_move_on_then_the_time_and_the_braki
     assert (found.ttc_s, found.needed_deceleration) == pytest.approx((gap / 10, 100 / (2 * gap)))
 
 
-@pytest.mark.parametrize(("left", "drift", "from_s"), [(3.05, -1.0, 0.9), (-3.05, 1.0, 0.9), (1.0, 0.2, 0.2)])
-def test_given_a_lead_that_drifts_into_our_way_when_it_is_there_then_the_distance_of_rss_counts(left, drift, from_s):
+@pytest.mark.parametrize(
+    ("left", "drift", "from_s"), [(3.05, -1.0, 0.9), (-3.05, 1.0, 0.9), (1.0, 0.2, 0.2)]
+)
+def test_given_a_lead_that_drifts_into_our_way_when_it_is_there_then_the_distance_of_rss_counts(
+    left, drift, from_s
+):
     lead = Box(9.0, left, velocity=(10.1, drift))
     found = check(straight_plan(), [lead])
     gap, faster = 9.0 - 2.25 - 3.5 + 0.1 * from_s, 10 + 2 * 0.21
@@ -282,7 +326,9 @@ def test_given_something_that_stands_beyond_the_end_of_a_fast_plan_then_its_dist
 
 def test_given_something_that_crosses_and_is_gone_or_follows_closely_then_it_is_no_lead():
     assert check(straight_plan(), [Box(25.0, -6.0, math.pi / 2, velocity=(2.0, 8.0))]).check == ""
-    assert check(straight_plan(), [Box(-5.0, 0.0, velocity=(12.0, 0.0))]).check == ""  # 1.75 m behind our bumper
+    assert (
+        check(straight_plan(), [Box(-5.0, 0.0, velocity=(12.0, 0.0))]).check == ""
+    )  # 1.75 m behind our bumper
 
 
 @pytest.mark.parametrize("speed", [0.3, 0.8, 2.0])
@@ -307,7 +353,9 @@ def apart(own, other, yaws):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_is_no_closer_than_was_said(seed):
+def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_is_no_closer_than_was_said(
+    seed,
+):
     rng, options = np.random.default_rng(seed), guard_options({})
     bend = rng.choice([0.0, 0.02, -0.1])
     s = (10.0 if abs(bend) < 0.1 else 4.0) * T
@@ -339,7 +387,9 @@ def test_given_poses_when_what_lies_between_is_looked_at_in_fine_steps_then_it_i
             continue
         said = clearance[:, list(kept).index(n)]
         assert said[0] == pytest.approx(exact[0])
-        assert (said[1:] <= 1.03 * between + 1e-3)[between > 0].all()  # on sides that are turned by half a step
+        assert (said[1:] <= 1.03 * between + 1e-3)[
+            between > 0
+        ].all()  # on sides that are turned by half a step
 
 
 def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius_times_half_of_it():
@@ -351,13 +401,20 @@ def test_given_a_turn_between_two_poses_then_corners_come_closer_by_their_radius
         return float(_clearances(track, Lane(track), 0.0, places, yaws, halves, options)[0][1, 0])
 
     assert gap(0.0, 0.0) == pytest.approx(5.0 - 0.95 - 2.0)
-    assert gap(0.05, 0.0) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * math.hypot(2.25, 0.95) + 0.125), abs=1e-3)
+    assert gap(0.05, 0.0) == pytest.approx(
+        gap(0.0, 0.0) - 0.1 * (0.5 * math.hypot(2.25, 0.95) + 0.125), abs=1e-3
+    )
     assert gap(0.0, 0.05) == pytest.approx(gap(0.0, 0.0) - 0.1 * 0.5 * 2.5)
     assert gap(0.0, 0.05, 0.4) == pytest.approx(gap(0.0, 0.0) - 0.1 * (0.5 * 2.5 + 0.125 * 0.8))
 
 
 def test_given_ways_between_poses_then_speeds_are_led_on_at_the_ends_and_a_peak_is_no_mean():
-    assert _speeds(np.array([0.0, 1.0, 2.0, 4.0]), np.array([2.0, 3.0, 14.0])).tolist() == [1.5, 2.5, 5.0, 9.0]
+    assert _speeds(np.array([0.0, 1.0, 2.0, 4.0]), np.array([2.0, 3.0, 14.0])).tolist() == [
+        1.5,
+        2.5,
+        5.0,
+        9.0,
+    ]
     assert _speeds(np.array([0.0, 1.0, 2.0]), np.array([1.0, 5.0])).tolist() == [0.0, 3.0, 7.0]
     assert _speeds(np.array([0.0, 2.0]), np.array([8.0])).tolist() == [4.0, 4.0]
     steps = np.array([2.0, 6.0, 6.0, 1.0])
@@ -386,4 +443,6 @@ def test_given_something_within_the_margin_beside_us_then_it_is_a_lead_once_its_
     ours = 3.5 - 2.25
     found = [check(straight_plan(), [Box(ours + x, 2.1, length=1.0)]) for x in (1.9, 2.1)]
     assert [one.check for one in found] == ["", "distance"]
-    assert found[1].reason.startswith("distance: the plan is -2.65 m behind an obstacle 0.2 s from now and does not br")
+    assert found[1].reason.startswith(
+        "distance: the plan is -2.65 m behind an obstacle 0.2 s from now and does not br"
+    )

@@ -12,7 +12,10 @@ FRESH_MS = 49.0
 
 
 def watched(took_ms, *, seconds=60, seed=0, noise=0.03, tier=lambda second: 0, hz=30):
-    """The seconds in which there was an alert; `took_ms` is what a frame takes in a second, without noise."""
+    """The seconds in which there was an alert.
+
+    `took_ms` is what a frame takes in a second, without noise.
+    """
     watch, draw, found = DriftWatch("camera"), random.Random(seed), {}
     for second in range(1, seconds + 1):
         for frame in range(hz):
@@ -53,7 +56,9 @@ def test_given_single_stalls_when_judged_then_they_are_no_drift():
 
 
 def test_given_a_change_of_the_tier_when_judged_then_times_of_two_tiers_make_no_trend():
-    assert watched(lambda s: 20.0 if s < 30 else 44.0, tier=lambda second: int(second > 30), noise=0.01) == {}
+    assert (
+        watched(lambda s: 20.0 if s < 30 else 44.0, tier=lambda second: int(second > 30), noise=0.01) == {}
+    )
 
 
 def test_given_few_frames_when_judged_then_they_wait_until_they_are_enough():

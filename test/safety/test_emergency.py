@@ -1,4 +1,7 @@
-"""The emergency lane's rules on a virtual clock: what is in the way, when it latches and is cleared, how it stops."""
+"""The emergency lane's rules on a virtual clock.
+
+What is in the way, when it latches and is cleared, how it stops.
+"""
 
 import math
 
@@ -19,9 +22,11 @@ from torchperf_ros.safety.odometry import Motion
 from .sensor_messages import bool_bytes, odometry_bytes, range_bytes, scan_bytes
 
 SENSORS = {
-    "sensors": ["scan", "sonar", "button"], "types": ["LaserScan", "Range", "Bool"], "timeouts_ms": [300.0, 0.0, 0.0],
+    "sensors": ["scan", "sonar", "button"],
+    "types": ["LaserScan", "Range", "Bool"],
+    "timeouts_ms": [300.0, 0.0, 0.0],
     "mounting": [3.5, 0.0, 0.5, 0.0, 3.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
-}  # fmt: skip
+}
 SCAN, SONAR, BUTTON = range(3)
 ROS_S = 1_700_000_000
 FREE = scan_bytes(np.full(91, np.inf))
@@ -29,7 +34,9 @@ BLOCKED = scan_bytes(np.full(91, 4.0))
 
 
 def options(**changed):
-    return node_config({f"emergency.{key}": value for key, value in {**SENSORS, **changed}.items()}, {}).emergency
+    return node_config(
+        {f"emergency.{key}": value for key, value in {**SENSORS, **changed}.items()}, {}
+    ).emergency
 
 
 def motion(speed=0.0, yaw_rate=0.0):
@@ -79,7 +86,7 @@ def lane():
     return lane
 
 
-# -- the corridor -----------------------------------------------------------------------------------------------------
+# -- the corridor
 
 
 def swept(corridor, x, y, *, wider_m=0.0, longer_m=0.0):
@@ -97,9 +104,19 @@ def swept(corridor, x, y, *, wider_m=0.0, longer_m=0.0):
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize(("speed", "turn"), [
-    (6.0, 0.0), (6.0, 0.2), (6.0, -0.2), (7.0, 0.13), (8.0, -0.07), (9.0, 0.01), (4.0, 0.2), (0.0, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("speed", "turn"),
+    [
+        (6.0, 0.0),
+        (6.0, 0.2),
+        (6.0, -0.2),
+        (7.0, 0.13),
+        (8.0, -0.07),
+        (9.0, 0.01),
+        (4.0, 0.2),
+        (0.0, 0.0),
+    ],
+)
 def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_in_the_corridor_and_no_others(
     speed, turn, backwards
 ):
@@ -108,7 +125,9 @@ def test_given_points_all_around_then_those_that_the_vehicle_will_come_over_are_
     assert corridor.curvature == pytest.approx(turn)
     backwards = corridor.backwards  # not at a standstill
     sign = -1 if backwards else 1
-    x, y = (grid.ravel() for grid in np.meshgrid(sign * np.arange(0.03, 13.0, 0.12), np.arange(-6.0, 6.0, 0.12)))
+    x, y = (
+        grid.ravel() for grid in np.meshgrid(sign * np.arange(0.03, 13.0, 0.12), np.arange(-6.0, 6.0, 0.12))
+    )
     found = corridor.inside(x, y)
     ahead = np.abs(x) > corridor.ahead_m
     comes_over, _ = swept(corridor, x, y, wider_m=-0.01, longer_m=-0.05)
@@ -132,10 +151,20 @@ def test_given_a_speed_when_the_corridor_is_made_then_it_is_as_long_as_reaction_
     assert (back.ahead_m, back.backwards) == (1.0, True)
 
 
-@pytest.mark.parametrize(("speed", "yaw_rate", "expected"), [
-    (10.0, 1.0, 0.1), (10.0, -1.0, -0.1), (-10.0, 1.0, -0.1), (0.0, 0.05, 0.1), (1.0, 9.0, 0.2), (5.0, 0.0, 0.0),
-])  # fmt: skip
-def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_the_vehicle_can_drive_it(speed, yaw_rate, expected):
+@pytest.mark.parametrize(
+    ("speed", "yaw_rate", "expected"),
+    [
+        (10.0, 1.0, 0.1),
+        (10.0, -1.0, -0.1),
+        (-10.0, 1.0, -0.1),
+        (0.0, 0.05, 0.1),
+        (1.0, 9.0, 0.2),
+        (5.0, 0.0, 0.0),
+    ],
+)
+def test_given_speed_and_yaw_rate_when_the_arc_is_found_then_the_vehicle_can_drive_it(
+    speed, yaw_rate, expected
+):
     assert Corridor.of(options(), motion(speed, yaw_rate)).curvature == pytest.approx(expected)
 
 
@@ -148,7 +177,7 @@ def test_given_a_wall_beside_the_vehicle_when_it_drives_along_it_then_it_is_not_
         assert (x[Corridor.of(options(), motion(10.0)).inside(x, close)] > 3.5).all()
 
 
-# -- when it latches --------------------------------------------------------------------------------------------------
+# -- when it latches
 
 
 @pytest.mark.parametrize("scans", [1, 2, 4])
@@ -212,7 +241,9 @@ def test_given_a_vehicle_that_brakes_already_when_it_stops_before_the_wall_by_th
 def test_given_a_vehicle_that_brakes_already_when_it_no_longer_does_then_it_latches_soon(released_m_s):
     speed, after_s = towards_a_wall(16.0, 5.0, released_m_s)
     assert speed == pytest.approx(released_m_s, abs=0.3)
-    assert after_s <= (1.0 if released_m_s == 3.0 else 0.31)  # at 3 m/s the wall is still far enough at first
+    assert after_s <= (
+        1.0 if released_m_s == 3.0 else 0.31
+    )  # at 3 m/s the wall is still far enough at first
 
 
 def test_given_two_sensors_when_each_shows_something_once_then_that_is_not_twice(lane):
@@ -226,7 +257,9 @@ def test_given_a_trigger_when_it_is_true_then_it_latches_at_once_and_a_false_one
 
 
 @given(st.lists(st.floats(0.1, 299.0), max_size=20), st.floats(0.0, 1000.0))
-def test_given_a_sensor_that_stops_then_it_latches_when_its_timeout_is_over_and_not_before(intervals_ms, more_ms):
+def test_given_a_sensor_that_stops_then_it_latches_when_its_timeout_is_over_and_not_before(
+    intervals_ms, more_ms
+):
     lane = Lane(odometry_timeout_ms=60_000.0)
     lane.move()
     assert lane.see(FREE) is None
@@ -254,7 +287,9 @@ def test_given_odometry_that_stops_then_it_latches_as_nobody_knows_where_the_veh
     assert lane.wait(0.4).reason == "odom has sent nothing usable for 300 ms"
 
 
-def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_counted_and_the_sensor_is_silent(lane):
+def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_counted_and_the_sensor_is_silent(
+    lane,
+):
     lane.see(FREE)
     blind = [scan_bytes(np.zeros(91)), scan_bytes(np.full(20, np.nan)), b"\0\1\0\0", b""]
     for message in blind:
@@ -263,14 +298,18 @@ def test_given_scans_of_which_nothing_can_be_used_when_they_go_on_then_each_is_c
         assert lane.see(message) is None
     assert (lane.rules.sensors[SCAN].messages, lane.rules.sensors[SCAN].refused) == (5, 4)
     assert lane.wait(3.0) is None
-    assert lane.wait(1.0).reason.startswith("scan has sent nothing usable for 300 ms; 0 bytes are no sensor_msgs/Las")
+    assert lane.wait(1.0).reason.startswith(
+        "scan has sent nothing usable for 300 ms; 0 bytes are no sensor_msgs/Las"
+    )
 
 
 def stamped(message, at_ms):
     return restamped(message, round(ROS_S * NS_PER_S + at_ms * NS_PER_MS))
 
 
-def test_given_scans_that_come_later_and_later_when_one_is_older_than_its_timeout_then_it_counts_as_none(lane):
+def test_given_scans_that_come_later_and_later_when_one_is_older_than_its_timeout_then_it_counts_as_none(
+    lane,
+):
     for step in range(7):
         lane.clock.advance_ms(100.0)
         lane.move()
@@ -285,18 +324,30 @@ def test_given_scans_that_come_later_and_later_when_one_is_older_than_its_timeou
     assert lane.wait(200.0).reason.endswith(problem)
 
 
-@pytest.mark.parametrize("stamps_ms", [
-    [0.0] * 30, [5.0] * 30, range(0, 30), [*range(1_000_000, 1_001_500, 100), *range(0, 1500, 100)],
-    [*range(0, 1500, 100), *range(3_600_000, 3_601_500, 100)], [-ROS_S * 1000.0] * 30,
-], ids=["none", "stands", "slow", "set back", "set ahead", "zero"])  # fmt: skip
-def test_given_a_clock_of_a_sensor_that_stands_or_is_set_then_its_scans_count_by_their_receipt(lane, stamps_ms):
+@pytest.mark.parametrize(
+    "stamps_ms",
+    [
+        [0.0] * 30,
+        [5.0] * 30,
+        range(0, 30),
+        [*range(1_000_000, 1_001_500, 100), *range(0, 1500, 100)],
+        [*range(0, 1500, 100), *range(3_600_000, 3_601_500, 100)],
+        [-ROS_S * 1000.0] * 30,
+    ],
+    ids=["none", "stands", "slow", "set back", "set ahead", "zero"],
+)
+def test_given_a_clock_of_a_sensor_that_stands_or_is_set_then_its_scans_count_by_their_receipt(
+    lane, stamps_ms
+):
     refused = 0
     for stamp_ms in stamps_ms:
         lane.clock.advance_ms(100.0)
         lane.move()
         assert lane.see(stamped(FREE, stamp_ms)) is None or stamps_ms == range(0, 30)
         refused = lane.rules.sensors[SCAN].refused
-    assert (refused > 20) == (stamps_ms == range(0, 30))  # so slow a clock cannot be told from growing delays
+    assert (refused > 20) == (
+        stamps_ms == range(0, 30)
+    )  # so slow a clock cannot be told from growing delays
 
 
 def test_given_simulated_time_when_it_passes_at_half_speed_then_scans_count_by_their_receipt(lane):
@@ -308,9 +359,14 @@ def test_given_simulated_time_when_it_passes_at_half_speed_then_scans_count_by_t
     assert lane.rules.sensors[SCAN].refused == 0
 
 
-def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_then_it_changes_nothing(lane):
+def test_given_a_message_that_cannot_be_used_between_two_that_show_an_obstacle_then_it_changes_nothing(
+    lane,
+):
     assert lane.see(BLOCKED, scan_bytes(np.zeros(91))) is None
-    assert lane.rules.sensors[SCAN].problem == ("none of 91 measurements can be used: zero, NaN, or out of range")
+    assert (
+        lane.rules.sensors[SCAN].problem
+        == "none of 91 measurements can be used: zero, NaN, or out of range"
+    )
     assert lane.see(BLOCKED) is not None
 
 
@@ -344,7 +400,9 @@ def test_given_no_activation_then_nothing_is_judged_and_a_latch_outlasts_it(lane
     assert lane.rules.state == "watching"
 
 
-def test_given_a_button_that_is_pressed_while_the_node_is_inactive_then_it_latches_when_the_node_becomes_active(lane):
+def test_given_a_button_that_is_pressed_while_the_node_is_inactive_then_it_latches_when_the_node_becomes_active(
+    lane,
+):
     lane.rules.deactivate()
     assert lane.see(bool_bytes(True), sensor=BUTTON) is None
     lane.rules.activate(lane.clock())
@@ -357,7 +415,9 @@ def test_given_a_button_that_is_pressed_while_the_node_is_inactive_then_it_latch
     assert lane.rules.latch is None
 
 
-def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_counts_once_and_latches_once(lane):
+def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_counts_once_and_latches_once(
+    lane,
+):
     lane.all_well()
     before = lane.rules.sensors[BUTTON].messages
     for value in (True, False):
@@ -370,10 +430,12 @@ def test_given_a_message_of_a_button_that_comes_by_two_subscriptions_then_it_cou
     assert lane.rules.triggers[TRIGGER] == 1
 
 
-# -- the node that it belongs to --------------------------------------------------------------------------------------
+# -- the node that it belongs to
 
 
-def test_given_a_node_that_answers_when_it_no_longer_does_then_it_latches_after_two_seconds_and_stays_so(lane):
+def test_given_a_node_that_answers_when_it_no_longer_does_then_it_latches_after_two_seconds_and_stays_so(
+    lane,
+):
     lane = Lane(timeouts_ms=[0.0, 0.0, 0.0], odometry_timeout_ms=60_000.0)
     lane.move()
     for _ in range(10):
@@ -412,7 +474,7 @@ def test_given_a_lane_whose_node_is_gone_then_it_latches_and_nobody_clears_it(la
     assert lane.clear() == "the node is gone"
 
 
-# -- when it is cleared -----------------------------------------------------------------------------------------------
+# -- when it is cleared
 
 
 def test_given_a_reason_that_lasts_when_it_is_to_be_cleared_then_that_is_refused_with_the_reason(lane):
@@ -434,12 +496,19 @@ def test_given_a_reason_that_lasts_when_it_is_to_be_cleared_then_that_is_refused
     assert lane.rules.clears == 1
 
 
-def test_given_a_sensor_that_was_not_heard_since_activation_then_clearing_is_refused_and_says_what_would_be_right(lane):
+def test_given_a_sensor_that_was_not_heard_since_activation_then_clearing_is_refused_and_says_what_would_be_right(
+    lane,
+):
     lane.see(BLOCKED, BLOCKED)
     lane.rules.activate(lane.clock())
     hears = "press and release it, or have its node publish its state transient local, or again and again"
     since = "has not been heard yet since the node became active"
-    refused = [f"scan {since}", f"sonar {since}", f"button has not been heard yet: {hears}", f"odom {since}"]
+    refused = [
+        f"scan {since}",
+        f"sonar {since}",
+        f"button has not been heard yet: {hears}",
+        f"odom {since}",
+    ]
     assert lane.clear().split("; ") == refused
     well = [(FREE, SCAN), (range_bytes(math.inf), SONAR), (bool_bytes(False), BUTTON)]
     for message, sensor in well:
@@ -474,14 +543,19 @@ def test_given_rules_that_are_latched_by_a_button_as_others_were_then_clearing_w
 
 
 class Latching(RuleBasedStateMachine):
-    """Whatever comes in which order: latched stays latched until it is cleared, and that only where no reason lasts."""
+    """Whatever comes in which order.
+
+    Latched stays latched until it is cleared, and that only where no reason lasts.
+    """
 
     @initialize()
     def begin(self):
         self.lane, self.was = Lane(), None
         self.lane.move()
 
-    @rule(message=st.sampled_from([FREE, BLOCKED, scan_bytes(np.zeros(9)), b"junk"]), ms=st.floats(0.0, 200.0))
+    @rule(
+        message=st.sampled_from([FREE, BLOCKED, scan_bytes(np.zeros(9)), b"junk"]), ms=st.floats(0.0, 200.0)
+    )
     def scan(self, message, ms):
         self.lane.see(message, every_ms=ms)
 
@@ -520,12 +594,14 @@ TestLatching = Latching.TestCase
 TestLatching.settings = settings(max_examples=40, stateful_step_count=20)
 
 
-# -- how it stops -----------------------------------------------------------------------------------------------------
+# -- how it stops
 
 
 @pytest.mark.parametrize("speed", [20.0, 3.0, -4.0])
 @pytest.mark.parametrize("yaw_rate", [0.0, 0.4, -0.4])
-def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_from_where_it_is_by_now(speed, yaw_rate):
+def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_from_where_it_is_by_now(
+    speed, yaw_rate
+):
     lane = Lane(deceleration=5.0)
     lane.move(speed, yaw_rate, x=7.0, y=-3.0, yaw=0.5)
     lane.clock.advance_ms(100.0)
@@ -533,7 +609,9 @@ def test_given_a_motion_when_it_stops_then_the_path_is_its_arc_to_standstill_fro
     assert {pose.header.frame_id for pose in path.poses} | {path.header.frame_id} == {"odom"}
     xy = np.array([[pose.pose.position.x, pose.pose.position.y] for pose in path.poses])
     assert {pose.pose.position.z for pose in path.poses} == {0.5}
-    times_s = np.array([pose.header.stamp.sec - ROS_S + pose.header.stamp.nanosec / 1e9 for pose in path.poses])
+    times_s = np.array(
+        [pose.header.stamp.sec - ROS_S + pose.header.stamp.nanosec / 1e9 for pose in path.poses]
+    )
     assert (path.header.stamp.sec, path.header.stamp.nanosec, times_s[0]) == (ROS_S, 0, 0.0)
     assert (np.diff(times_s) > 0).all()
     assert times_s[-1] == pytest.approx(abs(speed) / 5.0)
@@ -571,7 +649,7 @@ def test_given_a_vehicle_that_stands_or_no_odometry_when_it_stops_then_the_path_
     assert {(pose.pose.orientation.z, pose.pose.orientation.w) for pose in unknown.poses} == {(0.0, 1.0)}
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- what is said of it
 
 
 def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_counters(lane):
@@ -596,14 +674,17 @@ def test_given_each_state_when_asked_then_the_status_says_it_with_ages_and_count
     assert lane.rules.status(lane.clock()).level is Level.WARN
 
 
-# -- false stops ------------------------------------------------------------------------------------------------------
+# -- false stops
 
 HOURS, RATE_HZ, BEAMS, BLOCK = 10, 10, 181, 10_000
 FALSE_RETURNS = 1e-3  # share of beams that see rain, dust or nothing at all
 
 
 def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_falsely_at_most_once():
-    """Walls at 2 m, noise of 3 cm, a yaw rate that is off by 0.01 rad/s; whatever two scans show goes to the rules."""
+    """Walls at 2 m, noise of 3 cm, a yaw rate that is off by 0.01 rad/s.
+
+    Whatever two scans show goes to the rules.
+    """
     random = np.random.default_rng(14)
     lane = Lane(odometry_timeout_ms=60_000.0, timeouts_ms=[0.0, 0.0, 0.0])
     angles = np.linspace(-math.pi / 2, math.pi / 2, BEAMS)
@@ -618,7 +699,9 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
         false = random.integers(0, ranges.size, random.binomial(ranges.size, FALSE_RETURNS))
         ranges.flat[false] = random.uniform(0.1, 30.0, len(false))
         corridor = Corridor.of(lane.rules.options, motion(10.0, yaw_rate))
-        assert abs(corridor.curvature) * corridor.length_m**2 < 0.7  # so that no wall is in it, and this is all of it:
+        assert (
+            abs(corridor.curvature) * corridor.length_m**2 < 0.7
+        )  # so that no wall is in it, and this is all of it:
         row, beam = np.nonzero((np.abs(ranges * sin) < 1.9) & (ranges < 16.0))
         x, y = 3.5 + (ranges * cos)[row, beam], (ranges * sin)[row, beam]
         shown = np.bincount(row[corridor.inside(x.astype(float), y.astype(float))], minlength=BLOCK)
@@ -632,12 +715,16 @@ def test_given_ten_hours_of_noisy_scans_between_walls_when_driven_then_it_stops_
             lane.see(FREE)
             lane.clear()
     assert stops <= 1
-    assert lane.see(*[scan_bytes(np.where(np.abs(angles) < 0.2, 5.0, walls_m))] * 2) is not None  # a real one
+    assert (
+        lane.see(*[scan_bytes(np.where(np.abs(angles) < 0.2, 5.0, walls_m))] * 2) is not None
+    )  # a real one
     assert 0 < suspects < HOURS * 3600  # scans that show enough by themselves
 
 
 @pytest.mark.parametrize("kind", [OBSTACLE, TRIGGER, SILENT])
-def test_given_a_latch_of_any_kind_when_a_button_was_not_heard_since_then_it_is_not_cleared_while_inactive(kind):
+def test_given_a_latch_of_any_kind_when_a_button_was_not_heard_since_then_it_is_not_cleared_while_inactive(
+    kind,
+):
     rules = Emergency(options())
     rules.resume(kind, "from before", None, NS_PER_S)
     assert "button has not been heard yet" in rules.clear(2 * NS_PER_S)

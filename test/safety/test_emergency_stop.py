@@ -1,4 +1,7 @@
-"""What the emergency lane publishes once it has latched: the vehicle brakes once, and nothing moves it after that."""
+"""What the emergency lane publishes once it has latched.
+
+The vehicle brakes once, and nothing moves it after that.
+"""
 
 import math
 import os
@@ -21,10 +24,13 @@ SCAN, BUTTON = range(2)
 DECELERATION, TIMEOUT_S, STEP_S = 6.0, 0.3, 0.05
 FREE, BLOCKED, BLIND = (scan_bytes(np.full(91, distance)) for distance in (np.inf, 4.0, 0.0))
 OPTIONS = {
-    "emergency.sensors": ["scan", "button"], "emergency.types": ["LaserScan", "Bool"],
-    "emergency.timeouts_ms": [300.0, 0.0], "emergency.start_s": 2.0, "emergency.deceleration": DECELERATION,
+    "emergency.sensors": ["scan", "button"],
+    "emergency.types": ["LaserScan", "Bool"],
+    "emergency.timeouts_ms": [300.0, 0.0],
+    "emergency.start_s": 2.0,
+    "emergency.deceleration": DECELERATION,
     "emergency.odometry_timeout_ms": 1000 * TIMEOUT_S,
-}  # fmt: skip
+}
 
 
 class Loop:
@@ -63,7 +69,9 @@ class Loop:
         return self.published
 
     def pass_by(self, seconds):
-        self.now_ns, self.ros_ns = (at_ns + round(seconds * NS_PER_S) for at_ns in (self.now_ns, self.ros_ns))
+        self.now_ns, self.ros_ns = (
+            at_ns + round(seconds * NS_PER_S) for at_ns in (self.now_ns, self.ros_ns)
+        )
 
     def step(self, seconds=STEP_S):
         """Let time pass: the vehicle follows the path, and the lane looks again."""
@@ -109,7 +117,7 @@ def loop():
     return loop
 
 
-# -- one braking path, and then standing ------------------------------------------------------------------------------
+# -- one braking path, and then standing
 
 
 @pytest.mark.parametrize("speed", [3.0, 10.0, 30.0])
@@ -162,7 +170,9 @@ def test_given_odometry_that_is_wrong_when_the_vehicle_stands_then_nothing_moves
     assert (loop.x, loop.speed) == (stands_at, 0.0)
 
 
-def test_given_odometry_that_is_too_fast_for_a_moment_when_it_latches_then_the_path_does_not_begin_with_it(loop):
+def test_given_odometry_that_is_too_fast_for_a_moment_when_it_latches_then_the_path_does_not_begin_with_it(
+    loop,
+):
     loop.step(0.02)
     loop.move(speed=60.0)
     assert speed_at(loop.latched(), loop.ros_ns) == pytest.approx(10.2, abs=0.2)
@@ -183,7 +193,9 @@ def test_given_a_path_that_is_over_then_the_vehicle_stands_where_fresh_odometry_
     assert begin_of(loop.step(0.2)) == (42.0, loop.ros_ns)
 
 
-def test_given_a_vehicle_that_stands_when_it_goes_on_then_each_path_holds_for_longer_than_until_the_next(loop):
+def test_given_a_vehicle_that_stands_when_it_goes_on_then_each_path_holds_for_longer_than_until_the_next(
+    loop,
+):
     loop.latched()
     loop.step(3.0)
     for _ in range(100):
@@ -199,11 +211,15 @@ def test_given_a_clock_that_is_set_when_it_brakes_then_the_rest_of_the_path_is_s
     path = loop.look()
     began_ns = loop.ros_ns - 500 * NS_PER_MS
     assert begin_of(path) == (begin_of(first)[0], began_ns)
-    assert [int.from_bytes(path[at : at + 4], "little") for at in (4, 8)] == list(divmod(began_ns, NS_PER_S))
+    assert [int.from_bytes(path[at : at + 4], "little") for at in (4, 8)] == list(
+        divmod(began_ns, NS_PER_S)
+    )
     assert speed_at(path, loop.ros_ns) == pytest.approx(10.0 - 0.5 * DECELERATION, abs=0.3)
 
 
-def test_given_simulated_time_that_passes_slowly_or_stands_when_it_brakes_then_the_path_lasts_by_that_time(loop):
+def test_given_simulated_time_that_passes_slowly_or_stands_when_it_brakes_then_the_path_lasts_by_that_time(
+    loop,
+):
     loop.rules.simulated = True
     first = loop.latched()
     for _ in range(20):  # 2 s, of which a fifth in the simulation
@@ -215,7 +231,9 @@ def test_given_simulated_time_that_passes_slowly_or_stands_when_it_brakes_then_t
     assert begin_of(loop.look())[1] == loop.ros_ns - 500 * NS_PER_MS
 
 
-def test_given_a_latch_that_is_cleared_when_it_latches_again_then_the_vehicle_brakes_from_where_it_is_by_then(loop):
+def test_given_a_latch_that_is_cleared_when_it_latches_again_then_the_vehicle_brakes_from_where_it_is_by_then(
+    loop,
+):
     loop.latched()
     for _ in range(60):
         loop.step()
@@ -234,7 +252,9 @@ def test_given_a_latch_that_is_cleared_when_it_latches_again_then_the_vehicle_br
     assert speed_at(path, loop.ros_ns) == pytest.approx(4.0, abs=0.1)
 
 
-def test_given_a_node_that_is_deactivated_and_activated_again_when_it_is_latched_then_the_stop_goes_on(loop):
+def test_given_a_node_that_is_deactivated_and_activated_again_when_it_is_latched_then_the_stop_goes_on(
+    loop,
+):
     first = loop.latched()
     loop.rules.deactivate()
     loop.step(0.5)
@@ -249,7 +269,9 @@ def test_given_a_node_that_is_deactivated_and_activated_again_when_it_is_latched
 
 
 @pytest.mark.parametrize("gone_s", [0.5, 1.6, 1.8, 60.0])
-def test_given_a_lane_that_is_replaced_when_it_brakes_then_the_next_goes_on_with_the_path_or_has_it_stand(loop, gone_s):
+def test_given_a_lane_that_is_replaced_when_it_brakes_then_the_next_goes_on_with_the_path_or_has_it_stand(
+    loop, gone_s
+):
     first = loop.latched()
     loop.pass_by(gone_s)
     loop.rules = loop.new_rules()
@@ -261,7 +283,9 @@ def test_given_a_lane_that_is_replaced_when_it_brakes_then_the_next_goes_on_with
     assert path == first if gone_s < 10.0 / DECELERATION else stands(path)
     for step in range(60):
         loop.move(speed=20.0)
-        assert speed_at(loop.step(), loop.ros_ns) <= max(0.0, 10.3 - DECELERATION * (gone_s + step * STEP_S))
+        assert speed_at(loop.step(), loop.ros_ns) <= max(
+            0.0, 10.3 - DECELERATION * (gone_s + step * STEP_S)
+        )
 
 
 @pytest.mark.parametrize("left", [None, b"", b"no path at all"])
@@ -277,10 +301,16 @@ def test_given_a_lane_that_is_replaced_without_a_path_then_the_vehicle_stands_wh
     assert (TimedPath.read(loop.published).frame, begin_of(loop.published)[0]) == (b"odom", 7.0)
 
 
-@pytest.mark.parametrize(("speed", "odometry_comes", "ends_s"), [
-    (10.0, True, 10.0 / DECELERATION), (10.0, False, 10.0), (30.0, False, 10.0), (0.0, True, 1.0),
-    (80.0, False, 80.0 / DECELERATION + 1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("speed", "odometry_comes", "ends_s"),
+    [
+        (10.0, True, 10.0 / DECELERATION),
+        (10.0, False, 10.0),
+        (30.0, False, 10.0),
+        (0.0, True, 1.0),
+        (80.0, False, 80.0 / DECELERATION + 1.0),
+    ],
+)
 def test_given_a_lane_that_is_left_alone_then_it_may_end_once_the_vehicle_stands_or_has_had_time_to(
     speed, odometry_comes, ends_s
 ):
@@ -303,7 +333,7 @@ def test_given_a_lane_that_is_left_alone_then_it_may_end_once_the_vehicle_stands
     assert inactive.rules.may_end(inactive.now_ns)
 
 
-# -- the invariants, whatever comes -----------------------------------------------------------------------------------
+# -- the invariants, whatever comes
 
 SEQUENCES = int(os.environ.get("TORCHPERF_LANE_SEQUENCES", "60"))
 ODOMETRY = ("fresh", "late", "silent", "frozen", "jumping", "noisy")
@@ -312,7 +342,9 @@ SLOWEST_NS, NODE_SILENT_NS = round(TIMEOUT_S * NS_PER_S), 2 * NS_PER_S
 
 
 class Stopping(RuleBasedStateMachine):
-    """Sensors, buttons, clocks, the node and the lane's process do what they can; a vehicle follows what comes out.
+    """Sensors, buttons, clocks, the node and the lane's process do what they can.
+
+    A vehicle follows what comes out.
 
     What is known beside the rules: how the vehicle really moves, and what each topic said last, and when.
     """
@@ -333,12 +365,15 @@ class Stopping(RuleBasedStateMachine):
         self.asked = math.inf  # the most that the path before asks for from now on
         self.braked_s = 0.0
 
-    # -- what goes on -------------------------------------------------------------------------------------------------
+    # -- what goes on
 
     @rule(
-        seconds=st.floats(0.05, 2.5), odometry=st.sampled_from(ODOMETRY), scans=st.sampled_from(list(SCANS)),
-        beats=st.booleans(), wild=st.floats(-60.0, 60.0),
-    )  # fmt: skip
+        seconds=st.floats(0.05, 2.5),
+        odometry=st.sampled_from(ODOMETRY),
+        scans=st.sampled_from(list(SCANS)),
+        beats=st.booleans(),
+        wild=st.floats(-60.0, 60.0),
+    )
     def drive(self, seconds, odometry, scans, beats, wild):
         for _ in range(round(seconds / STEP_S)):
             self.loop.step()
@@ -441,7 +476,10 @@ class Stopping(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 100.0))
     def restart_node(self, seconds):
-        """Another node of the same name comes up, inactive: it knows what the one before it has left on disk."""
+        """Another node of the same name comes up, inactive.
+
+        It knows what the one before it has left on disk.
+        """
         loop, latch = self.loop, self.loop.rules.latch
         loop.pass_by(seconds)
         loop.speed = max(0.0, loop.speed - 9.0 * seconds)
@@ -449,7 +487,13 @@ class Stopping(RuleBasedStateMachine):
         loop.rules = loop.new_rules()
         if latch is not None:
             loop.rules.resume(latch.kind, latch.reason, None, loop.now_ns)
-        self.latch, self.is_alone, self.button, self.beat_ns, self.good = loop.rules.latch, False, None, None, {}
+        self.latch, self.is_alone, self.button, self.beat_ns, self.good = (
+            loop.rules.latch,
+            False,
+            None,
+            None,
+            {},
+        )
 
     @rule()
     def clear(self):
@@ -468,7 +512,7 @@ class Stopping(RuleBasedStateMachine):
         self.unlatched()
         loop.published = None
 
-    # -- what holds ---------------------------------------------------------------------------------------------------
+    # -- what holds
 
     @invariant()
     def holds(self):
@@ -476,7 +520,12 @@ class Stopping(RuleBasedStateMachine):
         path, latch = loop.look(), loop.rules.latch
         assert self.latch is None or latch is self.latch  # it stays until a granted `clear`
         self.latch = latch
-        assert latch or not loop.rules.active or self.beat_ns is None or loop.now_ns - self.beat_ns < NODE_SILENT_NS
+        assert (
+            latch
+            or not loop.rules.active
+            or self.beat_ns is None
+            or loop.now_ns - self.beat_ns < NODE_SILENT_NS
+        )
         if path is None:
             return
         speeds = speeds_of(path, loop.ros_ns)

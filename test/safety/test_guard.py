@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from rosbags.typesys import Stores, get_typestore
 
-from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes, straight_plan
+from benchmarks.rig.messages import (
+    START_NS,
+    Box,
+    S,
+    markers_bytes,
+    odometry_bytes,
+    plan_bytes,
+    straight_plan,
+)
 from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stop_output import TimedPath
@@ -57,7 +65,9 @@ class Bench:
         times_s = np.arange(0.0, 3.05, 0.1)
         speed = self.speed if speed is None else speed
         x = self.speed * self.after_s + speed * times_s + 0.5 * acceleration * times_s**2
-        return plan_bytes(times_s, x, more.pop("y", 0.0), more.pop("yaw", 0.0), start_ns=self.ros_ns, **more)
+        return plan_bytes(
+            times_s, x, more.pop("y", 0.0), more.pop("yaw", 0.0), start_ns=self.ros_ns, **more
+        )
 
     def check(self, plan, age_ms=60.0):
         return self.guard.check(plan, self.now_ns, self.ros_ns, age_ms)
@@ -66,7 +76,9 @@ class Bench:
 def motion_of(payload):
     """Stamps after START_NS in s, x, y and speeds of a published path."""
     path = STORE.deserialize_cdr(payload, PATH)
-    times_s = np.array([one.header.stamp.sec * S + one.header.stamp.nanosec - START_NS for one in path.poses]) / S
+    times_s = (
+        np.array([one.header.stamp.sec * S + one.header.stamp.nanosec - START_NS for one in path.poses]) / S
+    )
     x, y = (np.array([getattr(one.pose.position, axis) for one in path.poses]) for axis in "xy")
     return times_s, x, y, np.hypot(np.diff(x), np.diff(y)) / np.diff(times_s)
 
@@ -101,10 +113,16 @@ def test_given_an_obstacle_ahead_when_the_plan_goes_on_then_it_is_braked_on_its_
     [
         (7.25, GuardVerdict.BRAKE, "brakes by 8 m/s^2 on the same path"),
         (100 / 16 + 0.2, GuardVerdict.STOP, "stops by 8 m/s^2 on the same path"),  # only the margin is lost
-        (2.25, GuardVerdict.UNAVOIDABLE, "a collision is not avoided by any of it; stops by 8 m/s^2 on the same path"),
+        (
+            2.25,
+            GuardVerdict.UNAVOIDABLE,
+            "a collision is not avoided by any of it; stops by 8 m/s^2 on the same path",
+        ),
     ],
 )
-def test_given_too_little_way_when_braked_then_it_is_braked_fully_as_far_as_that_helps(way_m, verdict, does):
+def test_given_too_little_way_when_braked_then_it_is_braked_fully_as_far_as_that_helps(
+    way_m, verdict, does
+):
     found = Bench(boxes=[Box(3.5 + way_m + 2.25, 0.0)]).check(straight_plan())
     assert (found.verdict, found.check) == (verdict, "distance")
     assert found.reason.endswith(f"; {does}")
@@ -150,7 +168,10 @@ def test_given_a_follower_when_we_brake_then_keeping_the_distance_is_its_part():
     y = np.minimum(1.2 * T, 3.5)  # a change of lanes into its way
     cut_in = plan_bytes(T, 10 * T, y, np.where(y < 3.5, math.atan(0.12), 0.0))
     assert beside.check(straight_plan()).verdict is GuardVerdict.ACCEPT
-    assert Bench(boxes=[Box(-6.0, 3.5, velocity=(14.0, 0.0))], act=["distance"]).check(cut_in).check == "distance"
+    assert (
+        Bench(boxes=[Box(-6.0, 3.5, velocity=(14.0, 0.0))], act=["distance"]).check(cut_in).check
+        == "distance"
+    )
 
 
 def test_given_a_plan_that_is_no_plan_when_one_was_good_then_the_good_one_goes_on_as_long_as_it_lasts():
@@ -160,7 +181,9 @@ def test_given_a_plan_that_is_no_plan_when_one_was_good_then_the_good_one_goes_o
     bench.after_s = 1.0
     found = bench.feel().check(b"nonsense")
     assert (found.verdict, found.check) == (GuardVerdict.REBASED, "finite")
-    assert found.reason.startswith("finite: the plan is no nav_msgs/Path of 8 bytes: error: unpack_from requires")
+    assert found.reason.startswith(
+        "finite: the plan is no nav_msgs/Path of 8 bytes: error: unpack_from requires"
+    )
     assert found.reason.endswith("; the last valid plan goes on")
     times_s, x, _, speeds = motion_of(found.payload)
     assert (times_s[0], times_s[-1]) == (1.0, 3.0)
@@ -187,7 +210,9 @@ def test_given_no_plan_when_the_vehicle_drives_a_bend_then_the_stop_is_in_that_b
     times_s, x, y, speeds = motion_of(found.payload)
     assert len(times_s) == 31
     assert times_s[0] == pytest.approx(0.1)
-    assert (x[0], y[0]) == pytest.approx((20 * math.sin(0.05), 20 * (1 - math.cos(0.05))))  # led on by 0.1 s
+    assert (x[0], y[0]) == pytest.approx(
+        (20 * math.sin(0.05), 20 * (1 - math.cos(0.05)))
+    )  # led on by 0.1 s
     assert x[-1] == pytest.approx(20 * math.sin(0.05 + 6.25 / 20), abs=0.01)
     assert np.diff(speeds)[:5] == pytest.approx(-8 * np.diff(times_s)[:5], rel=0.02)
     assert STORE.deserialize_cdr(found.payload, PATH).header.frame_id == "odom"
@@ -197,7 +222,10 @@ def test_given_nothing_at_all_when_checked_then_nothing_is_published_and_it_is_s
     guard = Guard(guard_options({"guard.act": ["all"]}))
     found = guard.check(None, 0, START_NS, 60.0)
     assert (found.payload, found.verdict) == (None, GuardVerdict.UNCHECKED)
-    assert found.reason == "there is no plan; there is nothing to stop along, neither odometry nor an earlier plan"
+    assert (
+        found.reason
+        == "there is no plan; there is nothing to stop along, neither odometry nor an earlier plan"
+    )
 
 
 def test_given_no_odometry_when_the_plan_itself_is_fine_then_it_goes_out_unchecked():
@@ -207,7 +235,10 @@ def test_given_no_odometry_when_the_plan_itself_is_fine_then_it_goes_out_uncheck
     assert (found.payload, found.verdict, found.check) == (plan, GuardVerdict.UNCHECKED, "")
     assert found.reason == "no odometry was received"
     guard.moved(b"x", 0)
-    assert "no odometry was received (refused: 1 bytes are no" in guard.check(plan, 10 * S, START_NS, 60.0).reason
+    assert (
+        "no odometry was received (refused: 1 bytes are no"
+        in guard.check(plan, 10 * S, START_NS, 60.0).reason
+    )
     guard.moved(b"x", 0)
     assert guard.refused["odometry"] == 2
     too_fast = guard.check(straight_plan(speed=50.0), 10 * S, START_NS, 60.0)
@@ -228,9 +259,13 @@ def test_given_no_odometry_when_a_stop_has_begun_then_it_goes_on_and_does_not_be
 
 @pytest.mark.parametrize(
     ("stale", "old_ms", "unchecked"),
-    [("odometry is", 200, False), ("odometry is", 201, True), ("obstacles on detections are", 300, False),
-     ("obstacles on detections are", 301, True)],
-)  # fmt: skip
+    [
+        ("odometry is", 200, False),
+        ("odometry is", 201, True),
+        ("obstacles on detections are", 300, False),
+        ("obstacles on detections are", 301, True),
+    ],
+)
 def test_given_odometry_or_obstacles_when_they_are_old_then_the_plan_is_unchecked(stale, old_ms, unchecked):
     bench = Bench()
     bench.after_s = old_ms / 1000
@@ -251,7 +286,10 @@ def test_given_two_sources_when_one_is_missing_then_the_other_still_acts():
     found = bench.check(bench.plan())
     assert (found.verdict, found.reason) == (GuardVerdict.UNCHECKED, "obstacles on b were not received")
     bench.guard.saw(1, b"junk", 10 * S)
-    assert "obstacles on b were not received (refused: obstacles: 4 bytes are no" in bench.check(bench.plan()).reason
+    assert (
+        "obstacles on b were not received (refused: obstacles: 4 bytes are no"
+        in bench.check(bench.plan()).reason
+    )
     assert bench.guard.refused["obstacles 1"] == 1
     found = bench.feel(boxes=[Box(30.0, 0.0)]).check(bench.plan())
     assert found.verdict is GuardVerdict.BRAKE
@@ -318,7 +356,9 @@ def test_given_an_array_that_cannot_be_read_when_checked_then_the_one_before_cou
     bench.guard.saw(0, b"junk", bench.now_ns)
     found = bench.check(bench.plan())
     assert found.verdict is GuardVerdict.UNCHECKED
-    assert found.reason.startswith("obstacles on detections cannot be read since then (refused: obstacles: 4 bytes are")
+    assert found.reason.startswith(
+        "obstacles on detections cannot be read since then (refused: obstacles: 4 bytes are"
+    )
     assert bench.feel().check(bench.plan()).verdict is GuardVerdict.ACCEPT
     assert bench.guard.refused["obstacles 0"] == 2
 
@@ -328,10 +368,14 @@ def test_given_a_marker_that_cannot_be_read_when_checked_then_the_rest_is_judged
     stray = Box(15.0, 30.0, length=math.nan)
     found = bench.feel(boxes=[FAR, stray]).check(bench.plan())
     assert found.verdict is GuardVerdict.UNCHECKED
-    assert found.reason.startswith("obstacles on detections have a part that cannot be read (marker 'car' 1: the size")
+    assert found.reason.startswith(
+        "obstacles on detections have a part that cannot be read (marker 'car' 1: the size"
+    )
     assert (bench.guard.refused["obstacles 0"], bench.guard.refused["obstacles 0 markers"]) == (1, 1)
     assert bench.feel(boxes=[Box(30.0, 0.0), stray]).check(bench.plan()).verdict is GuardVerdict.BRAKE
-    assert bench.feel(boxes=[FAR, stray._replace(y=520.0)]).check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    assert (
+        bench.feel(boxes=[FAR, stray._replace(y=520.0)]).check(bench.plan()).verdict is GuardVerdict.ACCEPT
+    )
     assert bench.guard.refused["obstacles 0 markers"] == 3
 
 
@@ -343,14 +387,18 @@ def test_given_odometry_or_obstacles_that_are_old_when_they_arrive_then_the_plan
         guard.saw(0, markers_bytes([FAR], stamp_ns=then_ns), 10 * S)
         found = guard.check(straight_plan(), 10 * S, START_NS, 60.0)
         assert (found.verdict, found.reason) == (
-            GuardVerdict.UNCHECKED, f"obstacles on detections are {1000 * old_s:.0f} ms old"
-        ), arrays  # fmt: skip
+            GuardVerdict.UNCHECKED,
+            f"obstacles on detections are {1000 * old_s:.0f} ms old",
+        ), arrays
     guard.saw(0, markers_bytes([FAR]), 10 * S)
     assert guard.check(straight_plan(), 10 * S, START_NS, 60.0).verdict is GuardVerdict.ACCEPT
     guard.forget(0)
     guard.moved(odometry_bytes(stamp_ns=then_ns), 10 * S)
     guard.saw(0, markers_bytes([FAR]), 10 * S)
-    assert f"odometry is {1000 * old_s:.0f} ms old" in guard.check(straight_plan(), 10 * S, START_NS, 60.0).reason
+    assert (
+        f"odometry is {1000 * old_s:.0f} ms old"
+        in guard.check(straight_plan(), 10 * S, START_NS, 60.0).reason
+    )
 
 
 def test_given_sources_in_another_clock_when_learned_then_it_is_said_once_and_their_progress_counts():
@@ -374,7 +422,9 @@ def test_given_sources_in_another_clock_when_learned_then_it_is_said_once_and_th
     ]
     guard.news.clear()
     assert check(0.1).verdict is GuardVerdict.ACCEPT
-    assert check(0.3, late_s=0.15).verdict is GuardVerdict.ACCEPT  # it begins where 150 ms of lag have led the vehicle
+    assert (
+        check(0.3, late_s=0.15).verdict is GuardVerdict.ACCEPT
+    )  # it begins where 150 ms of lag have led the vehicle
     late = check(13.0, late_s=12.0)
     assert late.verdict is GuardVerdict.UNCHECKED
     assert late.reason == "odometry is 11987 ms old"  # of 12 s the guard forgets 1 ms in each second
@@ -429,7 +479,9 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
     bench = Bench(boxes=[Box(10.0, 0.0)])
     found = bench.check(bench.plan(frame="map"))
     assert found.verdict is GuardVerdict.UNCHECKED
-    assert found.reason == "the plan's frame_id 'map' is not the odometry's, 'odom', and tf is not looked up"
+    assert (
+        found.reason == "the plan's frame_id 'map' is not the odometry's, 'odom', and tf is not looked up"
+    )
     assert bench.check(bench.plan(frame="base_link")).verdict is GuardVerdict.UNAVOIDABLE
     odd = bench.plan().replace(b"odom\0", b"od\xffm\0")
     assert "frame_id 'od\ufffdm' is not the odometry's" in bench.check(odd).reason
@@ -440,10 +492,26 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
     [
         (plan_bytes(T[:2], T[:2], 0.0, 0.0)[:60], "finite", "is no nav_msgs/Path of 60 bytes"),
         (b"", "finite", "is no nav_msgs/Path of 0 bytes"),
-        (straight_plan(horizon_s=99_999, step_s=1.0), "finite", "has 100000 poses; it has to have 2 to 10000"),
-        (plan_bytes(T, np.where(T > 1, math.inf, T), 0.0, 0.0), "finite", "has 20 poses with a value that is NaN, inf"),
-        (plan_bytes(T, T, np.where(T > 2.95, math.nan, 0.0), 0.0), "finite", "has 1 poses with a value that is NaN"),
-        (plan_bytes(T, T, 0.0, 0.0).replace(b"odom", b"odim", 3), "finite", "poses that do not share one frame_id"),
+        (
+            straight_plan(horizon_s=99_999, step_s=1.0),
+            "finite",
+            "has 100000 poses; it has to have 2 to 10000",
+        ),
+        (
+            plan_bytes(T, np.where(T > 1, math.inf, T), 0.0, 0.0),
+            "finite",
+            "has 20 poses with a value that is NaN, inf",
+        ),
+        (
+            plan_bytes(T, T, np.where(T > 2.95, math.nan, 0.0), 0.0),
+            "finite",
+            "has 1 poses with a value that is NaN",
+        ),
+        (
+            plan_bytes(T, T, 0.0, 0.0).replace(b"odom", b"odim", 3),
+            "finite",
+            "poses that do not share one frame_id",
+        ),
         (plan_bytes(0 * T, 10 * T, 0.0, 0.0), "stamps", "stamps pose 1 0 s after the one before"),
         (plan_bytes(-T, 10 * T, 0.0, 0.0), "stamps", "-0.1 s after the one before"),
         (straight_plan(start_ns=START_NS + S), "start", "begins 1 s from now"),
@@ -453,7 +521,9 @@ def test_given_another_frame_when_checked_then_the_reason_says_that_tf_is_not_lo
     ],
     ids=range(12),
 )
-def test_given_a_bad_plan_when_checked_then_it_is_never_published_and_the_reason_is_clear(plan, check, text):
+def test_given_a_bad_plan_when_checked_then_it_is_never_published_and_the_reason_is_clear(
+    plan, check, text
+):
     bench = Bench(max_lateral=2.5)
     found = bench.check(plan)
     assert found.check == check
@@ -473,7 +543,9 @@ def test_given_a_plan_of_less_than_two_poses_when_checked_then_it_is_refused(cou
 
 def test_given_big_endian_bytes_when_checked_then_they_mean_the_same():
     bench = Bench(boxes=[Box(30.0, 0.0)])
-    turned = bytes(STORE.serialize_cdr(STORE.deserialize_cdr(straight_plan(), PATH), PATH, little_endian=False))
+    turned = bytes(
+        STORE.serialize_cdr(STORE.deserialize_cdr(straight_plan(), PATH), PATH, little_endian=False)
+    )
     one, other = bench.check(straight_plan()), bench.check(turned)
     assert (one.verdict, one.value, one.ttc_s) == (other.verdict, other.value, other.ttc_s)
     assert motion_of(other.payload)[1] == pytest.approx(motion_of(one.payload)[1])
@@ -515,7 +587,10 @@ def test_given_a_jump_when_found_then_it_is_said_how_far_and_how_far_is_allowed(
 def test_given_a_frame_that_is_not_the_odometrys_when_a_plan_jumps_in_it_then_that_is_found(act):
     bench = Bench(act=act)
     bench.check(bench.plan(frame="map"))
-    assert bench.check(bench.plan(frame="map", y=0.9)).verdict in {GuardVerdict.ACCEPT, GuardVerdict.UNCHECKED}
+    assert bench.check(bench.plan(frame="map", y=0.9)).verdict in {
+        GuardVerdict.ACCEPT,
+        GuardVerdict.UNCHECKED,
+    }
     assert bench.check(bench.plan(frame="map", y=2.0)).check == "jump"
 
 
@@ -526,7 +601,9 @@ def test_given_braked_plans_when_they_lead_aside_bit_by_bit_then_the_last_valid_
     for y in (0.9, 1.8):
         found = bench.check(bench.plan(speed=50.0, y=y))
         assert (found.verdict, found.check) == (GuardVerdict.BRAKE, "speed")
-        assert motion_of(found.payload)[3][0] == pytest.approx(speed, rel=0.05)  # the vehicle's, not the plan's
+        assert motion_of(found.payload)[3][0] == pytest.approx(
+            speed, rel=0.05
+        )  # the vehicle's, not the plan's
     assert bench.check(b"junk").verdict is GuardVerdict.REBASED  # 1.8 m aside of what was published last
 
 
@@ -579,8 +656,10 @@ def test_given_shadow_checks_when_they_fail_then_the_plan_goes_out_and_it_is_sai
     none = bench.check(None)
     assert (none.payload, none.verdict, none.reason) == (None, GuardVerdict.ACCEPT, "there is no plan")
     bench.guard.forget(0)
-    assert bench.check(plan).shadow == (
-        "start is not checked: no odometry was received; distance is not checked: no odometry was received"
+    assert (
+        bench.check(plan).shadow
+        == "start is not checked: no odometry was received; distance is not checked: no odometry was"
+        " received"
     )
 
 
@@ -609,7 +688,9 @@ def test_given_an_activation_when_older_things_come_then_they_do_not_count():
     assert bench.feel().check(bench.plan()).verdict is GuardVerdict.ACCEPT
     bench.guard.forget(0)
     bench.after_s = 0.1
-    assert bench.feel().check(b"junk").reason.endswith("in the bend that it drives")  # no earlier plan either
+    assert (
+        bench.feel().check(b"junk").reason.endswith("in the bend that it drives")
+    )  # no earlier plan either
     assert bench.check(bench.plan()).verdict is GuardVerdict.ACCEPT
 
 
@@ -636,7 +717,10 @@ def test_given_a_plan_that_begins_soon_when_braked_then_braking_begins_with_it()
 
 
 @settings(max_examples=60)
-@given(length=st.integers(0, 3000), flips=st.lists(st.tuples(st.integers(0, 2999), st.integers(0, 255)), max_size=6))
+@given(
+    length=st.integers(0, 3000),
+    flips=st.lists(st.tuples(st.integers(0, 2999), st.integers(0, 255)), max_size=6),
+)
 def test_given_any_bytes_as_a_plan_when_checked_then_something_drivable_is_published(length, flips):
     bench = Bench()
     data = bytearray(bench.plan()[:length])
@@ -652,7 +736,10 @@ def test_given_any_bytes_as_a_plan_when_checked_then_something_drivable_is_publi
 
 
 def replaced(step_s, after_s, plan, odometry):
-    """What is published instead of a plan, `step_s` after the system clock has stepped; and ROS time of now."""
+    """What is published instead of a plan, `step_s` after the system clock has stepped.
+
+    And ROS time of now.
+    """
     bench = Bench(boxes=[Box(30.0, 0.0)] if plan == "too far" else [FAR])
     good = bench.plan(acceleration=-2.5)
     if plan != "too far":
@@ -666,7 +753,11 @@ def replaced(step_s, after_s, plan, odometry):
     if odometry:  # in the clock's new time
         x, speed = 10.0 * after_s - 1.25 * after_s**2, 10.0 - 2.5 * after_s
         guard.moved(odometry_bytes(x, speed=speed, stamp_ns=ros_ns), bench.now_ns)
-        guard.saw(0, markers_bytes([Box(30.0, 0.0)] if plan == "too far" else [FAR], stamp_ns=ros_ns), bench.now_ns)
+        guard.saw(
+            0,
+            markers_bytes([Box(30.0, 0.0)] if plan == "too far" else [FAR], stamp_ns=ros_ns),
+            bench.now_ns,
+        )
     else:
         guard.forget(0)
         guard.check(good, 10 * S, START_NS, 60.0)
@@ -685,16 +776,22 @@ def test_given_any_step_of_the_system_clock_when_a_plan_is_replaced_then_place_a
     step_s, after_s, plan, odometry
 ):
     odometry = odometry or plan == "too far"
-    (found, path, ros_ns), (same, other, there_ns) = (replaced(one, after_s, plan, odometry) for one in (step_s, 0.0))
+    (found, path, ros_ns), (same, other, there_ns) = (
+        replaced(one, after_s, plan, odometry) for one in (step_s, 0.0)
+    )
     assert (found.verdict, found.check) == (same.verdict, same.check)
     assert path.points == pytest.approx(other.points, abs=1e-6)
-    assert (path.stamps_ns - ros_ns).tolist() == pytest.approx((other.stamps_ns - there_ns).tolist(), abs=100)
+    assert (path.stamps_ns - ros_ns).tolist() == pytest.approx(
+        (other.stamps_ns - there_ns).tolist(), abs=100
+    )
     assert path.stamps_ns[0] == ros_ns
 
 
 @settings(max_examples=100)
 @given(step_s=st.one_of(st.floats(-12.0, 12.0), st.floats(-1e8, 1e8)), later_s=st.floats(0.02, 3.0))
-def test_given_any_step_of_the_system_clock_while_a_stop_goes_on_then_place_and_braking_are_the_same(step_s, later_s):
+def test_given_any_step_of_the_system_clock_while_a_stop_goes_on_then_place_and_braking_are_the_same(
+    step_s, later_s
+):
     guard = Guard(guard_options({"guard.act": ["all"]}))
     guard.check(straight_plan(), 10 * S, START_NS, 60.0)
     first = guard.check(None, 10 * S + S // 2, START_NS + S // 2, 60.0)
@@ -732,7 +829,10 @@ class SilentOdometry(RuleBasedStateMachine):
         at_ns = self.ros_ns
         if self.path is not None:
             stamps = (self.path.stamps_ns - at_ns) / S
-            self.x, self.speed = float(np.interp(0.0, stamps, self.path.points[:, 0])), self.path.speed_at(at_ns)
+            self.x, self.speed = (
+                float(np.interp(0.0, stamps, self.path.points[:, 0])),
+                self.path.speed_at(at_ns),
+            )
 
     @rule(speed=st.sampled_from([5.0, 10.0, 39.0, 50.0]), kind=st.sampled_from(["plan", "none", "junk"]))
     def answers(self, speed, kind):
@@ -747,7 +847,9 @@ class SilentOdometry(RuleBasedStateMachine):
         brakes = found.verdict in {GuardVerdict.BRAKE, GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE}
         if brakes:
             last_s = (path.stamps_ns[-1] - path.stamps_ns[-2]) / S
-            assert path.points[-1, 0] - path.points[-2, 0] <= 0.5 * 8.0 * last_s**2 + 1e-6  # it ends at standstill
+            assert (
+                path.points[-1, 0] - path.points[-2, 0] <= 0.5 * 8.0 * last_s**2 + 1e-6
+            )  # it ends at standstill
         if self.braking and silent and found.verdict is not GuardVerdict.UNCHECKED:
             assert brakes
             assert first <= self.speed + 0.01
@@ -761,9 +863,12 @@ TestSilentOdometry.settings = settings(max_examples=50, stateful_step_count=25, 
 
 @settings(max_examples=100)
 @given(
-    speed=st.floats(0.11, 8.0), back=st.booleans(), plan=st.sampled_from(["on", "too fast", "stands", "none", "junk"]),
-    blocked=st.booleans(), turned=st.floats(-3.1, 3.1),
-)  # fmt: skip
+    speed=st.floats(0.11, 8.0),
+    back=st.booleans(),
+    plan=st.sampled_from(["on", "too fast", "stands", "none", "junk"]),
+    blocked=st.booleans(),
+    turned=st.floats(-3.1, 3.1),
+)
 def test_given_a_vehicle_that_rolls_back_when_its_plan_leads_on_then_it_is_braked_the_way_that_it_rolls(
     speed, back, plan, blocked, turned
 ):
@@ -772,7 +877,11 @@ def test_given_a_vehicle_that_rolls_back_when_its_plan_leads_on_then_it_is_brake
     guard.moved(odometry_bytes(yaw=turned, speed=rolls), 10 * S)
     box = way * math.copysign(7.0, -rolls) if blocked else 90 + 20j
     guard.saw(0, markers_bytes([Box(box.real, box.imag, turned)]), 10 * S)
-    along = {"on": -2.0 * np.sign(rolls), "too fast": -50.0 * np.sign(rolls), "stands": 0.0}.get(plan, 0.0) * T * way
+    along = (
+        {"on": -2.0 * np.sign(rolls), "too fast": -50.0 * np.sign(rolls), "stands": 0.0}.get(plan, 0.0)
+        * T
+        * way
+    )
     data = {"none": None, "junk": b"junk"}.get(plan, plan_bytes(T, along.real, along.imag, turned))
     found = guard.check(data, 10 * S, START_NS, 60.0)
     if found.verdict is GuardVerdict.ACCEPT:
@@ -796,7 +905,10 @@ def test_given_old_markers_beside_a_fresh_one_in_the_way_when_judged_then_that_o
         passed_ns, x = number * S // 20, 0.5 * number
         now_ns, ros_ns = 10 * S + passed_ns, START_NS + passed_ns
         array = STORE.deserialize_cdr(
-            markers_bytes([Box(x + 12.0, 0.0), *(Box(x, 300.0 + 10.0 * each) for each in range(old))], ros_ns), ARRAY
+            markers_bytes(
+                [Box(x + 12.0, 0.0), *(Box(x, 300.0 + 10.0 * each) for each in range(old))], ros_ns
+            ),
+            ARRAY,
         )
         for marker in array.markers:
             if number and marker.pose.position.y > 200.0:

@@ -1,4 +1,7 @@
-"""The emergency lane's latch on disk: it is there after a restart, and a file that cannot be read counts as one."""
+"""The emergency lane's latch on disk.
+
+It is there after a restart, and a file that cannot be read counts as one.
+"""
 
 import json
 import os
@@ -51,11 +54,21 @@ def test_given_a_latch_that_was_read_when_the_same_is_kept_then_the_file_stays_a
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: b"", lambda data: data[:-20], lambda data: data.replace(b"wall", b"ball"), lambda data: b"[1]",
-    lambda data: b'{"v": 1}', lambda data: data.replace(b'"v": 1', b'"v": 2'), lambda data: b"\xff" * 40,
-    lambda data: data + b" " * 100_000, lambda data: b"[" * 60_000, lambda data: b"null",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-20],
+        lambda data: data.replace(b"wall", b"ball"),
+        lambda data: b"[1]",
+        lambda data: b'{"v": 1}',
+        lambda data: data.replace(b'"v": 1', b'"v": 2'),
+        lambda data: b"\xff" * 40,
+        lambda data: data + b" " * 100_000,
+        lambda data: b"[" * 60_000,
+        lambda data: b"null",
+    ],
+)
 def test_given_a_file_that_is_damaged_when_it_is_read_then_it_is_a_latch_that_says_so(file, damage):
     keep(file, Latch(OBSTACLE, "scan shows a wall", 1))
     file.write_bytes(damage(file.read_bytes()))
@@ -89,7 +102,9 @@ def test_given_something_else_in_the_files_place_when_it_is_read_then_it_is_a_la
     assert "cannot be read (" in read_latch(file, 0).reason
 
 
-def test_given_a_link_to_what_is_not_there_when_it_is_read_then_whether_it_was_latched_is_not_known(file, tmp_path):
+def test_given_a_link_to_what_is_not_there_when_it_is_read_then_whether_it_was_latched_is_not_known(
+    file, tmp_path
+):
     file.parent.mkdir()
     file.symlink_to(tmp_path / "gone")
     assert f"cannot be read ({file} is a link to what is not there)" in read_latch(file, 0).reason
@@ -101,7 +116,9 @@ def test_given_a_link_to_what_is_not_there_when_it_is_read_then_whether_it_was_l
     assert f"cannot be read ({file.parent} is a link to what is not there)" in latch.reason
 
 
-def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_then_it_says_so_and_is_tried_again(file):
+def test_given_a_folder_that_cannot_be_written_when_a_latch_is_kept_then_it_says_so_and_is_tried_again(
+    file,
+):
     file.parent.write_text("in the way")
     keeper = LatchKeeper(file, None, lambda: None)
     keeper.keep(Latch(OBSTACLE, "scan shows a wall", 1))

@@ -20,7 +20,9 @@ T = np.arange(0.0, 3.05, 0.1)
 
 
 def track(times_s, x, y=0.0, yaw=0.0):
-    return Track(*(np.broadcast_to(part, np.shape(times_s)) for part in (times_s, x + 1j * np.asarray(y), yaw)))
+    return Track(
+        *(np.broadcast_to(part, np.shape(times_s)) for part in (times_s, x + 1j * np.asarray(y), yaw))
+    )
 
 
 def circle(speed, bend):
@@ -29,7 +31,9 @@ def circle(speed, bend):
 
 
 def found(one, **options):
-    limits = guard_options({name if "." in name else f"guard.{name}": value for name, value in options.items()})
+    limits = guard_options(
+        {name if "." in name else f"guard.{name}": value for name, value in options.items()}
+    )
     return [finding.check for finding in beyond_limits(one, limits)]
 
 
@@ -47,7 +51,10 @@ def read(data):
         (track(T, 2.0 * T + 0.5 * 3.0 * T**2), []),
         (track(T, 2.0 * T + 0.5 * 3.1 * T**2), ["acceleration"]),
         (track(T, -2.0 * T - 0.5 * 3.1 * T**2), ["acceleration"]),  # in reverse
-        (track(T[:16], 3.0 * T[:16] - 0.5 * 3.2 * T[:16] ** 2), ["acceleration"]),  # forward, then ever faster back
+        (
+            track(T[:16], 3.0 * T[:16] - 0.5 * 3.2 * T[:16] ** 2),
+            ["acceleration"],
+        ),  # forward, then ever faster back
         (track(T, 30.0 * T - 0.5 * 8.0 * T**2), []),
         (track(T, 30.0 * T - 0.5 * 8.2 * T**2), ["acceleration"]),
         (track(T, -30.0 * T + 0.5 * 8.0 * T**2), []),
@@ -80,7 +87,9 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
     short = track(T[:4], x[13:17] - x[13])
     assert found(short, max_jerk=5.0) == ["jerk"]  # all there is counts as half a second at least
     assert found(track(T[:3], x[13:16]), max_jerk=0.1) == []
-    assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == ["acceleration"]  # one change is none
+    assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == [
+        "acceleration"
+    ]  # one change is none
 
 
 @pytest.mark.parametrize(
@@ -92,14 +101,23 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
         (circle(15.0, -4 / 225), 4.0, 3.0, "4 m/s^2 sideways at pose"),
         (circle(3.0, 0.25), 0.25, 0.2, "0.25 1/m at pose"),
         (track(T, 0.0, 2.0 * T), 0.4, 0.2, "0.4 1/m at pose"),  # 0.2 m aside counts as over 1 m
-        (track(T, 60.0 * T, 15.0 * T), 2 * 1.5 / 30, 0.05, "0.1 1/m at pose"),  # 1.5 m aside over 6 m: over 6 and 5
+        (
+            track(T, 60.0 * T, 15.0 * T),
+            2 * 1.5 / 30,
+            0.05,
+            "0.1 1/m at pose",
+        ),  # 1.5 m aside over 6 m: over 6 and 5
     ],
 )
-def test_given_a_plan_beyond_a_limit_when_judged_then_what_was_measured_and_where_is_there(one, value, limit, text):
+def test_given_a_plan_beyond_a_limit_when_judged_then_what_was_measured_and_where_is_there(
+    one, value, limit, text
+):
     options = guard_options(
         {"vehicle.max_curvature": min(limit, 0.2), "guard.max_speed": 40.0 if limit == 40 else 90.0}
     )
-    (finding,) = [each for each in beyond_limits(one, options) if each.check not in {"jerk", "steering"}][:1]
+    (finding,) = [each for each in beyond_limits(one, options) if each.check not in {"jerk", "steering"}][
+        :1
+    ]
     assert (finding.value, finding.limit) == (pytest.approx(value, rel=2e-3), limit)
     assert finding.text.startswith(text)
     assert finding.text.endswith(f", the limit is {limit:g}")
@@ -108,8 +126,10 @@ def test_given_a_plan_beyond_a_limit_when_judged_then_what_was_measured_and_wher
 def test_given_poses_at_uneven_times_when_judged_then_the_jerk_is_that_of_the_motion():
     times_s = np.cumsum(np.linspace(0.02, 0.18, 31))
     for after_s in (0.0, -2.0, 5.0):
-        (finding,) = beyond_limits(track(times_s + after_s, 10 * times_s + times_s**3 / 6), guard_options(
-            {"guard.max_jerk": 0.5, "guard.max_acceleration": 20.0}))  # fmt: skip
+        (finding,) = beyond_limits(
+            track(times_s + after_s, 10 * times_s + times_s**3 / 6),
+            guard_options({"guard.max_jerk": 0.5, "guard.max_acceleration": 20.0}),
+        )
         assert finding.check == "jerk"
         assert finding.value == pytest.approx(1.0, rel=0.02)
 
@@ -140,7 +160,8 @@ def test_given_a_plan_within_the_limits_when_judged_then_nothing_is_found(speed,
 
 
 @pytest.mark.parametrize(
-    ("stamp_ns", "off_s"), [(START_NS - 10 * S - 1, 10.0), (START_NS + 11 * S, 11.0), (START_NS + 10 * S, None)]
+    ("stamp_ns", "off_s"),
+    [(START_NS - 10 * S - 1, 10.0), (START_NS + 11 * S, 11.0), (START_NS + 10 * S, None)],
 )
 def test_given_a_plan_seen_from_the_vehicle_long_ago_or_ahead_when_read_then_it_is_refused(stamp_ns, off_s):
     motion = Motion.read(odometry_bytes(), 0)
@@ -152,7 +173,8 @@ def test_given_a_plan_seen_from_the_vehicle_long_ago_or_ahead_when_read_then_it_
         assert (finding.check, finding.value, finding.limit) == ("stamps", pytest.approx(off_s), 10.0)
         assert (
             finding.text
-            == f"is seen from the vehicle as it was {off_s:g} s from now, by its header.stamp; 10 s are allowed"
+            == f"is seen from the vehicle as it was {off_s:g} s from now, by its header.stamp; 10 s are"
+            " allowed"
         )
     assert unreadable(TimedPath.parse(straight_plan(10.0, start_ns=stamp_ns)), START_NS, motion) is None
     assert unreadable(path, START_NS, None) is None
@@ -166,12 +188,16 @@ def test_given_a_header_whose_stamp_is_no_time_when_seen_from_the_vehicle_then_i
 
 
 @pytest.mark.parametrize("pose", [0, 1, 30])
-@pytest.mark.parametrize(("seconds", "nanoseconds"), [(-1, 0), (1_700_000_000, S), (1_700_000_000, 2**32 - 1)])
+@pytest.mark.parametrize(
+    ("seconds", "nanoseconds"), [(-1, 0), (1_700_000_000, S), (1_700_000_000, 2**32 - 1)]
+)
 def test_given_a_pose_whose_stamp_is_no_time_when_read_then_the_path_is_none(pose, seconds, nanoseconds):
     path = STORE.deserialize_cdr(straight_plan(10.0), "nav_msgs/msg/Path")
     path.poses[pose].header.stamp.sec, path.poses[pose].header.stamp.nanosec = seconds, nanoseconds
     data = bytes(STORE.serialize_cdr(path, "nav_msgs/msg/Path"))
-    with pytest.raises(BadInput, match=f"has a stamp that is no time at pose {pose}: sec is negative, or nanosec"):
+    with pytest.raises(
+        BadInput, match=f"has a stamp that is no time at pose {pose}: sec is negative, or nanosec"
+    ):
         TimedPath.parse(data)
     assert TimedPath.read(data) is None
 
@@ -213,17 +239,23 @@ def test_given_stamps_that_do_not_increase_when_read_then_the_first_worst_one_is
 
 def test_given_headings_across_the_half_turn_when_read_then_they_do_not_leap():
     yaw = 3.0 + 0.1 * T * 10
-    one = Track.of(TimedPath.parse(plan_bytes(T, np.cumsum(np.cos(yaw)), np.cumsum(np.sin(yaw)), yaw)), START_NS, None)
+    one = Track.of(
+        TimedPath.parse(plan_bytes(T, np.cumsum(np.cos(yaw)), np.cumsum(np.sin(yaw)), yaw)), START_NS, None
+    )
     assert np.diff(one.yaw) == pytest.approx(0.1)
     assert one.yaw[0] == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize(("stamp_ns", "begin"), [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (0, 50.0)])
+@pytest.mark.parametrize(
+    ("stamp_ns", "begin"), [(START_NS - S // 2, 45.0), (START_NS - 10 * S, -50.0), (0, 50.0)]
+)
 @pytest.mark.parametrize("age_s", [0.0, 0.25])
 def test_given_a_plan_in_the_vehicles_frame_when_read_then_it_begins_where_that_was_at_its_stamp(
     stamp_ns, begin, age_s
 ):
-    motion = Motion.read(odometry_bytes(x=100.0, y=50.0 - 10 * age_s, yaw=math.pi / 2, speed=10.0, stamp_ns=5), 0)
+    motion = Motion.read(
+        odometry_bytes(x=100.0, y=50.0 - 10 * age_s, yaw=math.pi / 2, speed=10.0, stamp_ns=5), 0
+    )
     path = TimedPath.parse(straight_plan(10.0, frame="base_link", start_ns=stamp_ns))
     one = Track.of(path, START_NS, motion, age_s)
     assert one.place[[0, -1]] == pytest.approx(np.array([100 + 1j * begin, 100 + 1j * (begin + 30.0)]))
@@ -240,9 +272,16 @@ def test_given_a_track_when_asked_where_it_is_then_times_outside_are_its_ends():
     begun = track(np.array([-1.0, 1.0, 3.0]), np.array([0.0, 10.0, 50.0])).from_now()
     assert (begun.t_s.tolist(), begun.place.real.tolist()) == ([0.0, 1.0, 3.0], [5.0, 10.0, 50.0])
     begun = track(np.array([-1.0, 1.0]), 0.0, np.array([2.0, 6.0]), np.array([0.2, 0.6])).from_now()
-    assert (begun.place.imag.tolist(), begun.yaw.tolist()) == (pytest.approx([4.0, 6.0]), pytest.approx([0.4, 0.6]))
+    assert (begun.place.imag.tolist(), begun.yaw.tolist()) == (
+        pytest.approx([4.0, 6.0]),
+        pytest.approx([0.4, 0.6]),
+    )
     over = track(np.array([-2.0, -1.0]), np.array([0.0, 10.0])).from_now()
-    assert (over.t_s.tolist(), over.place.tolist(), over.yaw.tolist()) == ([0.0, 1.0], [10.0, 10.0], [0.0, 0.0])
+    assert (over.t_s.tolist(), over.place.tolist(), over.yaw.tolist()) == (
+        [0.0, 1.0],
+        [10.0, 10.0],
+        [0.0, 0.0],
+    )
 
 
 def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_than_is_said():
@@ -251,7 +290,9 @@ def test_given_thousands_of_poses_when_thinned_then_the_rest_is_no_further_off_t
     few, off_m = one.thinned(6.0)
     assert len(few.t_s) == 64
     assert (few.t_s[0], few.t_s[-1]) == (0.0, 3.0)
-    gap = np.abs(np.interp(t, few.t_s, few.place) - one.place) + 6.0 * np.abs(np.interp(t, few.t_s, few.yaw) - one.yaw)
+    gap = np.abs(np.interp(t, few.t_s, few.place) - one.place) + 6.0 * np.abs(
+        np.interp(t, few.t_s, few.yaw) - one.yaw
+    )
     assert 0 < gap.max() <= off_m + 1e-9 < 0.1
     assert one.thinned(0.0)[1] < off_m
     short = track(t[:64], t[:64])
@@ -290,7 +331,9 @@ def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_wher
     assert start(T - 0.5, 10 * (T - 0.5)) == ""
     assert start(T, 10 * T + 2.0, age_s=0.2) == ""
     assert start(T, 14.9 * T) == ""
-    assert start(T, 15.2 * T).startswith("is 1.04 m from where the vehicle is 0.2 s from now")  # 5 m/s faster
+    assert start(T, 15.2 * T).startswith(
+        "is 1.04 m from where the vehicle is 0.2 s from now"
+    )  # 5 m/s faster
     assert start(T + 0.2, 10 * T + 2.0) == ""
     assert start(T + 0.2, 10 * T + 3.1).startswith("is 1.1 m from where the vehicle is 0.2 s from now")
     assert start(T + 0.21, 10 * T + 2.1) == "begins 0.21 s from now, 0.2 s are allowed"
@@ -298,7 +341,9 @@ def test_given_a_plan_when_it_is_elsewhere_than_the_vehicle_then_it_is_said_wher
 
 def test_given_a_plan_when_it_is_almost_over_then_only_one_that_ends_standing_lasts():
     assert start(T - 2.8, 10 * (T - 2.8)) == ""
-    assert start(T - 2.81, 10 * (T - 2.81)) == "ends 0.19 s from now, still moving; it has to last for 0.2 s"
+    assert (
+        start(T - 2.81, 10 * (T - 2.81)) == "ends 0.19 s from now, still moving; it has to last for 0.2 s"
+    )
     assert start(T - 9.0, 0 * T, speed=0.0) == ""
     assert start(T - 9.0, 0 * T + 2.0, speed=0.0).startswith("is 2 m from where")
 
@@ -310,5 +355,8 @@ def test_given_values_at_a_bound_then_they_are_still_good():
     finding = unreadable(at)
     assert finding == ("finite", 2, 0, "has 2 poses with a value that is NaN, infinite or beyond 1e+08")
     here = Motion.read(odometry_bytes(speed=0.0, y=1.0), 0)
-    for times_s in ([0.2, 1.0], [0.0, 0.2]):  # begins, ends as late or early as it may, 1 m from the vehicle
+    for times_s in (
+        [0.2, 1.0],
+        [0.0, 0.2],
+    ):  # begins, ends as late or early as it may, 1 m from the vehicle
         assert off_start(track(np.array(times_s), np.zeros(2)), here, 0.0, OPTIONS) is None

@@ -1,4 +1,6 @@
-"""Ordinary driving is not refused: lane keeping in bends and IDM behind leads, with traffic in the lanes beside.
+"""Ordinary driving is not refused.
+
+Lane keeping in bends and IDM behind leads, with traffic in the lanes beside.
 
 `TORCHPERF_GUARD_DRIVE_S=2000` drives for so long in each scene.
 """
@@ -26,7 +28,9 @@ def test_given_ordinary_driving_when_checked_then_no_more_than_a_thousandth_is_r
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_given_detections_without_ids_and_velocities_when_they_are_noisy_then_hardly_a_good_plan_is_refused(scene):
+def test_given_detections_without_ids_and_velocities_when_they_are_noisy_then_hardly_a_good_plan_is_refused(
+    scene,
+):
     guard, detector = Guard(OPTIONS), Detector(0.1, missing=0.05)
     found = [check(guard, moment, detector.markers(moment)) for moment in drive(SCENES[scene], DRIVE_S)]
     refused = [
@@ -49,7 +53,9 @@ def refused_at(name, seed, markers):
 
 
 @pytest.mark.parametrize(("name", "frames"), zip(EVENTS, (4, 8, 14), strict=True))
-def test_given_detections_without_ids_and_velocities_when_something_happens_then_it_is_seen_soon(name, frames):
+def test_given_detections_without_ids_and_velocities_when_something_happens_then_it_is_seen_soon(
+    name, frames
+):
     later = []
     for seed in range(4):
         exact = refused_at(name, seed, lambda moment: moment.exact)

@@ -48,7 +48,9 @@ def fill(marker):
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("little", [True, False])
 @pytest.mark.parametrize("frame", ["odom", "odo", "o"])
-def test_given_boxes_in_the_odometrys_frame_when_read_then_they_are_as_they_were_written(frame, little, filled):
+def test_given_boxes_in_the_odometrys_frame_when_read_then_they_are_as_they_were_written(
+    frame, little, filled
+):
     motion = Motion.read(odometry_bytes(frame=frame), 10 * S)
     boxes = [Box(1.0, 2.0, 0.3, 4.0, 2.0, (5.0, -6.0)), Box(-3.0, 4.0, -2.0, 0.5, 0.6, (0.0, 1.0))]
     data = edited(markers_bytes(boxes, frame=frame), fill if filled else lambda marker: None, little=little)
@@ -68,8 +70,12 @@ def test_given_boxes_seen_from_the_vehicle_when_read_then_they_are_turned_with_i
     assert found.seen.velocities[0] == pytest.approx(-1 + 3j)
     assert found.seen.yaws[0] == pytest.approx(math.pi / 2)
     own = read(markers_bytes([Box(10.0, 2.0)], frame="base_link"))
-    assert own.seen.places[0] == pytest.approx(98 + 60j)  # the odometry's own child: whatever obstacles_frame says
-    assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").seen.places[0] == pytest.approx(98 + 60j)
+    assert own.seen.places[0] == pytest.approx(
+        98 + 60j
+    )  # the odometry's own child: whatever obstacles_frame says
+    assert read(markers_bytes([Box(10.0, 2.0)], frame="base_link"), "optical").seen.places[
+        0
+    ] == pytest.approx(98 + 60j)
 
 
 def optical(marker):
@@ -169,11 +175,15 @@ def test_given_markers_of_another_clock_when_read_then_the_time_of_receipt_count
     assert read(data, received_ns=10 * S + S // 10).seen.places[0] == pytest.approx(100 + 61j)
     unstamped = Motion.read(odometry_bytes(x=100.0, y=50.0, yaw=math.pi / 2, stamp_ns=0), 10 * S)
     data = markers_bytes([Box(10.0, 0.0)], stamp_ns=5 * S, frame="lidar")
-    assert read(data, motion=unstamped, received_ns=10 * S + S // 10).seen.places[0] == pytest.approx(100 + 61j)
+    assert read(data, motion=unstamped, received_ns=10 * S + S // 10).seen.places[0] == pytest.approx(
+        100 + 61j
+    )
 
 
 def step(x, after_s, before, y=0.0, number=0, **more):
-    data = markers_bytes([Box(x, y, velocity=None)] if number == 0 else [], stamp_ns=START_NS + round(after_s * S))
+    data = markers_bytes(
+        [Box(x, y, velocity=None)] if number == 0 else [], stamp_ns=START_NS + round(after_s * S)
+    )
     received_ns = 10 * S + round(after_s * S)
     motion = more.pop("motion", replace(HERE, received_ns=received_ns))
     return read(data, "plan", motion, before, received_ns, **more)
@@ -194,16 +204,22 @@ def test_given_no_arrow_when_an_object_moves_evenly_then_its_velocity_counts_fro
     assert again.no_velocity == 0
 
 
-@pytest.mark.parametrize(("count", "velocity", "left_out"), [(256, None, 0), (300, None, 44), (300, (0.0, 0.0), 0)])
+@pytest.mark.parametrize(
+    ("count", "velocity", "left_out"), [(256, None, 0), (300, None, 44), (300, (0.0, 0.0), 0)]
+)
 def test_given_more_objects_than_can_be_followed_when_read_then_all_count_and_the_way_is_not_clear(
     count, velocity, left_out
 ):
-    data = markers_bytes([Box(110.0 + number % 20, 50.0 + number // 20, velocity=velocity) for number in range(count)])
+    data = markers_bytes(
+        [Box(110.0 + number % 20, 50.0 + number // 20, velocity=velocity) for number in range(count)]
+    )
     found = read(data, "plan")
     again = read(data, "plan", before=found)  # once more: it is no clearer
     for one in (found, again):
         assert len(one.seen.yaws) == count
-        assert one.unclear == (f"have {left_out} objects without velocities more than can be followed" * (left_out > 0))
+        assert one.unclear == (
+            f"have {left_out} objects without velocities more than can be followed" * (left_out > 0)
+        )
 
 
 def test_given_no_stamps_when_an_object_moves_then_receipts_say_how_fast_and_no_clock_is_learned():
@@ -293,7 +309,9 @@ def damaged(way, value):
         ("header.stamp.sec", -1, STAMP, None),
     ],
 )
-def test_given_a_field_that_cannot_be_read_when_read_then_the_object_counts_where_it_is(way, value, why, half_m):
+def test_given_a_field_that_cannot_be_read_when_read_then_the_object_counts_where_it_is(
+    way, value, why, half_m
+):
     found = read(damaged(way, value), "plan")
     assert found.seen.places.tolist() == [1 + 2j, 5 + 6j]
     assert found.refused == 1
@@ -307,7 +325,9 @@ def test_given_a_field_that_cannot_be_read_when_read_then_the_object_counts_wher
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1.1e8])
 @pytest.mark.parametrize("axis", ["x", "y"])
-def test_given_an_object_without_a_place_when_read_then_the_others_count_and_the_way_is_not_clear(axis, value):
+def test_given_an_object_without_a_place_when_read_then_the_others_count_and_the_way_is_not_clear(
+    axis, value
+):
     found = read(damaged(f"pose.position.{axis}", value), "plan")
     assert found.seen.places.tolist() == [5 + 6j]
     assert (found.refused, found.why) == (1, f"marker 'car' 0: {POSITION}")
@@ -347,15 +367,18 @@ def test_given_markers_of_several_frames_when_read_then_those_of_known_ones_coun
     found = read(edited(data, one_more))
     assert found.seen.places.tolist() == [1 + 2j]
     assert found.refused == 2
-    assert found.why.startswith("marker 'car' 1: frame_id 'lidar', 'radar' is not the odometry's, 'odom'; tf is not")
+    assert found.why.startswith(
+        "marker 'car' 1: frame_id 'lidar', 'radar' is not the odometry's, 'odom'; tf is not"
+    )
     assert found.unclear
 
 
 def test_given_an_unknown_frame_when_only_the_plans_is_allowed_then_the_reason_says_that_tf_is_not_looked_up():
     found = read(markers_bytes([Box(1.0, 2.0)], frame="map"), "plan")
-    assert found.why == (
-        "marker 'car' 0: frame_id 'map' is not the odometry's, 'odom'; tf is not looked up, so obstacles_frame has to"
-        " say optical or body for one other frame, or the markers have to be in the odometry's frame"
+    assert (
+        found.why == "marker 'car' 0: frame_id 'map' is not the odometry's, 'odom'; tf is not looked up, so"
+        " obstacles_frame has to say optical or body for one other frame, or the markers have to be in"
+        " the odometry's frame"
     )
     assert (len(found.seen.yaws), bool(found.unclear)) == (0, True)
 
@@ -365,9 +388,13 @@ def test_given_a_frame_that_is_no_text_when_refused_then_it_is_named_all_the_sam
 
 
 def test_given_two_arrows_of_one_object_when_they_contradict_then_its_velocity_is_not_known():
-    same = edited(markers_bytes([Box(1.0, 2.0, velocity=(3.0, 0.0)), Box(9.0, 2.0, velocity=(3.0, 0.0))]), one_id)
+    same = edited(
+        markers_bytes([Box(1.0, 2.0, velocity=(3.0, 0.0)), Box(9.0, 2.0, velocity=(3.0, 0.0))]), one_id
+    )
     assert (read(same, "plan").refused, read(same, "plan").seen.velocities.tolist()) == (0, [3.0, 3.0])
-    other = edited(markers_bytes([Box(1.0, 2.0, velocity=(3.0, 0.0)), Box(9.0, 2.0, velocity=(70.0, 0.0))]), one_id)
+    other = edited(
+        markers_bytes([Box(1.0, 2.0, velocity=(3.0, 0.0)), Box(9.0, 2.0, velocity=(70.0, 0.0))]), one_id
+    )
     found = read(other, "plan")
     assert (found.refused, found.seen.velocities.tolist(), bool(found.unclear)) == (2, [0.0, 0.0], True)
 
@@ -451,11 +478,15 @@ def test_given_bytes_that_end_early_or_late_when_read_then_what_was_read_counts(
     ("ahead_s", "refused"),
     [((0.0, 1.0), 0), ((0.0, 1.01), 1), ((0.0, 0.0, 1e8), 1), ((0.0, 0.0, -5.0), 0), ((5.0, 0.0), 1)],
 )
-def test_given_a_stamp_that_is_ahead_of_the_arrays_others_when_read_then_it_is_not_believed(ahead_s, refused):
+def test_given_a_stamp_that_is_ahead_of_the_arrays_others_when_read_then_it_is_not_believed(
+    ahead_s, refused
+):
     stamps_s = iter(ahead_s)
 
     def stamp(marker):
-        marker.header.stamp.sec, marker.header.stamp.nanosec = divmod(START_NS + round(next(stamps_s) * S), S)
+        marker.header.stamp.sec, marker.header.stamp.nanosec = divmod(
+            START_NS + round(next(stamps_s) * S), S
+        )
 
     data = edited(markers_bytes([Box(float(x), 0.0, velocity=None) for x, _ in enumerate(ahead_s)]), stamp)
     found = read(data, "plan")
@@ -467,12 +498,16 @@ def test_given_a_stamp_that_is_ahead_of_the_arrays_others_when_read_then_it_is_n
     ("motion", "received_ns", "there"),
     [(None, 10 * S, False), (HERE, 10 * S + 200_000_000, True), (HERE, 10 * S + 200_000_001, False)],
 )
-def test_given_no_fresh_odometry_when_read_then_boxes_have_no_place_but_nothing_needs_none(motion, received_ns, there):
+def test_given_no_fresh_odometry_when_read_then_boxes_have_no_place_but_nothing_needs_none(
+    motion, received_ns, there
+):
     assert len(read(markers_bytes([]), motion=motion, received_ns=received_ns).seen.yaws) == 0
     if there:
         assert len(read(ONE, motion=motion, received_ns=received_ns).seen.yaws) == 1
     else:
-        with pytest.raises(BadInput, match="^obstacles: there is no fresh odometry, which says where the vehicle saw "):
+        with pytest.raises(
+            BadInput, match="^obstacles: there is no fresh odometry, which says where the vehicle saw "
+        ):
             read(ONE, motion=motion, received_ns=received_ns)
 
 
@@ -483,13 +518,17 @@ def test_given_sources_when_looked_at_now_then_they_are_led_on_and_what_is_missi
     def stamp(marker):
         marker.header.stamp.sec, marker.header.stamp.nanosec = divmod(next(stamps_ns), S)
 
-    two = read(edited(markers_bytes([Box(5.0, 0.0, velocity=None), Box(6.0, 0.0, velocity=None)]), stamp), "plan")
+    two = read(
+        edited(markers_bytes([Box(5.0, 0.0, velocity=None), Box(6.0, 0.0, velocity=None)]), stamp), "plan"
+    )
     options = guard_options({"guard.obstacles": ["a", "b", "c"]})
     later = 10 * S + S // 10, START_NS + S // 10
     seen, missing = seen_now((one, None, two), options, *later, 0.17)
     assert missing == {1: "were not received"}
     assert seen.places == pytest.approx([3 + 2j, 5, 6])
-    assert seen.response_s == pytest.approx([0.35, 0.32, 0.32])  # own age 0.2, else the frame's; 0.15 s of actuation
+    assert seen.response_s == pytest.approx(
+        [0.35, 0.32, 0.32]
+    )  # own age 0.2, else the frame's; 0.15 s of actuation
     assert seen.halves.shape == (3, 2)
     seen, missing = seen_now((one,), OPTIONS, 10 * S + 250_000_000, START_NS + 250_000_000, math.nan)
     assert missing == {0: "are 350 ms old"}
@@ -518,9 +557,17 @@ def test_given_objects_of_several_times_when_some_are_old_then_only_those_are_le
 
 @pytest.mark.parametrize(
     ("stamp_ns", "given_ns", "age_s"),
-    [(0, 0, 0.1), (START_NS, 0, 0.1), (START_NS - S // 5, 0, 0.3), (0, START_NS - S // 5, 0.3), (5 * S, 0, 0.1)],
+    [
+        (0, 0, 0.1),
+        (START_NS, 0, 0.1),
+        (START_NS - S // 5, 0, 0.3),
+        (0, START_NS - S // 5, 0.3),
+        (5 * S, 0, 0.1),
+    ],
 )
-def test_given_stamps_of_any_clock_when_looked_at_now_then_objects_are_as_old_as_they_can_be(stamp_ns, given_ns, age_s):
+def test_given_stamps_of_any_clock_when_looked_at_now_then_objects_are_as_old_as_they_can_be(
+    stamp_ns, given_ns, age_s
+):
     boxes = [Box(1.0, 2.0, velocity=(10.0, 20.0))]
     one = read(markers_bytes(boxes, stamp_ns=stamp_ns), "plan", given_ns=given_ns)
     seen, missing = seen_now((one,), OPTIONS, 10 * S + S // 10, START_NS + S // 10, 0.0)
@@ -530,7 +577,10 @@ def test_given_stamps_of_any_clock_when_looked_at_now_then_objects_are_as_old_as
 
 
 @settings(max_examples=80)
-@given(length=st.integers(0, 700), flips=st.lists(st.tuples(st.integers(0, 699), st.integers(0, 255)), max_size=8))
+@given(
+    length=st.integers(0, 700),
+    flips=st.lists(st.tuples(st.integers(0, 699), st.integers(0, 255)), max_size=8),
+)
 def test_given_any_bytes_when_read_then_there_are_boxes_or_a_reason(length, flips):
     data = bytearray(markers_bytes([Box(1.0, 2.0), Box(3.0, 4.0)])[:length])
     for at, value in flips:

@@ -47,20 +47,35 @@ def test_given_an_odometry_when_read_then_pose_and_motion_are_found(frame, littl
         (b"\0\1\0\0" + b"\xff" * 60, r"64 bytes are no nav_msgs/Odometry \(error: .*\)"),
         (changed(pose__pose__position__x=math.nan), "odometry: a value of pose or twist is not finite"),
         (changed(twist__twist__linear__x=math.inf), "odometry: a value of pose or twist is not finite"),
-        (changed(twist__twist__linear__x=100.1), "odometry: 100.1 m/s or 0 rad/s is beyond 100 m/s, 10 rad/s"),
-        (changed(twist__twist__angular__z=-10.1), "odometry: 10 m/s or -10.1 rad/s is beyond 100 m/s, 10 rad/s"),
+        (
+            changed(twist__twist__linear__x=100.1),
+            "odometry: 100.1 m/s or 0 rad/s is beyond 100 m/s, 10 rad/s",
+        ),
+        (
+            changed(twist__twist__angular__z=-10.1),
+            "odometry: 10 m/s or -10.1 rad/s is beyond 100 m/s, 10 rad/s",
+        ),
         (
             changed(pose__pose__orientation__w=4.6e-310),
             "odometry: an orientation 4.6e-310 long; it has to be 0.1 to 10.0",
         ),
-        (changed(pose__pose__orientation__z=11.0), "odometry: an orientation 11.0454 long; it has to be 0.1 to 10.0"),
-        (changed(pose__pose__position__y=1e300), r"odometry: the position 0, 1e\+300, 0.5 is beyond 1e\+08 m"),
+        (
+            changed(pose__pose__orientation__z=11.0),
+            "odometry: an orientation 11.0454 long; it has to be 0.1 to 10.0",
+        ),
+        (
+            changed(pose__pose__position__y=1e300),
+            r"odometry: the position 0, 1e\+300, 0.5 is beyond 1e\+08 m",
+        ),
         (
             changed(header__stamp__sec=-1),
             "odometry: the stamp is no time: sec is negative, or nanosec a second or more",
         ),
         (changed(header__stamp__nanosec=S), "odometry: the stamp is no time: .*"),
-        (changed(pose__pose__orientation__w=0.0), "odometry: the orientation is all zeros, which is no rotation"),
+        (
+            changed(pose__pose__orientation__w=0.0),
+            "odometry: the orientation is all zeros, which is no rotation",
+        ),
     ],
 )
 def test_given_a_bad_odometry_when_read_then_the_reason_is_clear(data, text):

@@ -38,7 +38,9 @@ def seen_of(boxes, turned=0.0):
     moved = []
     for box in boxes:
         place, velocity = (complex(*of) * np.exp(1j * turned) for of in (box[:2], box.velocity))
-        moved.append(Box(place.real, place.imag, box.yaw + turned, *box[3:5], (velocity.real, velocity.imag)))
+        moved.append(
+            Box(place.real, place.imag, box.yaw + turned, *box[3:5], (velocity.real, velocity.imag))
+        )
     motion = Motion.read(odometry_bytes(), 10 * S)
     read = read_obstacles(markers_bytes(moved), 10 * S, OPTIONS, motion, None)
     return seen_now((read,), OPTIONS, 10 * S, START_NS, 0.0)[0]
@@ -60,7 +62,9 @@ def change_track(speed=10.0, begins_m=0.0, over_m=40.0, to_m=3.5):
 def bend_track(bend, speed=10.0, begins_m=0.0, over_m=0.0, then_m=1e3):
     """Into a bend that begins there and is full after `over_m`, and out of it after `then_m`."""
     fine = np.linspace(0.0, speed * 3.0, 3001)
-    bends = bend * np.interp(fine, [begins_m, begins_m + over_m + 1e-6, begins_m + over_m + then_m], [0.0, 1.0, 1.0])
+    bends = bend * np.interp(
+        fine, [begins_m, begins_m + over_m + 1e-6, begins_m + over_m + then_m], [0.0, 1.0, 1.0]
+    )
     bends[fine > begins_m + over_m + then_m] = 0.0
     step = fine[1] - fine[0]
     yaw = np.concatenate(([0.0], np.cumsum(0.5 * (bends[1:] + bends[:-1]) * step)))
@@ -77,7 +81,9 @@ def course(track, boxes, bend=0.0, turned=0.0):
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("bend", [0.03, -0.03, 0.0])
-def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_far_aside_as_put(bend, backward):
+def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_far_aside_as_put(
+    bend, backward
+):
     heading, at, way = 2.5, 70.0 - 30.0j, -1 if backward else 1
     s, left = np.array([-12.0, 0.0, 5.0, 30.0]), np.array([4.0, -2.0, 0.0, 7.0])
     along, yaw = bent(s, way * bend)
@@ -92,16 +98,21 @@ def test_given_a_bend_that_we_drive_when_points_are_beside_it_then_they_are_as_f
 
 @settings(max_examples=100)
 @given(
-    bend=st.floats(-0.03, 0.03), left=st.floats(-5.0, 5.0), beyond_m=st.floats(1.0, 60.0), towards=st.booleans(),
+    bend=st.floats(-0.03, 0.03),
+    left=st.floats(-5.0, 5.0),
+    beyond_m=st.floats(1.0, 60.0),
+    towards=st.booleans(),
     backward=st.booleans(),
-)  # fmt: skip
+)
 def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far_aside_as_put(
     bend, left, beyond_m, towards, backward
 ):
     ours = straight_track(-10.0 if backward else 10.0)
     box = in_bend(beyond_m, left, bend, -9.0 if towards else 9.0)
     way = -1.0 if backward else 1.0
-    box = box._replace(x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity))
+    box = box._replace(
+        x=way * (30.0 + box.x), y=way * box.y, velocity=tuple(way * one for one in box.velocity)
+    )
     found = along_joined(Lane(ours, 0.0), seen_of([box]), 0.0)
     assert found.left[0] == pytest.approx(left, abs=1e-6)
     assert found.ahead[0] == pytest.approx(-9.0 if towards else 9.0)
@@ -116,7 +127,9 @@ def test_given_a_circle_beyond_the_plans_end_then_what_drives_along_it_is_as_far
     begun=st.floats(0.0, 0.2),
     side=st.sampled_from([-3.5, 3.5]),
 )
-def test_given_a_change_of_lanes_when_half_of_it_is_seen_then_it_is_known_from_a_bend(speed, takes_s, begun, side):
+def test_given_a_change_of_lanes_when_half_of_it_is_seen_then_it_is_known_from_a_bend(
+    speed, takes_s, begun, side
+):
     over = max(takes_s * speed, 20.0)
     track = change_track(speed, -begun * over, over, side)
     share = begun
@@ -128,9 +141,12 @@ def test_given_a_change_of_lanes_when_half_of_it_is_seen_then_it_is_known_from_a
 
 @settings(max_examples=150)
 @given(
-    speed=st.floats(8.0, 30.0), lateral=st.floats(0.2, 2.5), side=st.sampled_from([-1.0, 1.0]),
-    over_m=st.floats(0.0, 60.0), begins=st.floats(-1.0, 0.75),
-)  # fmt: skip
+    speed=st.floats(8.0, 30.0),
+    lateral=st.floats(0.2, 2.5),
+    side=st.sampled_from([-1.0, 1.0]),
+    over_m=st.floats(0.0, 60.0),
+    begins=st.floats(-1.0, 0.75),
+)
 def test_given_a_bend_that_begins_when_a_plan_follows_it_then_it_is_no_change_of_lanes(
     speed, lateral, side, over_m, begins
 ):
@@ -152,16 +168,22 @@ def test_given_a_change_of_lanes_when_something_comes_then_it_is_not_led_round_t
         ys = rows.places.imag[:, rows.which == number]
         true_x = box.x - 14.0 * T
         inside = (true_x > -5.0) & (true_x < 45.0)
-        straight = [column for column in range(ys.shape[1]) if np.abs(ys[inside, column] - side * 3.5).max() < 0.3]
+        straight = [
+            column for column in range(ys.shape[1]) if np.abs(ys[inside, column] - side * 3.5).max() < 0.3
+        ]
         assert straight, box
 
 
 @settings(max_examples=100)
 @given(
-    lateral=st.floats(0.3, 2.5), side=st.sampled_from([-1.0, 1.0]), begins=st.floats(-30.0, 25.0),
-    over_m=st.floats(0.0, 40.0), at=st.floats(-15.0, 40.0), left=st.sampled_from([-3.5, 3.5]),
+    lateral=st.floats(0.3, 2.5),
+    side=st.sampled_from([-1.0, 1.0]),
+    begins=st.floats(-30.0, 25.0),
+    over_m=st.floats(0.0, 40.0),
+    at=st.floats(-15.0, 40.0),
+    left=st.sampled_from([-3.5, 3.5]),
     speed=st.floats(10.0, 18.0),
-)  # fmt: skip
+)
 def test_given_a_bend_that_begins_when_a_car_drives_beside_then_it_is_predicted_to_bend_with_it(
     lateral, side, begins, over_m, at, left, speed
 ):
@@ -179,7 +201,9 @@ def test_given_a_bend_that_begins_when_a_car_drives_beside_then_it_is_predicted_
 
     track = Track(T, *road(14.0 * T, 0.0))
     place, heading = road(at, left)
-    box = Box(place.real, place.imag, heading, velocity=(speed * math.cos(heading), speed * math.sin(heading)))
+    box = Box(
+        place.real, place.imag, heading, velocity=(speed * math.cos(heading), speed * math.sin(heading))
+    )
     driven = bend * float(np.interp(0.0, knots, [0.0, 1.0]))
     found, lane, arc, seen = course(track, [box], driven)
     everything = np.ones(1, np.bool_)
@@ -194,10 +218,14 @@ def test_given_a_bend_that_begins_when_a_car_drives_beside_then_it_is_predicted_
 
 def test_given_obstacles_at_the_limits_of_what_drives_along_then_they_still_do():
     turned = [np.exp(1j * math.radians(angle)) for angle in (29.9, 30.1, 149.9, 150.1)]
-    aslant = course(straight_track(), [Box(25.0, 0.0, velocity=(9.0 * one.real, 9.0 * one.imag)) for one in turned])[0]
+    aslant = course(
+        straight_track(), [Box(25.0, 0.0, velocity=(9.0 * one.real, 9.0 * one.imag)) for one in turned]
+    )[0]
     assert aslant.is_along.tolist() == [True, False, False, True]
     assert aslant.straight.all()
-    far = course(straight_track(), [Box(25.0, y, velocity=(9.0, 0.0)) for y in (19.99, 20.0, -19.99, -20.0)])[0]
+    far = course(
+        straight_track(), [Box(25.0, y, velocity=(9.0, 0.0)) for y in (19.99, 20.0, -19.99, -20.0)]
+    )[0]
     assert far.is_along.tolist() == [True, False, True, False]
     slow = course(straight_track(), [Box(25.0, 0.0, velocity=(one, 0.0)) for one in (0.5, 0.4999)])[0]
     assert slow.is_along.tolist() == [True, False]

@@ -22,12 +22,18 @@ NAMES = ["intersection", "highway", "parking", "emergency"]
 def chooser(**values):
     scenes = {
         "scenes": NAMES,
-        "scene.intersection.tiers": ["fast"], "scene.intersection.topic": "scene", "scene.intersection.budget_ms": 30.0,
-        "scene.highway.tiers": ["full"], "scene.highway.min_speed": 22.0,
-        "scene.parking.tiers": ["round", "fast"], "scene.parking.max_speed": 3.0, "scene.parking.topic": "scene",
+        "scene.intersection.tiers": ["fast"],
+        "scene.intersection.topic": "scene",
+        "scene.intersection.budget_ms": 30.0,
+        "scene.highway.tiers": ["full"],
+        "scene.highway.min_speed": 22.0,
+        "scene.parking.tiers": ["round", "fast"],
+        "scene.parking.max_speed": 3.0,
+        "scene.parking.topic": "scene",
         "scene.parking.word": "car park",
-        "scene.emergency.tiers": ["fast"], "scene.emergency.topic": "alarm",
-    }  # fmt: skip
+        "scene.emergency.tiers": ["fast"],
+        "scene.emergency.topic": "alarm",
+    }
     found = SceneChooser(stage_config("seen", {"adapter": "a:B", "output": "seen", **scenes, **values}))
     found.loaded([None])
     return found
@@ -48,14 +54,22 @@ def test_given_a_stage_without_scenes_when_asked_then_it_is_default():
 @pytest.mark.parametrize(
     ("speed", "said", "scene"),
     [
-        (None, None, DEFAULT), (math.nan, None, DEFAULT), (21.9, None, DEFAULT), (22.0, None, HIGHWAY),
+        (None, None, DEFAULT),
+        (math.nan, None, DEFAULT),
+        (21.9, None, DEFAULT),
+        (22.0, None, HIGHWAY),
         (2.0, None, DEFAULT),  # slow, but nobody says that it is a car park
-        (2.0, "car park", PARKING), (4.0, "car park", DEFAULT), (None, "car park", DEFAULT),
-        (None, "intersection", INTERSECTION), (30.0, "intersection", INTERSECTION),  # before the highway in the list
+        (2.0, "car park", PARKING),
+        (4.0, "car park", DEFAULT),
+        (None, "car park", DEFAULT),
+        (None, "intersection", INTERSECTION),
+        (30.0, "intersection", INTERSECTION),  # before the highway in the list
         (30.0, "moon", HIGHWAY),
     ],
-)  # fmt: skip
-def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(scenes, speed, said, scene):
+)
+def test_given_a_speed_and_a_word_when_asked_then_the_first_scene_that_holds_is_chosen(
+    scenes, speed, said, scene
+):
     if speed is not None:
         scenes.moved(speed, 0)
     if said is not None:
@@ -70,7 +84,9 @@ def test_given_the_adapters_word_when_asked_then_it_is_chosen_without_any_rule(s
     assert scenes.choose(0) == PARKING
 
 
-def test_given_messages_when_heard_then_speed_in_either_direction_and_words_count_and_others_are_refused(scenes):
+def test_given_messages_when_heard_then_speed_in_either_direction_and_words_count_and_others_are_refused(
+    scenes,
+):
     index = ODOMETRY - INTERSECTION
     assert (index, "scene", "std_msgs/msg/String") in scenes.config.situation_inputs
     scenes.hear(ODOMETRY, odometry_bytes(speed=-30.0), 0)
@@ -154,12 +170,16 @@ def test_given_more_scenes_than_may_be_loaded_when_used_then_those_used_last_and
 
 
 heard = st.none() | st.floats(0, 40) | st.sampled_from(["intersection", "car park", "over", "x"])
-steps = st.lists(st.tuples(st.integers(1, 300_000_000), heard, st.integers(-1, 3)), min_size=1, max_size=200)
+steps = st.lists(
+    st.tuples(st.integers(1, 300_000_000), heard, st.integers(-1, 3)), min_size=1, max_size=200
+)
 
 
 @settings(max_examples=200)
 @given(steps=steps, hold_s=st.floats(0.1, 5.0))
-def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_time_and_emergency_at_once(steps, hold_s):
+def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_time_and_emergency_at_once(
+    steps, hold_s
+):
     scenes, now_ns, switches_ns = chooser(scene_hold_s=hold_s), 0, []
     for waited_ns, heard, word in steps:
         now_ns += waited_ns
@@ -180,23 +200,36 @@ def test_given_inputs_that_flap_when_chosen_then_scenes_switch_once_in_their_tim
     assert scenes.choose(now_ns) == EMERGENCY
 
 
-# -- a budget that follows speed and time to collision -----------------------------------------------------------------
+# -- a budget that follows speed and time to collision
 
 
 def config(**values):
-    return stage_config("seen", {"adapter": "a:B", "output": "o", "budget_ms": 50.0, "budget_least_ms": 20.0, **values})
+    return stage_config(
+        "seen", {"adapter": "a:B", "output": "o", "budget_ms": 50.0, "budget_least_ms": 20.0, **values}
+    )
 
 
 @pytest.mark.parametrize(
     ("speed", "ttc_s", "least_ms", "budget_ms"),
     [
-        (None, None, 0.0, 50.0), (0.0, None, 0.0, 50.0), (15.0, None, 0.0, 35.0), (30.0, None, 0.0, 20.0),
-        (60.0, None, 0.0, 20.0), (None, 4.0, 0.0, 50.0), (None, 2.0, 0.0, 35.0), (None, 0.0, 0.0, 20.0),
-        (None, -1.0, 0.0, 20.0), (15.0, 3.0, 0.0, 35.0), (15.0, 1.0, 0.0, 27.5), (30.0, None, 25.0, 25.0),
+        (None, None, 0.0, 50.0),
+        (0.0, None, 0.0, 50.0),
+        (15.0, None, 0.0, 35.0),
+        (30.0, None, 0.0, 20.0),
+        (60.0, None, 0.0, 20.0),
+        (None, 4.0, 0.0, 50.0),
+        (None, 2.0, 0.0, 35.0),
+        (None, 0.0, 0.0, 20.0),
+        (None, -1.0, 0.0, 20.0),
+        (15.0, 3.0, 0.0, 35.0),
+        (15.0, 1.0, 0.0, 27.5),
+        (30.0, None, 25.0, 25.0),
         (30.0, None, 80.0, 50.0),
     ],
-)  # fmt: skip
-def test_given_a_situation_when_asked_then_the_budget_follows_within_its_bounds(speed, ttc_s, least_ms, budget_ms):
+)
+def test_given_a_situation_when_asked_then_the_budget_follows_within_its_bounds(
+    speed, ttc_s, least_ms, budget_ms
+):
     assert situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms) == budget_ms
 
 
@@ -208,11 +241,23 @@ def test_given_a_budget_that_is_not_to_follow_or_is_shorter_when_asked_then_it_s
 unknown_or = st.none() | st.floats(0, 100)
 
 
-@given(speed=unknown_or, ttc_s=unknown_or, faster=st.floats(0, 50), nearer=st.floats(0, 50), least_ms=st.floats(0, 100))
-def test_given_more_danger_when_asked_then_the_budget_is_never_longer(speed, ttc_s, faster, nearer, least_ms):
+@given(
+    speed=unknown_or,
+    ttc_s=unknown_or,
+    faster=st.floats(0, 50),
+    nearer=st.floats(0, 50),
+    least_ms=st.floats(0, 100),
+)
+def test_given_more_danger_when_asked_then_the_budget_is_never_longer(
+    speed, ttc_s, faster, nearer, least_ms
+):
     before = situation_budget_ms(config(), 50.0, speed, ttc_s, least_ms)
     after = situation_budget_ms(
-        config(), 50.0, None if speed is None else speed + faster, None if ttc_s is None else ttc_s - nearer, least_ms
+        config(),
+        50.0,
+        None if speed is None else speed + faster,
+        None if ttc_s is None else ttc_s - nearer,
+        least_ms,
     )
     assert min(50.0, max(20.0, least_ms)) <= after <= before <= 50.0
 
@@ -229,7 +274,9 @@ def test_given_a_time_to_collision_when_it_is_none_or_old_then_it_is_unknown():
 
 @pytest.mark.parametrize("least_ms", [0.5, 50.1])
 def test_given_a_shortest_budget_that_is_none_when_read_then_it_is_refused(least_ms):
-    with pytest.raises(ConfigError, match=f"budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"):
+    with pytest.raises(
+        ConfigError, match=f"budget_least_ms: {least_ms} is not allowed.*0, or from 1 to budget_ms"
+    ):
         config(budget_least_ms=least_ms)
 
 

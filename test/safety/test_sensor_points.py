@@ -35,11 +35,17 @@ def test_given_a_scan_when_read_then_its_returns_lie_around_the_vehicle_as_the_s
 @pytest.mark.parametrize(
     ("value", "usable", "returns"),
     [
-        (0.0, 0, 0), (-1.0, 0, 0), (0.05, 0, 0), (math.nan, 0, 0),  # errors, by REP 117
-        (math.inf, 1, 0), (31.0, 1, 0),  # no return
-        (0.1, 1, 1), (30.0, 1, 1), (-math.inf, 1, 1),  # the last: too near to be measured
+        (0.0, 0, 0),
+        (-1.0, 0, 0),
+        (0.05, 0, 0),
+        (math.nan, 0, 0),  # errors, by REP 117
+        (math.inf, 1, 0),
+        (31.0, 1, 0),  # no return
+        (0.1, 1, 1),
+        (30.0, 1, 1),
+        (-math.inf, 1, 1),  # the last: too near to be measured
     ],
-)  # fmt: skip
+)
 def test_given_a_range_that_is_none_when_read_then_it_counts_as_what_rep_117_says(value, usable, returns):
     for least in (0.1, 0.0):
         if 0 < value < 0.1 and not least:
@@ -83,12 +89,16 @@ POINTS = [[5.0, 1.0, 0.5], [6.0, -1.0, 1.5], [7.0, 0.0, -0.4], [8.0, 0.0, 9.0]]
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("big", "kind"), [(False, "f4"), (True, "f4"), (False, "f8"), (True, "f8")])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_given_a_cloud_of_any_layout_when_read_then_points_of_its_height_are_there(fields, padding, big, kind, rows):
+def test_given_a_cloud_of_any_layout_when_read_then_points_of_its_height_are_there(
+    fields, padding, big, kind, rows
+):
     data = cloud_bytes(POINTS, fields=fields, padding=padding, big=big, kind=kind, rows=rows)
     found = reader("PointCloud2").read(data)
     assert places(found) == [[5.0, 1.0], [6.0, -1.0]]
     assert (found.usable, found.measured) == (4, 4)
-    higher = reader("PointCloud2", (1.0, 2.0, 1.0, math.pi)).read(data)  # the second is at 2.5 m, the third at 0.6 m
+    higher = reader("PointCloud2", (1.0, 2.0, 1.0, math.pi)).read(
+        data
+    )  # the second is at 2.5 m, the third at 0.6 m
     assert np.ravel(places(higher)) == pytest.approx([-4, 1, -5, 3, -6, 2], abs=1e-6)
 
 
@@ -121,10 +131,21 @@ def test_given_a_cloud_whose_rows_do_not_fit_its_points_when_read_then_it_is_ref
 
 @pytest.mark.parametrize(
     ("distance", "usable", "returns"),
-    [(1.0, 1, 7), (4.0, 1, 7), (-math.inf, 1, 7), (math.inf, 1, 0), (5.0, 1, 0), (0.1, 0, 0), (0.0, 0, 0),
-     (math.nan, 0, 0), (-1.0, 0, 0)],
-)  # fmt: skip
-def test_given_a_range_sensor_when_read_then_what_it_sees_is_on_an_arc_and_one_measurement(distance, usable, returns):
+    [
+        (1.0, 1, 7),
+        (4.0, 1, 7),
+        (-math.inf, 1, 7),
+        (math.inf, 1, 0),
+        (5.0, 1, 0),
+        (0.1, 0, 0),
+        (0.0, 0, 0),
+        (math.nan, 0, 0),
+        (-1.0, 0, 0),
+    ],
+)
+def test_given_a_range_sensor_when_read_then_what_it_sees_is_on_an_arc_and_one_measurement(
+    distance, usable, returns
+):
     found = reader("Range", (2.0, 0.0, 0.3, 0.0)).read(range_bytes(distance))
     assert (found.usable, len(found.x), found.measured) == (usable, returns, 1)
     assert found.most <= 1

@@ -39,7 +39,9 @@ def test_given_a_source_in_ros_time_when_its_first_message_is_old_already_then_i
 
 
 @pytest.mark.parametrize("ahead_s", [1.1, 18.0, 1e6, -3601.0, 5.0 - START_NS / S])
-def test_given_a_source_in_another_clock_when_it_falls_behind_then_its_messages_are_as_old_as_it_has(ahead_s):
+def test_given_a_source_in_another_clock_when_it_falls_behind_then_its_messages_are_as_old_as_it_has(
+    ahead_s,
+):
     source = Source(ahead_s)
     assert source.hear(0.0) == (pytest.approx(0.03), "")  # what it had no time for cannot be known
     assert source.clock.is_ros is False
@@ -113,7 +115,10 @@ def test_given_no_ros_time_yet_when_asked_then_nothing_is_learned():
 def test_given_ros_time_that_steps_back_when_a_log_begins_anew_then_old_and_new_messages_are_fresh(step_s):
     source = Source()
     before = SimpleNamespace(stamp_ns=source.ros_ns - 20 * MS, received_ns=source.now_ns)
-    assert source.clock.age_s(before.stamp_ns, before.received_ns, source.now_ns, source.ros_ns) == (0.02, "")
+    assert source.clock.age_s(before.stamp_ns, before.received_ns, source.now_ns, source.ros_ns) == (
+        0.02,
+        "",
+    )
     source.pass_by(0.05)
     source.ros_ns += round(step_s * S)
     age_s, unknown = source.clock.age_s(before.stamp_ns, before.received_ns, source.now_ns, source.ros_ns)
@@ -161,7 +166,9 @@ def test_given_any_delays_when_asked_then_no_message_seems_newer_than_the_least_
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1e6])
 @pytest.mark.parametrize("wrong", [1, 4])
-def test_given_a_few_stamps_that_are_ahead_when_others_follow_then_those_are_as_fresh_as_before(ahead_s, wrong):
+def test_given_a_few_stamps_that_are_ahead_when_others_follow_then_those_are_as_fresh_as_before(
+    ahead_s, wrong
+):
     source = Source(ahead_s)
     for _ in range(3):
         assert source.hear(0.0) == (pytest.approx(0.03, abs=1e-3), "")

@@ -46,7 +46,10 @@ def test_given_an_object_without_noise_when_followed_then_its_velocity_is_known_
         found = source.drive(100.0 + velocity * arrays * period_ns / S, velocity, 1)
         assert (found.velocities[0], found.unsure[0], found.unknown) == (0.0, 15.0, 1)
     found = source.drive(100.0 + velocity * 2 * period_ns / S, velocity, 1)
-    assert (found.unknown, found.velocities[0]) == (0, pytest.approx(velocity, abs=0.05 * abs(velocity) + 1e-6))
+    assert (found.unknown, found.velocities[0]) == (
+        0,
+        pytest.approx(velocity, abs=0.05 * abs(velocity) + 1e-6),
+    )
     found = source.drive(100.0 + velocity * 3 * period_ns / S, velocity, 20)
     assert found.velocities[0] == pytest.approx(velocity, abs=0.02)
     assert len(found.coasting.keys) == 0
@@ -87,9 +90,14 @@ def test_given_an_object_that_changes_its_velocity_when_followed_then_it_is_noti
 
 
 @pytest.mark.parametrize(("speed", "unknown"), [(69.0, 0), (72.0, 1)])
-def test_given_something_faster_than_any_road_user_when_followed_then_its_velocity_is_not_known(speed, unknown):
+def test_given_something_faster_than_any_road_user_when_followed_then_its_velocity_is_not_known(
+    speed, unknown
+):
     found = Source().drive(0.0, speed, 20)
-    assert (found.unknown, abs(found.velocities[0])) == (unknown, pytest.approx(0.0 if unknown else speed, abs=0.1))
+    assert (found.unknown, abs(found.velocities[0])) == (
+        unknown,
+        pytest.approx(0.0 if unknown else speed, abs=0.1),
+    )
 
 
 def test_given_objects_in_any_order_when_followed_then_each_keeps_its_own_velocity():
@@ -140,14 +148,18 @@ def test_given_an_object_that_is_not_detected_when_it_was_sure_then_it_coasts_fo
 
 
 @pytest.mark.parametrize("pattern", ["110", "11010", "10", "100", "1000001"])
-def test_given_an_object_that_flickers_from_the_first_when_detected_three_times_then_its_velocity_is_known(pattern):
+def test_given_an_object_that_flickers_from_the_first_when_detected_three_times_then_its_velocity_is_known(
+    pattern,
+):
     source, times = Source(), 0
     for number in range(15):
         is_seen = pattern[number % len(pattern)] == "1"
         before = times
         times += is_seen
         found = source.sees([5.0 + 2.0j * number / 20] if is_seen else [])
-        assert len(found.coasting.keys) == (before >= 3 and not is_seen)  # what was seen twice counts when it is seen
+        assert len(found.coasting.keys) == (
+            before >= 3 and not is_seen
+        )  # what was seen twice counts when it is seen
         if is_seen:
             assert found.unknown == (times < 3)
             assert found.velocities[0] == pytest.approx(2.0j if times >= 3 else 0.0, abs=0.2)
@@ -244,7 +256,10 @@ def test_given_thousands_of_objects_when_followed_then_the_nearest_have_tracks()
 
 
 def test_given_more_objects_than_have_tracks_when_one_moves_then_it_keeps_its_own_and_what_has_none_is_counted():
-    source, parked = Source(), [complex(3 * (number % 20) - 30, 5 + 0.5 * (number // 20)) for number in range(300)]
+    source, parked = (
+        Source(),
+        [complex(3 * (number % 20) - 30, 5 + 0.5 * (number // 20)) for number in range(300)],
+    )
     for number in range(5):
         assert source.sees([60.0 - 10.0j * number / 20]).left_out == 0
     for number in range(5, 12):

@@ -29,11 +29,15 @@ def test_given_clear_plans_when_checked_then_no_more_than_one_in_a_hundred_is_re
 
 
 def test_given_cars_beside_when_a_bend_begins_then_no_plan_is_replaced():
-    assert [plans.false_stops(scene) for scene in plans.passages(13, max(PLANS // 6, 1))] == [[]] * max(PLANS // 6, 1)
+    assert [plans.false_stops(scene) for scene in plans.passages(13, max(PLANS // 6, 1))] == [[]] * max(
+        PLANS // 6, 1
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_given_an_overtaking_that_something_comes_towards_when_driven_then_the_moving_vehicle_touches_nothing(seed):
+def test_given_an_overtaking_that_something_comes_towards_when_driven_then_the_moving_vehicle_touches_nothing(
+    seed,
+):
     drive = plans.an_overtaking(np.random.default_rng(seed))
     _, speed, verdicts = plans.contact_of(drive)
     assert math.isnan(speed) or speed <= plans.MOVES

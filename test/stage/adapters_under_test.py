@@ -33,7 +33,10 @@ TIER_OFFSET = 1000.0
 
 
 class Offset(torch.nn.Module):
-    """Adds the tier's number times 1000, so that an output shows which tier made it; a flag makes it misbehave."""
+    """Adds the tier's number times 1000, so that an output shows which tier made it.
+
+    A flag makes it misbehave.
+    """
 
     def __init__(self, tier_number):
         super().__init__()
@@ -94,7 +97,9 @@ class Controlled(Adapter):
 
     def _pose(self, header, number, x):
         at_ns = header.stamp.sec * 1_000_000_000 + header.stamp.nanosec + number * 500_000_000
-        stamp = message_class("builtin_interfaces/msg/Time")(sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000)
+        stamp = message_class("builtin_interfaces/msg/Time")(
+            sec=at_ns // 1_000_000_000, nanosec=at_ns % 1_000_000_000
+        )
         point = message_class("geometry_msgs/msg/Point")(x=x + number, y=0.0, z=0.0)
         in_flight = message_class("geometry_msgs/msg/Quaternion")(x=0.0, y=0.0, z=0.0, w=1.0)
         return message_class("geometry_msgs/msg/PoseStamped")(
@@ -292,7 +297,10 @@ def misbehave(orders):
         "os_exit": lambda: os._exit(3),
         "close_sockets": lambda: close_descriptors("close_sockets"),
         "close_frames": lambda: close_descriptors("close_frames"),
-        "print": lambda: (print("said on stdout", flush=True), print("said on stderr", file=sys.stderr, flush=True)),
+        "print": lambda: (
+            print("said on stdout", flush=True),
+            print("said on stderr", file=sys.stderr, flush=True),
+        ),
         "flood": lambda: sys.stdout.write("many words\n" * (orders["bytes"] // 11)),
         "fork": fork,
     }.get(orders["do"], bool)()

@@ -65,10 +65,16 @@ class StageUnderTest:
         self.news = threading.Condition()
         self.published, self.handed_on, self.answers, self.anomalies, self.logs = [], [], [], [], []
         values = {
-            "adapter": adapter if ":" in adapter else f"adapters_under_test:{adapter}", "output": "path",
-            "tiers": ["full", "fast"], "budget_ms": 5000.0, "hang_ms": 20_000.0, "hold_last_ms": 60_000.0,
-            "max_frame_bytes": 65_536, "engine": "eager", **parameters,
-        }  # fmt: skip
+            "adapter": adapter if ":" in adapter else f"adapters_under_test:{adapter}",
+            "output": "path",
+            "tiers": ["full", "fast"],
+            "budget_ms": 5000.0,
+            "hang_ms": 20_000.0,
+            "hold_last_ms": 60_000.0,
+            "max_frame_bytes": 65_536,
+            "engine": "eager",
+            **parameters,
+        }
         self.options = {"folder": str(folder), **(options or {})}
         config = stage_config(name, values)
         node = node_config({"device": "cpu", "worker_threads": 1, **(node or {})}, {})
@@ -83,7 +89,9 @@ class StageUnderTest:
         self.values = values
         self.actor = StageActor(config, setup, ports, time.time_ns)
         if forgiving:  # as if every worker had served for long: replaced at once however often it dies
-            self.actor.pool.policies = [RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)]
+            self.actor.pool.policies = [
+                RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)
+            ]
 
     def _keep(self, where, what):
         with self.news:
@@ -113,7 +121,10 @@ class StageUnderTest:
         return [worker.pid for worker in self.actor.pool.workers if worker is not None]
 
     def wait_for_workers(self):
-        """Wait until every worker of the pool is usable and idle; fail at once if nobody looks after them."""
+        """Wait until every worker of the pool is usable and idle.
+
+        Fail at once if nobody looks after them.
+        """
         pool = self.actor.pool
 
         def settled():
@@ -175,7 +186,10 @@ class StageUnderTest:
             return (self.actor._in_flight is not None) + (self.actor.mailbox.waiting is not None)
 
     def settle_accounts(self):
-        """See that every frame became something: a frame that was just answered is in flight for a moment longer."""
+        """See that every frame became something.
+
+        A frame that was just answered is in flight for a moment longer.
+        """
         wait_until(lambda: len(set(self.accounts())) == 1, self.accounts)
 
     def accounts(self):

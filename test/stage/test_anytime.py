@@ -1,4 +1,7 @@
-"""A stage whose model gives partial results: what is published at the deadline, and what becomes of the run."""
+"""A stage whose model gives partial results.
+
+What is published at the deadline, and what becomes of the run.
+"""
 
 import math
 import time
@@ -13,7 +16,10 @@ from .conftest import wait_until
 SHORT_MS, MARGIN_MS = 1000.0, 900.0
 BUDGET_MS = 5000.0
 TRIES = 4
-"""A step may take longer than a short budget on a busy machine; each try has twice the time of the one before it."""
+"""A step may take longer than a short budget on a busy machine.
+
+Each try has twice the time of the one before it.
+"""
 
 
 class Generous(PublishMargin):
@@ -61,11 +67,15 @@ def test_given_the_time_when_run_then_the_last_step_is_on_time_and_recorded(stag
     assert x_of(stage, answer) == 13.0
 
 
-def test_given_a_step_that_takes_too_long_when_the_deadline_comes_then_the_one_before_it_is_published(stage):
+def test_given_a_step_that_takes_too_long_when_the_deadline_comes_then_the_one_before_it_is_published(
+    stage,
+):
     pids, late_results = stage.pids, stage.counters.late_results
     answer, stamp_ns = ask_in_short(stage, step=3)
     assert (answer.outcome, answer.fallback, answer.step, answer.tier) == (Outcome.PARTIAL, None, 2, 0)
-    assert answer.reason.startswith("step 2 of tier full was published: tier full on worker 0 was not done after")
+    assert answer.reason.startswith(
+        "step 2 of tier full was published: tier full on worker 0 was not done after"
+    )
     assert answer.lateness_ms <= 0
     assert not math.isnan(answer.steps.total_ms)
     assert answer.steps.inference_ms < answer.budget_ms
@@ -88,9 +98,12 @@ def test_given_no_step_by_the_deadline_when_it_comes_then_it_is_late_as_ever(sta
 
 
 @pytest.mark.parametrize(
-    ("do", "said"), [("sigkill", "died"), ("raise", "RuntimeError: the model has had enough"), ("os_exit", "died")]
+    ("do", "said"),
+    [("sigkill", "died"), ("raise", "RuntimeError: the model has had enough"), ("os_exit", "died")],
 )
-def test_given_a_run_that_fails_in_the_middle_when_noticed_then_its_newest_step_is_published_at_once(stage, do, said):
+def test_given_a_run_that_fails_in_the_middle_when_noticed_then_its_newest_step_is_published_at_once(
+    stage, do, said
+):
     answer = stage.ask({"do": do, "step": 3}, x=10.0)
     assert (answer.outcome, answer.fallback, answer.step) == (Outcome.PARTIAL, None, 2)
     assert answer.reason.startswith("step 2 of tier full was published: ")
@@ -101,9 +114,16 @@ def test_given_a_run_that_fails_in_the_middle_when_noticed_then_its_newest_step_
     assert (alert.name, alert.values["outcome"]) == ("tested: partial result", "partial")
 
 
-def test_given_partial_answers_only_when_counted_then_none_is_a_miss_and_the_stage_is_degraded(start_own_stage):
+def test_given_partial_answers_only_when_counted_then_none_is_a_miss_and_the_stage_is_degraded(
+    start_own_stage,
+):
     stage = start_own_stage(
-        adapter="Stepping", backup="none", tiers=["full"], fallback=["none"], sustained_misses=2, recover_frames=2
+        adapter="Stepping",
+        backup="none",
+        tiers=["full"],
+        fallback=["none"],
+        sustained_misses=2,
+        recover_frames=2,
     )
     for _ in range(4):
         assert stage.ask({"do": "raise", "step": 2}).outcome is Outcome.PARTIAL
@@ -112,7 +132,9 @@ def test_given_partial_answers_only_when_counted_then_none_is_a_miss_and_the_sta
     assert stage.health is Health.DEGRADED
 
 
-def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_is_published(start_own_stage):
+def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_is_published(
+    start_own_stage,
+):
     stage = start_own_stage(adapter="Stepping", backup="active", fallback=["backup", "none"])
     stage.actor.margin = Generous()
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -125,13 +147,20 @@ def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_i
 
 
 def test_given_stale_frames_when_answered_then_the_run_that_follows_gives_all_steps_and_is_held(stage):
-    """Its frame is answered before it begins. Were it stopped after its first step, there would be nothing to hold."""
+    """Its frame is answered before it begins.
+
+    Were it stopped after its first step, there would be nothing to hold.
+    """
     stage.reconfigure(budget_from="stamp", budget_ms=SHORT_MS)
     xs = []
     for x in (10.0, 20.0, 30.0):
         late_results = stage.counters.late_results
         answer = stage.ask(x=x, stamp_ns=time.time_ns() - 3_000_000_000)
-        assert (answer.outcome, answer.fallback, answer.frame.stale) == (Outcome.LATE, Fallback.HOLD_LAST, True)
+        assert (answer.outcome, answer.fallback, answer.frame.stale) == (
+            Outcome.LATE,
+            Fallback.HOLD_LAST,
+            True,
+        )
         xs.append(x_of(stage, answer))
         wait_until(lambda: stage.counters.late_results > late_results, lambda: "its run's end")  # noqa: B023
     stage.reconfigure()

@@ -49,11 +49,16 @@ def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is
     with monkeypatch.context() as patch:  # an error of ours is said, and the next profile goes well
         patch.setattr(type(pool.workers[0]), "command", lambda *_, **__: 1 / 0)
         pool.capture.ask("profile", pool.workers)
-        stage.wait_for(lambda: any("a capture failed:\nTraceback" in text for _, text in stage.logs), "it is said")
+        stage.wait_for(
+            lambda: any("a capture failed:\nTraceback" in text for _, text in stage.logs), "it is said"
+        )
         stage.wait_for_workers()
     assert pool.capture.last == "profile: an error in the node"
     pool.capture.last = ""
-    assert stage.actor.pool.capture.ask("profile", stage.actor.pool.workers) == "stage tested: profile of one worker"
+    assert (
+        stage.actor.pool.capture.ask("profile", stage.actor.pool.workers)
+        == "stage tested: profile of one worker"
+    )
     with pytest.raises(ConfigError, match=r"stage tested is busy with one already \(profile"):
         stage.actor.pool.capture.ask("profile", stage.actor.pool.workers)
     answers, states = until_over(stage)
@@ -63,7 +68,9 @@ def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is
     assert stage.actor.pool.restarts == 0
     folder, summary = evidence_path(stage)
     assert re.fullmatch(r"\d{8}T\d{6}\.\d{3}Z_profile-tested", folder.name)
-    assert re.match(r"1\d frames of [\d.]+ ms, most of it in \w+ \([\d.]+ ms\), most in aten::\w+", summary), summary
+    assert re.match(
+        r"1\d frames of [\d.]+ ms, most of it in \w+ \([\d.]+ ms\), most in aten::\w+", summary
+    ), summary
     trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert set(names) >= STEPS
@@ -76,7 +83,9 @@ def test_given_a_standby_when_the_serving_worker_is_profiled_then_every_frame_is
     stage.wait_for_workers()
 
 
-def test_given_one_worker_when_it_is_profiled_then_fallbacks_answer_in_between_and_say_why(start_own_stage, evidence):
+def test_given_one_worker_when_it_is_profiled_then_fallbacks_answer_in_between_and_say_why(
+    start_own_stage, evidence
+):
     stage = start_own_stage(node=evidence, backup="none", budget_ms=100.0)
     stage.ask()
     capture, workers = stage.actor.pool.capture, stage.actor.pool.workers
@@ -87,8 +96,12 @@ def test_given_one_worker_when_it_is_profiled_then_fallbacks_answer_in_between_a
     assert evidence_path(stage)[0].is_dir()
     late = [answer for answer in answers if answer.outcome is not Outcome.ON_TIME]
     assert any(answer.fallback is not None for answer in late)
-    assert all(answer.fallback is not None or answer.lateness_ms > 0 for answer in late)  # its own, out too late
-    assert any("worker 0 profile: works" in answer.reason for answer in late), {answer.reason for answer in late}
+    assert all(
+        answer.fallback is not None or answer.lateness_ms > 0 for answer in late
+    )  # its own, out too late
+    assert any("worker 0 profile: works" in answer.reason for answer in late), {
+        answer.reason for answer in late
+    }
     assert stage.actor.pool.restarts == 0
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -107,7 +120,9 @@ def test_given_a_worker_that_dies_while_it_is_profiled_then_the_next_one_can_be(
     assert capture.ask("profile", pool.workers)  # of the one that is left, or of the one that follows
 
 
-def test_given_a_folder_that_cannot_be_written_then_that_is_said_and_the_worker_serves_on(start_own_stage, evidence):
+def test_given_a_folder_that_cannot_be_written_then_that_is_said_and_the_worker_serves_on(
+    start_own_stage, evidence
+):
     Path(evidence["evidence_dir"]).touch()
     stage = start_own_stage(node=evidence)
     stage.ask()
@@ -141,7 +156,9 @@ def test_given_a_worker_busy_with_evidence_when_it_handles_no_frames_for_long_th
     assert time.monotonic() - back_at > 0.6
 
 
-def test_given_one_worker_that_hangs_when_it_is_to_be_profiled_then_it_is_replaced_as_ever(start_own_stage, evidence):
+def test_given_one_worker_that_hangs_when_it_is_to_be_profiled_then_it_is_replaced_as_ever(
+    start_own_stage, evidence
+):
     stage = start_own_stage(node=evidence, backup="none", budget_ms=100.0, hang_ms=1000.0)
     stage.ask()
     pool, (pid,) = stage.actor.pool, stage.pids

@@ -140,7 +140,9 @@ def test_given_an_event_when_it_asks_then_it_has_to_wait_until_both_workers_have
     assert capture.ask("profile", workers, settled_at_ns=40 * S)
 
 
-def test_given_a_worker_that_gives_way_when_the_other_one_is_gone_then_it_does_so_no_more(capture, monkeypatch):
+def test_given_a_worker_that_gives_way_when_the_other_one_is_gone_then_it_does_so_no_more(
+    capture, monkeypatch
+):
     raised = []
     monkeypatch.setattr("torchperf_ros.workers.capture.set_nice", lambda pid, nice: raised.append(nice))
     workers = [WorkerOnPaper(1), WorkerOnPaper(2)]

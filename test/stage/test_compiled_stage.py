@@ -1,4 +1,7 @@
-"""Stages whose tiers are compiled while they serve: started in eager, completed beside, taken over worker by worker."""
+"""Stages whose tiers are compiled while they serve.
+
+Started in eager, completed beside, taken over worker by worker.
+"""
 
 import os
 import shutil
@@ -12,13 +15,20 @@ import pytest
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.frame.outcome import Outcome
 
-ENGINE, SUFFIX = ("openvino", ".blob")  # built in seconds, where Inductor takes a minute: `auto` tries that one
+ENGINE, SUFFIX = (
+    "openvino",
+    ".blob",
+)  # built in seconds, where Inductor takes a minute: `auto` tries that one
 pytestmark = pytest.mark.timeout(600)  # a compiler's, on a machine that does other things as well
 
 
 def engines(stage):
     """Engine of each tier, worker by worker."""
-    return [[tier["engine"] for tier in worker.tiers] for worker in stage.actor.pool.workers if worker is not None]
+    return [
+        [tier["engine"] for tier in worker.tiers]
+        for worker in stage.actor.pool.workers
+        if worker is not None
+    ]
 
 
 def ask_until(stage, condition, what, pause_s=0.1):
@@ -40,13 +50,17 @@ def ask_until(stage, condition, what, pause_s=0.1):
 
 def everywhere(stage, *names):
     return lambda: (
-        engines(stage) == [list(names)] * stage.actor.config.workers and stage.actor.pool.rolling_update.renewal.outcome
+        engines(stage) == [list(names)] * stage.actor.config.workers
+        and stage.actor.pool.rolling_update.renewal.outcome
     )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_soon():
-    """A new worker takes a place 0.1 s after it is ready, in place of 2 s: histories are not the point here."""
+    """A new worker takes a place 0.1 s after it is ready, in place of 2 s.
+
+    Histories are not the point here.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 100_000_000)
         yield
@@ -68,7 +82,9 @@ def compiled(start_stage, cache, tmp_path_factory):
     return stage
 
 
-def test_given_no_packages_when_started_then_it_serves_in_eager_and_takes_packages_over_without_a_miss(compiled):
+def test_given_no_packages_when_started_then_it_serves_in_eager_and_takes_packages_over_without_a_miss(
+    compiled,
+):
     assert compiled.started_with[0] == ["eager", "eager"]
     assert not set(compiled.first_pids) & set(compiled.pids)
     assert compiled.actor.pool.restarts == 0
@@ -84,7 +100,7 @@ def test_given_a_compiled_tier_when_a_frame_comes_then_its_result_is_that_of_the
 
 def test_given_a_dynamic_package_then_those_declared_are_hits_and_others_are_answered_in_eager(compiled):
     def counted():
-        (full, _) = compiled.actor.pool.tally.rows(compiled.actor.pool.everyone)
+        full, _ = compiled.actor.pool.tally.rows(compiled.actor.pool.everyone)
         return full["hits"], full["misses"], full["recompiles"]
 
     for rows in (2, 3, 17, 64, 65, 1):
@@ -95,7 +111,9 @@ def test_given_a_dynamic_package_then_those_declared_are_hits_and_others_are_ans
     assert counted()[0] >= 4
 
 
-def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_once(compiled, start_own_stage, cache):
+def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_once(
+    compiled, start_own_stage, cache
+):
     stage = start_own_stage(adapter="Compilable", engine=ENGINE, node={"cache_dir": str(cache)})
     assert engines(stage) == [[ENGINE, ENGINE]] * 2
     assert stage.actor.pool.rolling_update.compiling == ""
@@ -103,7 +121,9 @@ def test_given_packages_that_fit_when_another_node_starts_then_it_has_them_at_on
     assert keys == {path.stem for path in cache.glob(f"*{SUFFIX}")}
 
 
-def test_given_a_truncated_package_then_it_is_named_and_not_loaded(compiled, start_own_stage, cache, tmp_path):
+def test_given_a_truncated_package_then_it_is_named_and_not_loaded(
+    compiled, start_own_stage, cache, tmp_path
+):
     copy = Path(shutil.copytree(cache, tmp_path / "cache"))
     for package in copy.glob(f"*{SUFFIX}"):
         package.write_bytes(package.read_bytes()[:1000])
@@ -115,9 +135,15 @@ def test_given_a_truncated_package_then_it_is_named_and_not_loaded(compiled, sta
     assert all(anomaly.name == "tested: model" for anomaly in stage.anomalies)
 
 
-def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eager_and_says_why(start_own_stage, cache):
-    stage = start_own_stage(adapter="HalfCompilable", engine=ENGINE, backup="none", node={"cache_dir": str(cache)})
-    ask_until(stage, lambda: any("stays in eager" in anomaly.message for anomaly in stage.anomalies), "it is told")
+def test_given_a_tier_that_cannot_be_compiled_when_compiled_then_it_stays_in_eager_and_says_why(
+    start_own_stage, cache
+):
+    stage = start_own_stage(
+        adapter="HalfCompilable", engine=ENGINE, backup="none", node={"cache_dir": str(cache)}
+    )
+    ask_until(
+        stage, lambda: any("stays in eager" in anomaly.message for anomaly in stage.anomalies), "it is told"
+    )
     (told,) = [anomaly for anomaly in stage.anomalies if "stays in eager" in anomaly.message]
     assert "tier full stays in eager" in told.message
     ask_until(stage, everywhere(stage, "eager", ENGINE), "the other tier is compiled")
@@ -143,7 +169,9 @@ def test_given_engine_auto_when_started_then_it_serves_in_eager_until_a_choice_i
     assert again.actor.pool.rolling_update.compiling == ""
 
 
-def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(start_own_stage, cache):
+def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_compiles_again(
+    start_own_stage, cache
+):
     values = {"adapter": "Compilable", "engine": "compile", "backup": "none", "tiers": ["full"]}
     stage = start_own_stage(**values, node={"cache_dir": str(cache)})
     assert engines(stage) == [["eager"]]
@@ -157,7 +185,13 @@ def test_given_engine_compile_then_it_is_compiled_in_a_new_worker_and_nothing_co
 def test_given_a_model_that_compiles_in_part_when_started_then_a_new_worker_has_that_part_compiled(
     start_own_stage, cache
 ):
-    values = {"adapter": "CompilableInPart", "engine": "compile", "parts": "body", "backup": "none", "tiers": ["full"]}
+    values = {
+        "adapter": "CompilableInPart",
+        "engine": "compile",
+        "parts": "body",
+        "backup": "none",
+        "tiers": ["full"],
+    }
     stage = start_own_stage(**values, shapes="dynamic", node={"cache_dir": str(cache)})
     assert engines(stage) == [["eager"]]
     ask_until(stage, everywhere(stage, "compile"), "a worker that has the part compiled is there")
@@ -165,7 +199,12 @@ def test_given_a_model_that_compiles_in_part_when_started_then_a_new_worker_has_
         assert stage.ask({"do": "print", "rows": rows}).outcome is Outcome.ON_TIME
     assert stage.payload(stage.ask(x=7.0)).poses[0].pose.position.x == pytest.approx(7.0, rel=1e-4)
     (full,) = stage.actor.pool.tally.rows(stage.actor.pool.everyone)
-    assert (full["parts"], full["graphs"] > 0, full["recompiles"], full["engine_errors"]) == ("body", True, 0, 0)
+    assert (full["parts"], full["graphs"] > 0, full["recompiles"], full["engine_errors"]) == (
+        "body",
+        True,
+        0,
+        0,
+    )
 
 
 def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_stands_still_until_it_is_back(
@@ -186,7 +225,7 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
     ask_until(stage, lambda: compiler.status() != psutil.STATUS_STOPPED, "it goes on")
 
 
-# -- swapping a package in --------------------------------------------------------------------------------------------
+# -- swapping a package in
 
 
 @pytest.fixture(scope="module")
@@ -210,12 +249,17 @@ def test_given_a_good_package_when_swapped_in_then_frames_go_on_and_it_runs(comp
     assert {a.outcome for a in compiled.answers[answered:]} == {Outcome.ON_TIME}
     answer = compiled.ask(x=7.0)
     assert answer.tier == 0
-    assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(1007.0, rel=1e-4)  # the fast tier's model
+    assert compiled.payload(answer).poses[0].pose.position.x == pytest.approx(
+        1007.0, rel=1e-4
+    )  # the fast tier's model
 
 
 @pytest.mark.parametrize(
     ("mode", "folders", "why"),
-    [(0o664, None, "others can write .*bad.blob"), (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs")],
+    [
+        (0o664, None, "others can write .*bad.blob"),
+        (0o644, ["/opt"], "in none of the folders .*/opt.*package_dirs"),
+    ],
 )
 def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_refused_at_once(
     compiled, package, tmp_path, monkeypatch, mode, folders, why
@@ -231,7 +275,9 @@ def test_given_a_package_that_may_not_be_the_users_when_swapped_in_then_it_is_re
 
 
 @pytest.mark.parametrize("damage", ["truncated", "gone", "other"])
-def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(compiled, package, tmp_path, damage):
+def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(
+    compiled, package, tmp_path, damage
+):
     copy = tmp_path / f"bad{SUFFIX}"
     for ending in (SUFFIX, ".json"):
         shutil.copy(package.with_suffix(ending), copy.with_suffix(ending))
@@ -249,7 +295,9 @@ def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(compile
         return
     compiled.actor.pool.rolling_update.swap("full", str(copy))
     ask_until(
-        compiled, lambda: not compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping"), "it has failed"
+        compiled,
+        lambda: not compiled.actor.pool.rolling_update.swap_state[1].startswith("swapping"),
+        "it has failed",
     )
     done, why = compiled.actor.pool.rolling_update.swap_state
     assert not done
@@ -257,13 +305,17 @@ def test_given_a_bad_package_then_nothing_changes_and_the_reason_is_told(compile
     assert compiled.pids == before
 
 
-def test_given_a_package_that_is_slower_than_the_budget_when_swapped_in_then_it_is_refused(compiled, package):
+def test_given_a_package_that_is_slower_than_the_budget_when_swapped_in_then_it_is_refused(
+    compiled, package
+):
     pool = compiled.actor.pool
     before = compiled.pids
     pool.config = replace(pool.config, budget_ms=1e-6)
     try:
         pool.rolling_update.swap("full", str(package))
-        ask_until(compiled, lambda: not pool.rolling_update.swap_state[1].startswith("swapping"), "it is refused")
+        ask_until(
+            compiled, lambda: not pool.rolling_update.swap_state[1].startswith("swapping"), "it is refused"
+        )
     finally:
         pool.config = compiled.actor.config
     assert "tier full takes" in pool.rolling_update.swap_state[1]

@@ -31,7 +31,8 @@ def path(count=31, start_ms=0, step_ms=100):
     def header(at_ms):
         at_ns = round(at_ms * MS)
         return types["std_msgs/msg/Header"](
-            stamp=types["builtin_interfaces/msg/Time"](at_ns // (1000 * MS), at_ns % (1000 * MS)), frame_id="map"
+            stamp=types["builtin_interfaces/msg/Time"](at_ns // (1000 * MS), at_ns % (1000 * MS)),
+            frame_id="map",
         )
 
     poses = [
@@ -61,7 +62,10 @@ MARKERS = "visualization_msgs/msg/MarkerArray"
 
 
 def markers(*stamps_ns):
-    made = [empty_message("visualization_msgs/msg/Marker", header=header(stamp_ns, "map")) for stamp_ns in stamps_ns]
+    made = [
+        empty_message("visualization_msgs/msg/Marker", header=header(stamp_ns, "map"))
+        for stamp_ns in stamps_ns
+    ]
     return bytes(encode(empty_message(MARKERS, markers=made), MARKERS))
 
 
@@ -74,7 +78,12 @@ def number():
     [
         (PATH, path(start_ms=2000), 2000 * MS, ""),
         (PATH, path(start_ms=2000), 0, ""),  # the frame has none that the output could keep
-        (PATH, path(), 2000 * MS, "an output has the stamp 0: `postprocess` has to give it its frame's header.stamp"),
+        (
+            PATH,
+            path(),
+            2000 * MS,
+            "an output has the stamp 0: `postprocess` has to give it its frame's header.stamp",
+        ),
         (PATH, path(start_ms=3500), 2000 * MS, "an output is stamped +1.500 s off: `postprocess`"),
         (MARKERS, markers(2000 * MS, 0), 2000 * MS, ""),
         (MARKERS, markers(0), 2000 * MS, "an output has the stamp 0"),
@@ -83,7 +92,9 @@ def number():
         ("", path(), 2000 * MS, ""),
     ],
 )
-def test_given_a_good_output_when_its_stamp_is_looked_at_then_it_has_to_be_its_frame_s(kind, payload, stamp_ns, words):
+def test_given_a_good_output_when_its_stamp_is_looked_at_then_it_has_to_be_its_frame_s(
+    kind, payload, stamp_ns, words
+):
     outputs = FallbackOutputs()
     assert outputs.stamp_problem(kind) == ""
     outputs.remember(payload, frame(1, stamp_ns=stamp_ns))
@@ -137,7 +148,9 @@ def test_given_a_stop_when_results_come_late_then_the_vehicle_keeps_to_it_until_
     assert outputs.frame.stamp_ns == 79
 
 
-def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_next_failure_brakes_anew(config):
+def test_given_a_stop_when_a_late_result_is_young_enough_to_be_held_then_the_next_failure_brakes_anew(
+    config,
+):
     outputs = FallbackOutputs()
     outputs.remember(path(), frame(0))
     prepared(outputs, config)
@@ -156,7 +169,9 @@ def test_given_a_stop_when_a_late_result_is_of_a_frame_from_before_it_then_it_is
     assert prepared(outputs, config, at_ms=233) is Fallback.STOP
 
 
-def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then_the_next_is_made_of_that(config):
+def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then_the_next_is_made_of_that(
+    config,
+):
     outputs = FallbackOutputs()
     outputs.remember(path(), frame(0))
     outputs.prepare(config, PATH, 200 * MS, 200 * MS)
@@ -168,9 +183,13 @@ def test_given_a_stop_that_was_made_but_not_needed_when_a_late_result_comes_then
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "at_ms"), [(0, 200), (-100, 200), (100, 3001), (100, 600_000)], ids=["none", "back", "over", "old"]
+    ("step_ms", "at_ms"),
+    [(0, 200), (-100, 200), (100, 3001), (100, 600_000)],
+    ids=["none", "back", "over", "old"],
 )
-def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_then_there_is_no_stop(config, step_ms, at_ms):
+def test_given_a_path_that_does_not_say_where_the_vehicle_is_now_then_there_is_no_stop(
+    config, step_ms, at_ms
+):
     outputs = FallbackOutputs()
     outputs.remember(path(step_ms=step_ms), frame(0))
     assert prepared(outputs, config, at_ms=at_ms) is Fallback.NONE
@@ -208,7 +227,9 @@ def test_given_a_late_output_when_a_newer_one_is_held_then_the_newer_one_stays(c
     ("payload", "output_type"),
     [(path(0), PATH), (b"\x00\x01\x00\x00\xff", PATH), (path(), "vision_msgs/msg/Detection3DArray")],
 )
-def test_given_an_output_that_no_stop_can_be_made_of_when_chosen_then_there_is_none(config, payload, output_type):
+def test_given_an_output_that_no_stop_can_be_made_of_when_chosen_then_there_is_none(
+    config, payload, output_type
+):
     outputs = FallbackOutputs()
     outputs.remember(payload, frame(0))
     assert prepared(outputs, config, output_type=output_type) is Fallback.NONE
@@ -250,14 +271,20 @@ def begin_of(payload):
     return first.header.stamp.sec * 1000 + first.header.stamp.nanosec / MS, first.pose.position.x
 
 
-steps_ms = st.one_of(st.just(0), st.integers(-20, 20), st.integers(-12_000, 12_000), st.integers(-(10**9), 10**9))
+steps_ms = st.one_of(
+    st.just(0), st.integers(-20, 20), st.integers(-12_000, 12_000), st.integers(-(10**9), 10**9)
+)
 
 
 @settings(max_examples=300)
 @given(
-    stamped=st.booleans(), age_ms=st.integers(0, 200), since_ms=st.integers(101, 1500), before_ms=steps_ms,
-    gone_ms=st.integers(1, 3000), later_ms=steps_ms,
-)  # fmt: skip
+    stamped=st.booleans(),
+    age_ms=st.integers(0, 200),
+    since_ms=st.integers(101, 1500),
+    before_ms=steps_ms,
+    gone_ms=st.integers(1, 3000),
+    later_ms=steps_ms,
+)
 def test_given_any_step_of_the_system_clock_before_or_during_a_stop_then_place_and_braking_are_the_same(
     stamped, age_ms, since_ms, before_ms, gone_ms, later_ms
 ):
@@ -279,7 +306,8 @@ def test_given_any_step_of_the_system_clock_before_or_during_a_stop_then_place_a
     outputs.prepare(config, PATH, (now_ms + gone_ms) * MS, (ros_ms + gone_ms + later_ms) * MS)
     assert outputs.choose(config, (now_ms + gone_ms) * MS) is Fallback.STOP
     moved_ms = begin_of(outputs.payload(Fallback.STOP))[0] - begins_ms
-    # A clock that gains no more than the time that has passed may be one that runs fast, as in a simulation.
+    # A clock that gains no more than the time that has passed may be one that runs fast, as in a
+    # simulation.
     assert moved_ms == (later_ms if abs(later_ms) > gone_ms + 5 else 0)
     again = STORE.deserialize_cdr(outputs.payload(Fallback.STOP), PATH)
     assert [one.pose.position.x for one in again.poses] == [one.pose.position.x for one in first.poses]
@@ -288,7 +316,8 @@ def test_given_any_step_of_the_system_clock_before_or_during_a_stop_then_place_a
 class FailingStage(RuleBasedStateMachine):
     """A stage that fails as it likes, and a vehicle that follows what it publishes, at 10 m/s or less.
 
-    Its planner leads on from where the vehicle was when the frame was received, at the speed that it had then.
+    Its planner leads on from where the vehicle was when the frame was received, at the speed that it had
+    then.
     """
 
     def __init__(self):
@@ -341,7 +370,9 @@ class FailingStage(RuleBasedStateMachine):
         if chosen is not Fallback.STOP:
             if chosen is Fallback.HOLD_LAST:
                 self.speed = next(speed for _, made, speed in self.frames if made is self.outputs.frame)
-            assert self.stop is None or chosen is Fallback.HOLD_LAST  # it goes on for as long as the stage fails
+            assert (
+                self.stop is None or chosen is Fallback.HOLD_LAST
+            )  # it goes on for as long as the stage fails
             self.stop = None
             return
         stop = TimedPath.read(self.outputs.payload(Fallback.STOP))
@@ -366,7 +397,10 @@ BEST = ("backup", "hold_last", "stop")
 @pytest.mark.parametrize("backup", [True, False])
 @pytest.mark.parametrize(("at_ms", "hold_ms"), [(300, 300.0), (301, 300.0)])
 def test_given_any_order_when_chosen_then_the_first_that_is_available_wins(order, backup, at_ms, hold_ms):
-    outputs, config = FallbackOutputs(), stage_config("planning", {"hold_last_ms": hold_ms, "fallback": list(order)})
+    outputs, config = (
+        FallbackOutputs(),
+        stage_config("planning", {"hold_last_ms": hold_ms, "fallback": list(order)}),
+    )
     outputs.remember(path(), frame(0))
     outputs.prepare(config, PATH, at_ms * MS, at_ms * MS)
     chosen = outputs.choose(config, at_ms * MS, backup=backup).word

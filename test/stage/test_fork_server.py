@@ -1,4 +1,7 @@
-"""The fork server with real processes: what it imports, and what becomes of it when that does not go well."""
+"""The fork server with real processes.
+
+What it imports, and what becomes of it when that does not go well.
+"""
 
 import contextlib
 import os
@@ -65,7 +68,7 @@ def test_given_a_module_when_it_is_imported_then_the_server_is_ready_and_ends_wh
         ("import os\nos.abort()", "did not come through it"),
         ("import sys\nsys.exit(0)", "did not come through it"),
     ],
-)  # fmt: skip
+)
 def test_given_a_module_that_no_fork_can_share_then_workers_import_it_themselves(serve, modules, code, why):
     name = f"unfit{abs(hash(code))}"
     (modules / f"{name}.py").write_text(code, encoding="utf-8")
@@ -79,7 +82,9 @@ def test_given_a_module_that_no_fork_can_share_then_workers_import_it_themselves
         successor.close()
 
 
-def test_given_a_module_that_raises_then_the_server_is_ready_and_leaves_it_to_the_worker_to_say(serve, modules):
+def test_given_a_module_that_raises_then_the_server_is_ready_and_leaves_it_to_the_worker_to_say(
+    serve, modules
+):
     (modules / "raises.py").write_text("raise RuntimeError('no such camera')", encoding="utf-8")
     assert serve("raises").ready
 
@@ -95,7 +100,10 @@ def test_given_a_stage_whose_module_starts_a_thread_when_started_then_it_answers
     (modules / "threaded.py").write_text("\n".join(map(str.strip, code.splitlines())), encoding="utf-8")
     stage = start_own_stage(adapter="threaded:Controlled", backup="none")
     assert stage.ask().outcome is Outcome.ON_TIME
-    assert any("workers take longer to start, as importing threaded starts threads" in text for _, text in stage.logs)
+    assert any(
+        "workers take longer to start, as importing threaded starts threads" in text
+        for _, text in stage.logs
+    )
 
 
 def test_given_a_killed_fork_server_when_frames_come_then_the_workers_are_replaced(start_own_stage):
@@ -108,7 +116,9 @@ def test_given_a_killed_fork_server_when_frames_come_then_the_workers_are_replac
     assert any("its fork server is gone" in text for _, text in stage.logs)
 
 
-def test_given_a_worker_that_is_replaced_then_it_has_not_timed_again_what_its_predecessor_did(start_own_stage):
+def test_given_a_worker_that_is_replaced_then_it_has_not_timed_again_what_its_predecessor_did(
+    start_own_stage,
+):
     stage = start_own_stage(backup="none")
     (first,) = stage.actor.pool.workers
     os.kill(first.pid, signal.SIGKILL)
@@ -125,12 +135,17 @@ def test_given_what_a_worker_has_forked_when_the_worker_dies_then_that_dies_too(
     stage.ask({"do": "fork"})
     (child,) = psutil.Process(pid).children()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, lambda: "the child is gone")
+    wait_until(
+        lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+        lambda: "the child is gone",
+    )
     stage.wait_for_workers()
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
-def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_memory_runs_out(start_own_stage):
+def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_memory_runs_out(
+    start_own_stage,
+):
     stage = start_own_stage(backup="none")
     (pid,) = stage.pids
     assert os.getsid(pid) == pid
@@ -138,7 +153,9 @@ def test_given_a_worker_then_it_has_a_session_of_its_own_and_goes_first_where_me
         assert int(file.read()) > 0
 
 
-def test_given_a_model_that_prints_megabytes_then_the_log_has_a_few_lines_and_says_what_is_left_out(start_own_stage):
+def test_given_a_model_that_prints_megabytes_then_the_log_has_a_few_lines_and_says_what_is_left_out(
+    start_own_stage,
+):
     stage = start_own_stage(backup="none")
     lines = len(stage.logs)
     assert stage.ask({"do": "flood", "bytes": 10_000_000}).outcome is Outcome.ON_TIME
@@ -176,7 +193,9 @@ NO_FORK = """
 def free_descriptors(pid, count):
     """A limit for this process's descriptors that leaves it so many more."""
     folder = f"/proc/{pid}/fd"
-    used = {int(name) for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")}  # not the look's own
+    used = {
+        int(name) for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")
+    }  # not the look's own
     free = [number for number in range(len(used) + count + 1) if number not in used]
     return free[count]
 
@@ -202,7 +221,11 @@ def file_at(path):
 
 @pytest.mark.parametrize(
     ("short_of", "said"),
-    [("processes", "Resource temporarily"), ("pidfd", "Too many open files"), ("passed", "Too many open files")],
+    [
+        ("processes", "Resource temporarily"),
+        ("pidfd", "Too many open files"),
+        ("passed", "Too many open files"),
+    ],
 )
 def test_given_a_fork_that_fails_when_a_worker_is_replaced_then_the_other_lives_and_it_is_tried_again(
     start_own_stage, modules, tmp_path, short_of, said
@@ -352,7 +375,10 @@ def test_given_a_server_that_does_not_answer_and_no_worker_that_can_serve_then_a
 def test_given_a_module_that_has_the_kernel_reap_children_when_a_worker_dies_then_it_is_replaced(
     start_own_stage, modules
 ):
-    code = "import signal\nfrom adapters_under_test import Controlled\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    code = (
+        "import signal\nfrom adapters_under_test import Controlled\nsignal.signal(signal.SIGCHLD,"
+        " signal.SIG_IGN)\n"
+    )
     (modules / "reaped.py").write_text(code, encoding="utf-8")
     stage = start_own_stage(adapter="reaped:Controlled", backup="standby")
     server, (runner, standby) = stage.actor.pool._server, stage.pids

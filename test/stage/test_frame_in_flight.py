@@ -31,7 +31,9 @@ def test_given_a_turn_that_nobody_runs_when_time_passes_then_no_backup_is_wanted
     assert not in_flight.wants_backup(49 * MS, hedges=True)
 
 
-def test_given_a_runner_when_it_is_overdue_and_the_backup_could_still_answer_then_it_is_wanted(in_flight, runner):
+def test_given_a_runner_when_it_is_overdue_and_the_backup_could_still_answer_then_it_is_wanted(
+    in_flight, runner
+):
     in_flight.started(runner, tier=0, now_ns=0, expected_ms=20.0, backup_ms=10.0)
     assert in_flight.hedge_ns == (50 - 10 - 1) * MS
     assert not in_flight.wants_backup(in_flight.hedge_ns - 1, hedges=True)
@@ -39,7 +41,9 @@ def test_given_a_runner_when_it_is_overdue_and_the_backup_could_still_answer_the
     assert not in_flight.wants_backup(in_flight.hedge_ns, hedges=False)
 
 
-def test_given_a_runner_that_is_not_yet_due_when_the_last_moment_comes_then_the_backup_waits_for_it(in_flight, runner):
+def test_given_a_runner_that_is_not_yet_due_when_the_last_moment_comes_then_the_backup_waits_for_it(
+    in_flight, runner
+):
     in_flight.started(runner, tier=0, now_ns=5 * MS, expected_ms=40.0, backup_ms=30.0)
     assert in_flight.hedge_ns == 45 * MS
 
@@ -54,14 +58,18 @@ def test_given_a_runner_that_failed_when_asked_then_the_backup_is_wanted_once(in
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.HUNG])
-def test_given_a_frame_that_ended_its_runner_when_asked_then_nobody_else_is_to_run_it(in_flight, runner, outcome):
+def test_given_a_frame_that_ended_its_runner_when_asked_then_nobody_else_is_to_run_it(
+    in_flight, runner, outcome
+):
     in_flight.started(runner, 0, 0, 20.0, 10.0)
     in_flight.lost(runner, outcome, "it ended")
     assert in_flight.suspect
     assert not in_flight.wants_backup(in_flight.hedge_ns, hedges=True)
 
 
-def test_given_a_backup_that_fails_when_the_runner_still_runs_then_the_frame_has_not_failed(in_flight, runner):
+def test_given_a_backup_that_fails_when_the_runner_still_runs_then_the_frame_has_not_failed(
+    in_flight, runner
+):
     in_flight.started(runner, 0, 0, 20.0, 10.0)
     in_flight.backup = SimpleNamespace(number=1)
     in_flight.lost(in_flight.backup, Outcome.ERROR, "it raised")
@@ -69,7 +77,9 @@ def test_given_a_backup_that_fails_when_the_runner_still_runs_then_the_frame_has
     assert in_flight.backup_failed
 
 
-def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_then_nothing_changes(in_flight, runner):
+def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_then_nothing_changes(
+    in_flight, runner
+):
     in_flight.started(runner, 0, 0, 20.0, 10.0)
     in_flight.lost(SimpleNamespace(number=2), Outcome.CRASHED, "it died")
     assert (in_flight.failure, in_flight.backup_failed) == (None, False)
@@ -82,8 +92,20 @@ def test_given_a_worker_that_has_nothing_to_do_with_the_frame_when_it_is_lost_th
         (Outcome.ON_TIME, None, 51, Outcome.LATE, "its own result was out 1.00 ms after the deadline"),
         (Outcome.PARTIAL, None, 50, Outcome.PARTIAL, "not done"),
         (Outcome.PARTIAL, None, 51, Outcome.LATE, "its own result was out 1.00 ms after the deadline"),
-        (Outcome.LATE, Fallback.HOLD_LAST, 50, Outcome.LATE, f"own result too slow, the last one{IN_TIME}not done"),
-        (Outcome.LATE, Fallback.BACKUP, 50, Outcome.LATE, f"own result too slow, the standby's{IN_TIME}not done"),
+        (
+            Outcome.LATE,
+            Fallback.HOLD_LAST,
+            50,
+            Outcome.LATE,
+            f"own result too slow, the last one{IN_TIME}not done",
+        ),
+        (
+            Outcome.LATE,
+            Fallback.BACKUP,
+            50,
+            Outcome.LATE,
+            f"own result too slow, the standby's{IN_TIME}not done",
+        ),
         (Outcome.LATE, Fallback.STOP, 51, Outcome.LATE, "not done"),
         (Outcome.LATE, Fallback.NONE, 50, Outcome.LATE, "not done"),
         (Outcome.ERROR, Fallback.STOP, 50, Outcome.ERROR, "not done"),
@@ -98,7 +120,9 @@ def test_given_what_was_published_and_when_when_recorded_then_the_reason_says_wh
     assert (answer.outcome, answer.reason) == (recorded, reason)
 
 
-def test_given_a_turn_when_asked_for_its_next_event_then_they_come_in_order_and_none_is_past(in_flight, runner):
+def test_given_a_turn_when_asked_for_its_next_event_then_they_come_in_order_and_none_is_past(
+    in_flight, runner
+):
     in_flight.started(runner, 0, 0, 20.0, 10.0)
     events, now_ns = [], 0
     while now_ns < LEAVE_NS:
@@ -107,13 +131,17 @@ def test_given_a_turn_when_asked_for_its_next_event_then_they_come_in_order_and_
     assert events == [39 * MS, 46 * MS, LEAVE_NS]
 
 
-def test_given_a_hedge_after_the_turn_when_asked_for_its_next_event_then_leaving_comes_first(in_flight, runner):
+def test_given_a_hedge_after_the_turn_when_asked_for_its_next_event_then_leaving_comes_first(
+    in_flight, runner
+):
     in_flight.started(runner, 0, 0, expected_ms=80.0, backup_ms=10.0)
     assert in_flight.hedge_ns == 80 * MS
     assert in_flight.next_event_ns(47 * MS) == LEAVE_NS
 
 
-def test_given_a_turn_that_begins_after_its_answer_had_to_leave_when_asked_then_it_leaves_at_once(in_flight, runner):
+def test_given_a_turn_that_begins_after_its_answer_had_to_leave_when_asked_then_it_leaves_at_once(
+    in_flight, runner
+):
     """Were the timer set for the hedge, a frame with 0.1 ms left would be answered when its run is overdue."""
     now_ns = LEAVE_NS + MS
     in_flight.started(runner, 0, now_ns, expected_ms=20.0, backup_ms=10.0)

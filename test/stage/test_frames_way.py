@@ -14,7 +14,9 @@ PARTS = re.findall(r"`(\w+/\w+\.py)`\s+\(((?:`[\w.]+`(?:, )?\s*)+)", WAY)
 
 
 @pytest.mark.parametrize(("file", "names"), PARTS)
-def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_functions_that_the_page_names(file, names):
+def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_functions_that_the_page_names(
+    file, names
+):
     code = (ROOT / "torchperf_ros" / file).read_text(encoding="utf-8")
     for name in re.findall(r"`([\w.]+)`", names):
         owner, _, function = name.rpartition(".")
@@ -24,7 +26,10 @@ def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_function
 
 def test_given_the_page_when_it_says_how_large_messages_are_then_they_are():
     assert [file for file, _ in PARTS] == [
-        "stage/stage_actor.py", "stage/dispatcher.py", "model/session.py", "model/tier.py"
-    ]  # fmt: skip
+        "stage/stage_actor.py",
+        "stage/dispatcher.py",
+        "model/session.py",
+        "model/tier.py",
+    ]
     assert f"{len(Request(RUN, 0, 0, 0, 0).pack())}-byte request" in PAGE
     assert f"{len(Response(0, 0, 0, 0, 0, 0, 0, 0).pack())}-byte response" in PAGE

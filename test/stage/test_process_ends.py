@@ -20,7 +20,9 @@ _libc.ptrace.argtypes, _libc.ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
 
 @contextlib.contextmanager
 def that_does_not_end(pid):
-    """Have the kernel stop a process on its way out, for whoever traces it: SIGKILL does not end it meanwhile.
+    """Have the kernel stop a process on its way out, for whoever traces it.
+
+    SIGKILL does not end it meanwhile.
 
     That is how one looks from outside that sleeps in a driver, where no signal reaches it.
     """
@@ -52,9 +54,13 @@ def test_given_any_way_to_end_when_reaped_then_its_name_is_of_what_the_process_d
     assert how_it_ended(os.waitstatus_to_exitcode(core_dumped)) == "signal SIGSEGV"
 
 
-def test_given_signals_of_every_kind_when_they_end_a_worker_then_it_is_buried_once_and_replaced(start_own_stage):
+def test_given_signals_of_every_kind_when_they_end_a_worker_then_it_is_buried_once_and_replaced(
+    start_own_stage,
+):
     stage = start_own_stage(backup="none")
-    for count, number in enumerate((signal.SIGRTMIN + 1, signal.SIGRTMAX - 1, signal.SIGRTMAX, signal.SIGALRM), 1):
+    for count, number in enumerate(
+        (signal.SIGRTMIN + 1, signal.SIGRTMAX - 1, signal.SIGRTMAX, signal.SIGALRM), 1
+    ):
         (pid,) = stage.pids
         os.kill(pid, number)
         stage.wait_for(lambda at=count: len(deaths(stage)) >= at, "its death is told")
@@ -75,7 +81,10 @@ def test_given_a_process_that_sigkill_does_not_end_then_it_gives_its_place_up_is
     with that_does_not_end(runner):
         stage.ask({"do": "spin"})
         stage.wait_for(lambda: deaths(stage), "it is given up")
-        assert "has not ended within 0 s of SIGKILL, and its place is given up: hung: " in deaths(stage)[0].message
+        assert (
+            "has not ended within 0 s of SIGKILL, and its place is given up: hung: "
+            in deaths(stage)[0].message
+        )
         stage.wait_for_workers()
         assert runner not in stage.pids
         assert standby in stage.pids
@@ -102,7 +111,7 @@ def test_given_a_process_that_sigkill_does_not_end_when_the_node_stops_then_it_s
 def test_given_a_worker_that_is_traced_when_it_dies_then_its_server_goes_on_serving(start_own_stage):
     """A debugger has it first; until it lets go, nobody else can reap it."""
     stage = start_own_stage(backup="standby")
-    (runner, standby) = stage.pids
+    runner, standby = stage.pids
     assert _libc.ptrace(PTRACE_SEIZE, standby, 0, 0) == 0
     os.kill(standby, signal.SIGKILL)
     stage.wait_for(lambda: deaths(stage), "its death is told")
@@ -117,14 +126,19 @@ def test_given_a_worker_that_is_traced_when_it_dies_then_its_server_goes_on_serv
 def test_given_an_error_in_the_pools_thread_then_it_says_so_and_goes_on(start_own_stage, broken):
     stage = start_own_stage(backup="none")
     pool, (pid,) = stage.actor.pool, stage.pids
-    whole, errors = getattr(pool, broken), [ProtocolError("nonsense"), IndexError("tuple"), ValueError("fd -1")]
+    whole, errors = (
+        getattr(pool, broken),
+        [ProtocolError("nonsense"), IndexError("tuple"), ValueError("fd -1")],
+    )
 
     def break_down(*given):
         errors.append(errors.pop(0))
         raise errors[-1]
 
     setattr(pool, broken, break_down)
-    stage.wait_for(lambda: any("failed:\n" in text and "fd -1" in text for _, text in stage.logs), "it says so")
+    stage.wait_for(
+        lambda: any("failed:\n" in text and "fd -1" in text for _, text in stage.logs), "it says so"
+    )
     with contextlib.suppress(ProcessLookupError):  # it was ended, as it could not be looked after
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: pid not in stage.pids, lambda: "a death is noticed all the same")

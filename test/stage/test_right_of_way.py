@@ -47,7 +47,9 @@ class StageOnPaper:
 
 
 @given(st.lists(st.integers(0, 100), max_size=3), st.integers(0, 100), st.integers(0, 100))
-def test_given_higher_stages_when_a_run_would_end_after_the_first_is_due_then_it_is_blocked(due_ms, now_ms, run_ms):
+def test_given_higher_stages_when_a_run_would_end_after_the_first_is_due_then_it_is_blocked(
+    due_ms, now_ms, run_ms
+):
     higher = [StageOnPaper(f"s{at}", 1, at * MS) for at in due_ms]
     way = RightOfWay(StageOnPaper(), higher, has_own_cores=False)
     blocked = way.blocks(now_ms * MS, float(run_ms))
@@ -159,9 +161,17 @@ def test_given_runs_when_asked_then_the_longest_of_the_last_16_s_counts_and_afte
 
 @pytest.mark.parametrize(
     ("threads", "cores", "device", "blocked"),
-    [(1, 2, "cpu", True), (1, 3, "cpu", False), (1, 3, "cuda:0", True), (0, 64, "cpu", True), (2, 0, "cpu", True)],
+    [
+        (1, 2, "cpu", True),
+        (1, 3, "cpu", False),
+        (1, 3, "cuda:0", True),
+        (0, 64, "cpu", True),
+        (2, 0, "cpu", True),
+    ],
 )
-def test_given_a_core_for_every_thread_when_asked_then_only_stages_on_a_gpu_give_way(threads, cores, device, blocked):
+def test_given_a_core_for_every_thread_when_asked_then_only_stages_on_a_gpu_give_way(
+    threads, cores, device, blocked
+):
     low, high = StageOnPaper(device=device), StageOnPaper("high", 1, 0, device)
     set_right_of_way([high, low], node_config({"worker_threads": threads}, {}), cores)
     assert high.way is None
@@ -170,8 +180,10 @@ def test_given_a_core_for_every_thread_when_asked_then_only_stages_on_a_gpu_give
 
 
 def test_given_priorities_when_set_up_then_workers_of_lower_stages_are_nicer():
-    own = {name: {"adapter": "m:C", "output": name, "priority": value} for name, value in
-           {"a": 2, "b": 0, "c": 2, "d": -3, "e": -9}.items()}  # fmt: skip
+    own = {
+        name: {"adapter": "m:C", "output": name, "priority": value}
+        for name, value in {"a": 2, "b": 0, "c": 2, "d": -3, "e": -9}.items()
+    }
     node = node_config({"stages": list(own)}, own)
     assert [worker_setup(stage, node)["nice"] for stage in node.stages] == [0, 10, 0, 19, 19]
     alone = stage_config("a", own["a"])
@@ -214,13 +226,16 @@ class DueLater(StageOnPaper):
         return NEVER_NS if self.asked <= 2 else now_ns
 
 
-def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_no_backup_begins(start_own_stage):
+def test_given_a_lower_stage_whose_run_fails_when_a_higher_one_has_a_frame_then_no_backup_begins(
+    start_own_stage,
+):
     stage = start_own_stage(priority=-1, backup="standby", fallback=["backup", "hold_last"], tiers=["full"])
     assert stage.ask(x=1.0).outcome is Outcome.ON_TIME
     stage.wait_for_workers()
     for high, budget_ms, fallback in (
-        (DueLater("high", 1), 1000.0, Fallback.HOLD_LAST), (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
-    ):  # fmt: skip
+        (DueLater("high", 1), 1000.0, Fallback.HOLD_LAST),
+        (StageOnPaper("high", 1), 5000.0, Fallback.BACKUP),
+    ):
         stage.reconfigure(budget_ms=budget_ms)
         stage.actor.give_way(RightOfWay(stage.actor, [high], has_own_cores=False))
         answer = stage.ask({"do": "raise", "once": True})
@@ -235,7 +250,11 @@ class FramesOnPaper(StageOnPaper):
     intervals_ns = (0,)
 
     def due_ns(self, now_ns):
-        return now_ns if now_ns < self.busy_until_ns else expected_ns(self.at_ns, min(self.intervals_ns), now_ns)
+        return (
+            now_ns
+            if now_ns < self.busy_until_ns
+            else expected_ns(self.at_ns, min(self.intervals_ns), now_ns)
+        )
 
     def frame(self, draw):
         before_ns, self.at_ns = self.at_ns, self.next_ns
@@ -251,7 +270,10 @@ class FramesOnPaper(StageOnPaper):
 def test_given_runs_that_vary_when_a_lower_stage_begins_what_fits_then_few_higher_frames_find_one_going(
     median_ms, sigma, stalls
 ):
-    """Ten minutes; the lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long."""
+    """Ten minutes.
+
+    The lower stage always has a frame. Its runs are log-normal; a few take 2 to 6 times as long.
+    """
     draw, high = random.Random(median_ms), FramesOnPaper()
     way = RightOfWay(StageOnPaper(), [high], has_own_cores=False)
     now_ns = ends_ns = overlaps = runs = 0

@@ -1,4 +1,7 @@
-"""A stage with scenes and real workers: a scene's tiers and budget count from the frame on that it is chosen for."""
+"""A stage with scenes and real workers.
+
+A scene's tiers and budget count from the frame on that it is chosen for.
+"""
 
 import struct
 import time
@@ -18,17 +21,30 @@ STORE = get_typestore(Stores.ROS2_HUMBLE)
 TIER_OFFSET = 1000.0
 S = 1_000_000_000
 SCENES = {
-    "tiers": ["full", "fast"], "scenes": ["highway", "parking"], "scene_hold_s": 0.1, "budget_ms": 5000.0,
-    "scene.highway.tiers": ["far", "fast"], "scene.highway.min_speed": 22.0, "scene.highway.budget_ms": 4000.0,
-    "scene.parking.tiers": ["round"], "scene.parking.topic": "scene",
-    "options": {"tiers": ["full", "fast", "far", "round"]}, "adapter": "NamesScenes", "situation_timeout_ms": 600_000.0,
-}  # fmt: skip
+    "tiers": ["full", "fast"],
+    "scenes": ["highway", "parking"],
+    "scene_hold_s": 0.1,
+    "budget_ms": 5000.0,
+    "scene.highway.tiers": ["far", "fast"],
+    "scene.highway.min_speed": 22.0,
+    "scene.highway.budget_ms": 4000.0,
+    "scene.parking.tiers": ["round"],
+    "scene.parking.topic": "scene",
+    "options": {"tiers": ["full", "fast", "far", "round"]},
+    "adapter": "NamesScenes",
+    "situation_timeout_ms": 600_000.0,
+}
 
 
 def odometry(speed):
-    """At that speed in m/s straight ahead; a frame name of 3 and no child frame, all other numbers are 0."""
+    """At that speed in m/s straight ahead.
+
+    A frame name of 3 and no child frame, all other numbers are 0.
+    """
     header = bytes(8) + b"\x04\x00\x00\x00map\x00" + b"\x01\x00\x00\x00\x00" + bytes(3)
-    return b"\x00\x01\x00\x00" + header + struct.pack("<85d", *[0.0] * 6, 1.0, *[0.0] * 36, speed, *[0.0] * 41)
+    return (
+        b"\x00\x01\x00\x00" + header + struct.pack("<85d", *[0.0] * 6, 1.0, *[0.0] * 36, speed, *[0.0] * 41)
+    )
 
 
 def word(text):
@@ -51,7 +67,9 @@ def settle(stage):
     time.sleep(0.11)
 
 
-def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers_and_budget_and_nothing_compiles(stage):
+def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers_and_budget_and_nothing_compiles(
+    stage,
+):
     actor = stage.actor
     for index, data, scene, tier, budget_ms in (
         (ODOMETRY, odometry(10.0), 0, 0, 5000.0),
@@ -63,7 +81,11 @@ def test_given_a_speed_and_a_word_when_frames_come_then_each_scene_has_its_tiers
         settle(stage)
         actor.hear(index, data)
         answer = stage.ask()
-        assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, scene, tier), answer.reason
+        assert (answer.outcome, answer.frame.scene, answer.tier) == (
+            Outcome.ON_TIME,
+            scene,
+            tier,
+        ), answer.reason
         assert answer.budget_ms == budget_ms
         assert model_of(stage, answer) == tier
     assert stage.health is Health.NOMINAL  # the best tier of a scene is no lower one
@@ -101,7 +123,9 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     stage.actor.hear(ODOMETRY - 2, word("parking"))
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 0, 0)
-    wait_until(lambda: stage.ask() and stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress)
+    wait_until(
+        lambda: stage.ask() and stage.actor.scenes.ready == {0, 2}, lambda: stage.actor.pool.progress
+    )
     settle(stage)
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene, answer.tier) == (Outcome.ON_TIME, 2, 3)
@@ -113,7 +137,9 @@ def test_given_more_scenes_than_may_be_loaded_when_a_cold_one_holds_then_default
     assert any("parking is not loaded" in text for _, text in stage.logs)
 
 
-def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_before_afterwards(start_own_stage):
+def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_before_afterwards(
+    start_own_stage,
+):
     lines = [
         "drift -> lower_tier",
         "load -> lower_rate",
@@ -161,7 +187,9 @@ def test_given_alerts_with_actions_then_the_stage_works_as_they_say_and_as_befor
     answer = stage.ask()
     assert (answer.outcome, answer.frame.scene) == (Outcome.ON_TIME, 0)
     assert actor.actions.words(now_ns) == ""
-    stage.wait_for(lambda: len([one for one in stage.anomalies if one.name == "tested: action"]) == 10, "its steps")
+    stage.wait_for(
+        lambda: len([one for one in stage.anomalies if one.name == "tested: action"]) == 10, "its steps"
+    )
     stage.settle_accounts()
 
 
@@ -176,8 +204,9 @@ def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_r
     found = [stage.answer(seq) for seq in (first, second)]
     stage.actor.scenes.ready = ready
     assert [(answer.outcome, answer.frame.scene, answer.tier) for answer in found] == [
-        (Outcome.ON_TIME, 2, 3), (Outcome.ON_TIME, 0, 0),
-    ]  # fmt: skip
+        (Outcome.ON_TIME, 2, 3),
+        (Outcome.ON_TIME, 0, 0),
+    ]
     stage.actor.hear(ODOMETRY - 2, word("over"))
 
 
@@ -199,7 +228,9 @@ def test_given_a_worker_that_named_a_scene_when_it_dies_then_the_scene_goes_with
     stage = start_own_stage(backup="none", **SCENES)
     stage.ask({"do": "name", "scene": "parking", "once": False})
     wait_until(lambda: stage.actor.scenes.word == 2, lambda: stage.actor.scenes.word)
-    assert stage.ask({"do": "os_exit"}).frame.scene == 2  # the tiers of that scene may be what ends its workers
+    assert (
+        stage.ask({"do": "os_exit"}).frame.scene == 2
+    )  # the tiers of that scene may be what ends its workers
     wait_until(lambda: stage.actor.pool.restarts, lambda: stage.actor.pool.progress)
     assert stage.actor.scenes.word == -1
     settle(stage)

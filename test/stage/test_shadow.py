@@ -1,4 +1,7 @@
-"""Another version beside the one that serves: it gets the same frames, disturbs none, and takes over between two."""
+"""Another version beside the one that serves.
+
+It gets the same frames, disturbs none, and takes over between two.
+"""
 
 import os
 import re
@@ -74,7 +77,10 @@ def x_of(payload):
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_soon():
-    """A new worker takes a place 0.1 s after it is ready, in place of 2 s: histories are not the point here."""
+    """A new worker takes a place 0.1 s after it is ready, in place of 2 s.
+
+    Histories are not the point here.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchperf_ros.workers.rolling_update._SETTLE_NS", 100_000_000)
         yield
@@ -101,7 +107,12 @@ def test_given_a_shadow_that_fails_or_dies_then_the_stage_serves_on_and_the_pair
     shadow = ready_shadow(stage)
     pid = shadow.pool.workers[0].pid
     answer, pair = ask_both(stage, shadow, {"do": "raise", "only": pid})
-    assert (answer.outcome, pair.outcome, pair.payload, pair.late) == (Outcome.ON_TIME, Outcome.ERROR, None, True)
+    assert (answer.outcome, pair.outcome, pair.payload, pair.late) == (
+        Outcome.ON_TIME,
+        Outcome.ERROR,
+        None,
+        True,
+    )
     answer, pair = ask_both(stage, shadow, {"do": "os_exit", "only": pid})
     assert (answer.outcome, pair.outcome) == (Outcome.ON_TIME, Outcome.CRASHED)
     assert stage.counters.late_results == stage.actor.pool.restarts == 0
@@ -161,14 +172,19 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
     stage.settle_accounts()
 
 
-def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has_its_own_configuration(stage):
+def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has_its_own_configuration(
+    stage,
+):
     own, setup = stage.actor.config, stage.actor.setup
     ready_shadow(stage)
     stage.actor.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     stage.actor.remove_shadow()
     stage.actor.add_shadow("base", own, {}, setup)
-    assert (stage.actor.shadow.pool.config.adapter, stage.actor.config.adapter) == (own.adapter, f"{ADAPTERS}:Shifted")
+    assert (stage.actor.shadow.pool.config.adapter, stage.actor.config.adapter) == (
+        own.adapter,
+        f"{ADAPTERS}:Shifted",
+    )
     wait_until(lambda: stage.actor.shadow.pool.ready, lambda: stage.actor.shadow.pool.progress)
     stage.actor.exchange()
     wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
@@ -176,7 +192,9 @@ def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has
     assert x_of(stage.ask(x=3.0).payload) % 1 == 0
 
 
-def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_version_that_has_them(stage):
+def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_version_that_has_them(
+    stage,
+):
     shadow = ready_shadow(stage)
     trial = Trial(stage.actor, "new")
     stage.ask({"do": "os_exit"})  # of the version that is to be replaced
@@ -214,12 +232,16 @@ def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it
     os.kill(stage.pids[0], signal.SIGSTOP)
     seq, _ = stage.offer()
     stage.actor.exchange()
-    shadow.pool.policies[0].died = lambda *_, **__: 1 << 62  # when the next is started: not before the test wants it
+    shadow.pool.policies[0].died = lambda *_, **__: (
+        1 << 62
+    )  # when the next is started: not before the test wants it
     os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
     wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
     os.kill(stage.pids[0], signal.SIGCONT)
     stage.answer(seq)
-    stage.wait_for(lambda: any("does not begin to serve" in one.message for one in stage.anomalies), "it says so")
+    stage.wait_for(
+        lambda: any("does not begin to serve" in one.message for one in stage.anomalies), "it says so"
+    )
     assert (stage.actor.version, stage.actor.exchanges) == ("base", False)
     assert stage.ask().outcome is Outcome.ON_TIME
     shadow.pool._start_at_ns[0] = 0
@@ -254,7 +276,9 @@ def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_t
     wait_until(runs_a_frame, lambda: "the shadow runs frames")
 
 
-def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_too_before_it_serves(start_own_stage):
+def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_too_before_it_serves(
+    start_own_stage,
+):
     stage = start_own_stage(backup="standby")
     shadow = ready_shadow(stage)
     assert (len(shadow.pool.workers), shadow.ready) == (1, False)
@@ -285,11 +309,16 @@ def test_given_a_version_that_had_to_serve_at_once_when_promoted_then_it_gets_it
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"adapter": "adapters_under_test:GivesPoints"}, "it publishes geometry_msgs/msg/PointStamped, the version"),
+        (
+            {"adapter": "adapters_under_test:GivesPoints"},
+            "it publishes geometry_msgs/msg/PointStamped, the version",
+        ),
         ({"adapter": "adapters_under_test:NoSuchClass"}, "its workers keep dying"),
     ],
 )
-def test_given_a_version_that_cannot_stand_beside_then_it_is_refused_and_the_stage_serves_on(stage, given, why):
+def test_given_a_version_that_cannot_stand_beside_then_it_is_refused_and_the_stage_serves_on(
+    stage, given, why
+):
     shadow = add_shadow(stage, **given)
     wait_until(lambda: shadow.refused, lambda: shadow.pool.progress)
     assert why in shadow.refused
@@ -310,13 +339,17 @@ def test_given_a_version_that_cannot_stand_beside_then_it_is_refused_and_the_sta
         ({"engine": "warp"}, "parameter tested.engine: 'warp' is not allowed"),
     ],
 )
-def test_given_a_candidate_that_changes_nothing_or_what_it_may_not_then_the_error_says_what_it_may(given, why):
+def test_given_a_candidate_that_changes_nothing_or_what_it_may_not_then_the_error_says_what_it_may(
+    given, why
+):
     values = {"adapter": "module:Class", "output": "path"}
     with pytest.raises(ConfigError, match=why):
         candidate_of("new", given, "tested", values, "candidate new.yaml")
 
 
-def test_given_less_memory_than_a_worker_has_when_asked_for_room_then_the_pool_says_what_is_missing(stage, monkeypatch):
+def test_given_less_memory_than_a_worker_has_when_asked_for_room_then_the_pool_says_what_is_missing(
+    stage, monkeypatch
+):
     assert stage.actor.pool.why_no_room() == ""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1 << 20))
     why = stage.actor.pool.why_no_room()
@@ -349,7 +382,9 @@ def test_given_a_frame_while_the_shadow_runs_then_it_stands_still_until_the_answ
     with stage.running(only=worker.pid) as (first, _):
         wait_until(lambda: runs(stage, shadow), lambda: "the shadow's run")
         with stage.running(only=stage.pids[0]) as (second, _):
-            wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, lambda: "a stop")
+            wait_until(
+                lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, lambda: "a stop"
+            )
             later = stage.offer({"do": "sleep", "ms": 1200, "only": stage.pids[0]})[0]
             time.sleep(1.0)  # with the later frame it stands still for longer than `hang_ms`
         stage.answer(second)
@@ -362,7 +397,9 @@ def test_given_a_frame_while_the_shadow_runs_then_it_stands_still_until_the_answ
     assert ask_both(stage, shadow)[1].timed
 
 
-def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shadow_has_skipped_that_frame(stage):
+def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shadow_has_skipped_that_frame(
+    stage,
+):
     shadow = ready_shadow(stage)
     pid, skipped = shadow.pool.workers[0].pid, shadow.skipped
     stage.ask({"do": "sleep", "ms": 300, "only": pid})
@@ -371,7 +408,9 @@ def test_given_frames_without_a_pause_when_the_ring_has_gone_round_then_the_shad
     wait_until(lambda: shadow.skipped > skipped, lambda: "a skipped frame")
 
 
-def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_after_an_exchange(start_own_stage):
+def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_after_an_exchange(
+    start_own_stage,
+):
     stage = start_own_stage(backup="standby")
     shadow = ready_shadow(stage)
     stage.reconfigure(hang_ms=12_345.0, budget_ms=4321.0)
@@ -416,7 +455,10 @@ def test_given_a_stale_frame_when_answered_then_it_is_no_pair_and_the_shadow_obs
 def test_given_a_budget_that_had_partly_passed_when_paired_then_the_shadow_has_the_time_to_the_deadline(
     make_answer, lateness_ms, late
 ):
-    """Both took 20 ms of a budget of 50, and the shadow would take 10 ms more; the second had 25 ms to its deadline."""
+    """Both took 20 ms of a budget of 50, and the shadow would take 10 ms more.
+
+    The second had 25 ms to its deadline.
+    """
     answer = make_answer(total_ms=20.0, lateness_ms=lateness_ms)
     answer.steps = StepTimes(1.0, 1.0, 7.0, 1.0)
     assert Pair(answer, Outcome.ON_TIME, 20.0, b"x", b"x").late is late

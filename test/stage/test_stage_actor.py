@@ -62,7 +62,11 @@ def test_given_a_good_frame_when_offered_then_its_own_result_is_published_and_re
     [
         ({"do": "nan"}, Outcome.INVALID, ["1 of 1 values that are NaN or Inf"]),
         ({"do": "wrong_shape"}, Outcome.INVALID, ["(2,)", "(1,)"]),  # another one than when calibrated
-        ({"do": "raise"}, Outcome.ERROR, ["RuntimeError: the model has had enough", "adapters_under_test.py"]),
+        (
+            {"do": "raise"},
+            Outcome.ERROR,
+            ["RuntimeError: the model has had enough", "adapters_under_test.py"],
+        ),
         ({"do": "exit"}, Outcome.ERROR, []),
         ({"do": "keyboard_interrupt"}, Outcome.ERROR, []),
         ({"do": "recursion"}, Outcome.ERROR, []),
@@ -129,23 +133,31 @@ def test_given_nothing_from_the_stage_before_when_offered_then_it_is_bad_input_w
     assert answer.frame.origin is upstream.origin
 
 
-def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts_from_when_it_was_due(stage):
+def test_given_an_output_of_the_stage_before_when_offered_then_the_budget_counts_from_when_it_was_due(
+    stage,
+):
     due_ns = time.monotonic_ns() - 500_000_000
     upstream = Frame(5, b"", 0, 0.0, due_ns - 1, due_ns, Origin(7, 3.0))
     answer = stage.answer(stage.offer(upstream=upstream)[0])
     assert answer.frame.deadline_ns == due_ns + 5_000_000_000
 
 
-def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(stage):
+def test_given_a_model_that_prints_when_offered_then_it_is_logged_with_stage_and_pid_and_the_frame_is_good(
+    stage,
+):
     answer = stage.ask({"do": "print"})
     assert answer.outcome is Outcome.ON_TIME
     for text in ("said on stdout", "said on stderr"):
-        stage.wait_for(lambda text=text: any(text in logged for _, logged in stage.logs), f"{text!r} is logged")
+        stage.wait_for(
+            lambda text=text: any(text in logged for _, logged in stage.logs), f"{text!r} is logged"
+        )
         (logged,) = [logged for _, logged in stage.logs if text in logged]
         assert any(f"tested worker {number} (pid {pid})" in logged for number, pid in enumerate(stage.pids))
 
 
-def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_late_result_is_only_held(stage):
+def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_late_result_is_only_held(
+    stage,
+):
     good = stage.ask()
     stage.reconfigure(budget_ms=300.0)
     late = stage.counters.late_results
@@ -165,9 +177,13 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
     assert path_stamp_ns(stage.payload(held)) == stamp_ns
 
 
-def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backups_on_the_last_tier(stage, monkeypatch):
+def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backups_on_the_last_tier(
+    stage, monkeypatch
+):
     monkeypatch.setattr(stage.actor._dispatcher.hedge_rule, "allowed", True)
-    monkeypatch.setattr("torchperf_ros.stage.frame_in_flight._HEDGE_MARGIN_NS", 300_000_000)  # on a busy machine, too
+    monkeypatch.setattr(
+        "torchperf_ros.stage.frame_in_flight._HEDGE_MARGIN_NS", 300_000_000
+    )  # on a busy machine, too
     for _ in range(150):  # the ladder forgets the stalls of earlier tests
         stage.ask()
     stage.wait_for_workers()
@@ -191,7 +207,9 @@ def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_th
     assert stage.counters.backups == backups
 
 
-def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_for_hedges(stage, monkeypatch):
+def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_for_hedges(
+    stage, monkeypatch
+):
     rule = HedgeRule()  # what earlier tests have proven is not this one's
     monkeypatch.setattr(stage.actor._dispatcher, "hedge_rule", rule)
     stage.reconfigure(budget_ms=600.0)
@@ -206,7 +224,9 @@ def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_fo
     assert rule.slow_retrials == 0
 
 
-def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(stage):
+def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_the_answer_is_its_result(
+    stage,
+):
     """The other one is still busy with an earlier frame that came too late."""
     stage.reconfigure(budget_ms=300.0)
     assert stage.ask({"do": "sleep", "ms": 700}).outcome is Outcome.LATE
@@ -215,7 +235,9 @@ def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_th
     assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.BACKUP)
 
 
-def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(stage, monkeypatch):
+def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(
+    stage, monkeypatch
+):
     monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 0)
     seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
     assert stage.answer(seq).outcome is Outcome.BAD_INPUT
@@ -227,7 +249,9 @@ def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_no
     assert stage.counters.rehearsals == rehearsals + 1
 
 
-def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_take_the_ladder_up(start_own_stage):
+def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_take_the_ladder_up(
+    start_own_stage,
+):
     stage = start_own_stage(backup="standby")
     ladder = stage.actor.ladder
     ladder.calibrate([Calibration(6000.0, 9000.0), Calibration(0.0, 0.0)])
@@ -242,7 +266,9 @@ def test_given_a_calibration_that_was_disturbed_when_frames_go_on_then_probes_ta
     assert stage.counters.probes == 3
 
 
-def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_left_alone_for_a_while(stage):
+def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_left_alone_for_a_while(
+    stage,
+):
     ladder = stage.actor.ladder
     ladder.left_out = 1
     stage.ask()
@@ -276,9 +302,13 @@ def test_given_an_idle_stage_when_a_trigger_is_about_to_be_taken_then_the_worker
 ):
     events = []
     expect, run = WorkerProcess.expect, WorkerProcess.run
-    monkeypatch.setattr(WorkerProcess, "expect", lambda worker: (events.append(("expect", worker)), expect(worker)))
     monkeypatch.setattr(
-        WorkerProcess, "run", lambda worker, *of, **how: (events.append(("run", worker)), run(worker, *of, **how))[1]
+        WorkerProcess, "expect", lambda worker: (events.append(("expect", worker)), expect(worker))
+    )
+    monkeypatch.setattr(
+        WorkerProcess,
+        "run",
+        lambda worker, *of, **how: (events.append(("run", worker)), run(worker, *of, **how))[1],
     )
     stage.ask()
     stage.wait_for_workers()
@@ -297,7 +327,9 @@ def test_given_a_model_that_holds_the_interpreter_when_offered_then_the_node_ans
     assert answer.fallback is Fallback.HOLD_LAST
 
 
-def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(stage):
+def test_given_a_busy_stage_when_frames_arrive_then_only_the_newest_waits_and_the_others_are_superseded(
+    stage,
+):
     superseded = stage.actor.mailbox.superseded
     with stage.running(once=False) as (first, _):
         waiting = [stage.offer()[0] for _ in range(4)]
@@ -327,17 +359,24 @@ def test_given_a_frame_older_than_its_budget_when_offered_then_the_fallback_answ
     assert (answer.outcome, answer.fallback, answer.frame.stale) == (Outcome.LATE, Fallback.HOLD_LAST, True)
     assert answer.lateness_ms >= 2000.0
     assert answer.reason.startswith("stale: 300")
-    assert "by its stamp when it was received (the camera's latency, or its host's clock is behind" in answer.reason
+    assert (
+        "by its stamp when it was received (the camera's latency, or its host's clock is behind"
+        in answer.reason
+    )
     assert stamp_of(stage, answer) == held.frame.stamp_ns
     alert = stage.alert(answer)
     assert alert.name == "tested: stale"
-    assert alert.message.startswith(f"{answer.reason.removeprefix('stale: ')}; frame {held.frame.seq} before it was ")
+    assert alert.message.startswith(
+        f"{answer.reason.removeprefix('stale: ')}; frame {held.frame.seq} before it was "
+    )
     assert float(alert.values["age_ms"]) >= 3000.0
     assert stage.counters.stale == before + 1
     assert stage.actor.mailbox.waiting is None
 
 
-def test_given_frames_that_are_all_stale_when_answered_then_each_is_held_one_frame_old_and_histories_go_on(stage):
+def test_given_frames_that_are_all_stale_when_answered_then_each_is_held_one_frame_old_and_histories_go_on(
+    stage,
+):
     """The worker runs them all the same, so the outputs go on; the standby observes them as any others."""
     stage.reconfigure(budget_from="stamp", budget_ms=1000.0)
     stamps, retrials = [], stage.actor.hedge_rule.retrials
@@ -357,14 +396,20 @@ def test_given_frames_that_are_all_stale_when_answered_then_each_is_held_one_fra
     assert stage.actor.hedge_rule.retrials == retrials  # that they were late is nobody's fault here
 
 
-def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_the_first_has_nothing(start_own_stage):
+def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_the_first_has_nothing(
+    start_own_stage,
+):
     stage = start_own_stage(backup="none", adapter="Plain", budget_from="stamp", budget_ms=1000.0)
     answers = []
     for _ in range(3):
         late_results = stage.counters.late_results
         answers.append(stale(stage, 3000.0)[0])
         wait_until(lambda: stage.counters.late_results > late_results, lambda: "it was run")  # noqa: B023
-    assert [answer.fallback for answer in answers] == [Fallback.NONE, Fallback.HOLD_LAST, Fallback.HOLD_LAST]
+    assert [answer.fallback for answer in answers] == [
+        Fallback.NONE,
+        Fallback.HOLD_LAST,
+        Fallback.HOLD_LAST,
+    ]
     assert {answer.outcome for answer in answers} == {Outcome.LATE}
     assert "; no frame was younger; compare the clocks of both hosts" in stage.alert(answers[-1]).message
     assert (stage.counters.answered, stage.counters.unanswered, stage.counters.stale) == (2, 1, 3)
@@ -372,9 +417,9 @@ def test_given_a_stage_that_has_no_output_yet_when_a_frame_is_stale_then_only_th
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "is_stale"), [(-30.0, False), (-1.0, False), (0.0, False), (1001.0, True), (9000.0, True),
-                             (20_000.0, False)],
-)  # fmt: skip
+    ("age_ms", "is_stale"),
+    [(-30.0, False), (-1.0, False), (0.0, False), (1001.0, True), (9000.0, True), (20_000.0, False)],
+)
 def test_given_any_age_when_the_budget_counts_from_the_stamp_then_only_a_usable_one_makes_a_frame_stale(
     stage, age_ms, is_stale
 ):
@@ -400,7 +445,9 @@ def test_given_an_offset_that_drifts_across_the_budget_when_offered_then_every_f
         stage.wait_for_workers()
 
 
-def test_given_a_frame_that_waits_longer_than_its_budget_when_its_turn_comes_then_it_is_stale_by_waiting(stage):
+def test_given_a_frame_that_waits_longer_than_its_budget_when_its_turn_comes_then_it_is_stale_by_waiting(
+    stage,
+):
     first, _ = stage.offer({"do": "sleep", "ms": 300, "once": False})
     stage.reconfigure(budget_ms=50.0)
     second, _ = stage.offer()
@@ -446,7 +493,9 @@ def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twic
     stage, monkeypatch
 ):
     """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
-    monkeypatch.setattr(stage.actor._dispatcher, "hedge_rule", HedgeRule())  # what was late before proves nothing here
+    monkeypatch.setattr(
+        stage.actor._dispatcher, "hedge_rule", HedgeRule()
+    )  # what was late before proves nothing here
     since_ns = time.time_ns()
     gaps = {pid: len(stage.notes("missed", pid)) for pid in stage.pids}
     started = []
@@ -472,7 +521,9 @@ def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twic
     assert sorted(stage.notes("missed", pid)[gaps[pid] :] for pid in stage.pids) == [[], [1]]
 
 
-def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_logged_and_the_frame_is_good(stage):
+def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_logged_and_the_frame_is_good(
+    stage,
+):
     runner = stage.actor._dispatcher._preferred
     (standby,) = set(stage.pids) - {runner.pid}
     seq, _ = stage.offer({"do": "raise", "where": "observe", "only": standby})
@@ -576,10 +627,13 @@ def test_given_nothing_to_fall_back_on_when_every_worker_fails_then_only_the_nex
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
-        ("sigkill", "signal SIGKILL"), ("sigsegv", "signal SIGSEGV"), ("os_exit", "exit status 3"),
-        ("close_sockets", "exit"), ("close_frames", "it closed its socket and did not exit"),
+        ("sigkill", "signal SIGKILL"),
+        ("sigsegv", "signal SIGSEGV"),
+        ("os_exit", "exit status 3"),
+        ("close_sockets", "exit"),
+        ("close_frames", "it closed its socket and did not exit"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("where", ["preprocess", "observe"])
 def test_given_a_frame_that_ends_whoever_runs_it_when_offered_then_it_costs_one_worker_and_the_next_frame_is_fresh(
     stage, kind, how, where
@@ -590,17 +644,26 @@ def test_given_a_frame_that_ends_whoever_runs_it_when_offered_then_it_costs_one_
     assert (answer.outcome, answer.fallback) == (Outcome.CRASHED, Fallback.HOLD_LAST)
     following = stage.ask()
     assert (following.outcome, following.fallback) == (Outcome.ON_TIME, None)
-    stage.wait_for(lambda: any("ended by" in text and how in text for _, text in stage.logs), f"{how} is logged")
+    stage.wait_for(
+        lambda: any("ended by" in text and how in text for _, text in stage.logs), f"{how} is logged"
+    )
     stage.wait_for_workers()
     assert stage.actor.pool.restarts == restarts + 1
     assert len(set(stage.pids) - set(before)) == 1
-    assert sum(stage.notes(f"{where}d" if where == "observe" else "preprocessed", pid).count(stamp_ns)
-               for pid in {*before, *stage.pids}) == 1  # fmt: skip
+    assert (
+        sum(
+            stage.notes(f"{where}d" if where == "observe" else "preprocessed", pid).count(stamp_ns)
+            for pid in {*before, *stage.pids}
+        )
+        == 1
+    )
     assert any(anomaly.name == "tested: worker died" for anomaly in stage.anomalies)
 
 
 def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_replaced(stage):
-    standby = next(worker for worker in stage.actor.pool.workers if worker is not stage.actor._dispatcher._preferred)
+    standby = next(
+        worker for worker in stage.actor.pool.workers if worker is not stage.actor._dispatcher._preferred
+    )
     os.kill(standby.pid, signal.SIGKILL)
     for _ in range(5):
         assert stage.ask().outcome is Outcome.ON_TIME
@@ -616,7 +679,9 @@ def test_given_a_model_that_never_returns_when_it_is_past_hang_ms_then_it_is_kil
     answer = stage.ask({"do": "spin"})
     assert answer.outcome is Outcome.LATE
     said = f"ms on frame {answer.frame.seq}, hang_ms is 2000"
-    stage.wait_for(lambda: any("hung: " in text and said in text for _, text in stage.logs), "the hang is logged")
+    stage.wait_for(
+        lambda: any("hung: " in text and said in text for _, text in stage.logs), "the hang is logged"
+    )
     stage.reconfigure()
     assert stage.ask().outcome is Outcome.ON_TIME
     stage.wait_for_workers()

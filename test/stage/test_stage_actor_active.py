@@ -16,7 +16,9 @@ LAST_TIER_OFFSET = 1000.0
 
 
 def text(length):
-    data = bytes(STORE.serialize_cdr(STORE.types["std_msgs/msg/String"]("y" * (length - 9)), "std_msgs/msg/String"))
+    data = bytes(
+        STORE.serialize_cdr(STORE.types["std_msgs/msg/String"]("y" * (length - 9)), "std_msgs/msg/String")
+    )
     assert len(data) == length
     return data
 
@@ -52,7 +54,9 @@ def test_given_a_runner_that_fails_when_the_backup_ran_as_well_then_its_last_tie
 def test_given_a_runner_that_is_late_when_the_deadline_comes_then_the_backups_result_is_published(stage):
     stage.wait_for_workers()
     stage.reconfigure(budget_ms=1500.0)
-    runner = int(stage.payload(stage.ask()).header.frame_id)  # who gave the last result is asked first again
+    runner = int(
+        stage.payload(stage.ask()).header.frame_id
+    )  # who gave the last result is asked first again
     stage.wait_for_workers()
     answer = stage.ask({"do": "sleep", "ms": 2200, "only": runner}, x=3.0)
     stage.reconfigure()
@@ -67,7 +71,9 @@ def test_given_other_inputs_that_are_too_large_when_received_then_they_are_refus
     assert stage.counters.refused_inputs == refused + 1
 
 
-def test_given_inputs_that_are_each_as_large_as_allowed_when_a_frame_comes_then_it_and_the_next_are_answered(stage):
+def test_given_inputs_that_are_each_as_large_as_allowed_when_a_frame_comes_then_it_and_the_next_are_answered(
+    stage,
+):
     stage.wait_for_workers()
     for index in (1, 2, 3):
         stage.actor.offer_latest(index, text(4096), 0)
@@ -97,10 +103,22 @@ def test_given_another_input_that_stopped_when_frames_come_then_its_age_grows_on
 @pytest.mark.parametrize(
     ("frame_stamp_ns", "frame_age_ms", "stamp_ns", "age_ms", "wanted_ms"),
     [
-        (9_000_000_000, 1000.0, 8_000_000_000, 5.0, 2000.0),  # ROS time is at 10 s, however fast it ran meanwhile
+        (
+            9_000_000_000,
+            1000.0,
+            8_000_000_000,
+            5.0,
+            2000.0,
+        ),  # ROS time is at 10 s, however fast it ran meanwhile
         (0, math.nan, 8_000_000_000, 5.0, 605.0),  # the trigger does not tell it
         (9_000_000_000, 1000.0, 0, math.nan, math.nan),
-        (9_000_000_000, 1000.0, 8_000_000_000, math.nan, 2000.0),  # there was no ROS time yet at its receipt
+        (
+            9_000_000_000,
+            1000.0,
+            8_000_000_000,
+            math.nan,
+            2000.0,
+        ),  # there was no ROS time yet at its receipt
     ],
 )
 def test_given_another_input_when_a_frame_comes_600_ms_later_then_its_age_is_that_at_the_frames_receipt(

@@ -34,7 +34,9 @@ def test_given_an_adapter_without_histories_when_described_then_it_is_not_asked_
     assert stage.notes("observed", pid) == []
 
 
-def test_given_a_stage_that_is_free_when_a_trigger_is_put_into_its_slot_then_it_is_answered_from_there(stage):
+def test_given_a_stage_that_is_free_when_a_trigger_is_put_into_its_slot_then_it_is_answered_from_there(
+    stage,
+):
     wait_until(lambda: stage.actor.slot() is not None, lambda: "it is free, and knows how long records are")
     slot, stamp_ns = stage.actor.slot(), time.time_ns()
     data = trigger(stamp_ns, None, 0.25)
@@ -61,7 +63,11 @@ def test_given_a_crash_when_nobody_takes_over_then_frames_are_held_until_the_wor
     assert (crashed.outcome, crashed.fallback) == (Outcome.CRASHED, Fallback.HOLD_LAST)
     stage.reconfigure(budget_ms=20.0)
     starting = stage.ask()
-    assert (starting.outcome, starting.fallback, starting.tier) == (Outcome.STARTING, Fallback.HOLD_LAST, -1)
+    assert (starting.outcome, starting.fallback, starting.tier) == (
+        Outcome.STARTING,
+        Fallback.HOLD_LAST,
+        -1,
+    )
     assert starting.reason.startswith("worker 0 ")
     assert stage.payload(starting).header.stamp == stage.payload(good).header.stamp
     stage.wait_for_workers()
@@ -71,7 +77,9 @@ def test_given_a_crash_when_nobody_takes_over_then_frames_are_held_until_the_wor
 
 def test_given_a_hang_when_its_frame_is_due_later_then_the_frame_is_answered_as_hung(stage):
     seq, _ = stage.offer({"do": "spin"})
-    stage.reconfigure(budget_ms=400.0, hang_ms=500.0)  # both shorter while the frame runs, which keeps its deadline
+    stage.reconfigure(
+        budget_ms=400.0, hang_ms=500.0
+    )  # both shorter while the frame runs, which keeps its deadline
     answer = stage.answer(seq)
     assert (answer.outcome, answer.fallback) == (Outcome.HUNG, Fallback.HOLD_LAST)
     assert answer.reason.startswith("hung: ")
@@ -80,7 +88,9 @@ def test_given_a_hang_when_its_frame_is_due_later_then_the_frame_is_answered_as_
 
 
 def test_given_a_hang_when_frames_go_on_coming_then_each_has_its_answer_and_the_worker_is_replaced(stage):
-    stage.reconfigure(budget_ms=200.0, hang_ms=2500.0)  # a busy machine answers both before the worker is killed
+    stage.reconfigure(
+        budget_ms=200.0, hang_ms=2500.0
+    )  # a busy machine answers both before the worker is killed
     (before,) = stage.pids
     first = stage.ask({"do": "spin"})
     assert first.outcome is Outcome.LATE
@@ -106,7 +116,9 @@ def test_given_an_error_of_ours_then_it_is_lost_and_its_result_counts_as_late(st
         with stage.running():
             with stage.actor._lock:
                 stage.actor._waiter.wake()
-            stage.wait_for(lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said")
+            stage.wait_for(
+                lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said"
+            )
     wait_until(lambda: stage.counters.late_results == 1, lambda: "its result is late")
     assert stage.counters.internal_errors == 1
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -121,7 +133,9 @@ def test_given_an_error_of_ours_then_that_one_is_answered_without_a_third(start_
             raise error
         return decide(*of)
 
-    stage.offer({"do": "sleep", "ms": 8000})  # nothing else wakes the stage before the other frame's deadline
+    stage.offer(
+        {"do": "sleep", "ms": 8000}
+    )  # nothing else wakes the stage before the other frame's deadline
     seq, _ = stage.offer()
     with stage.actor._lock:
         monkeypatch.setattr(stage.actor, "_decide", fail_once)
@@ -142,7 +156,9 @@ def test_given_an_error_of_ours_when_a_frame_is_begun_then_the_receiver_goes_on_
     assert answer.reason.startswith("an error in the node: ZeroDivisionError: division by zero")
     assert answer.payload == good.payload
     assert errors() == 1
-    stage.wait_for(lambda: any("hand a frame over:\nTraceback" in text for _, text in stage.logs), "it is said")
+    stage.wait_for(
+        lambda: any("hand a frame over:\nTraceback" in text for _, text in stage.logs), "it is said"
+    )
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
@@ -168,11 +184,15 @@ def test_given_a_frame_that_waits_for_its_worker_when_that_is_ready_in_time_then
     assert (answer.outcome, answer.fallback) == (Outcome.ON_TIME, None)
 
 
-def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_safely_and_recovers_by_steps(stage):
+def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_safely_and_recovers_by_steps(
+    stage,
+):
     for _ in range(5):
         stage.ask({"do": "raise", "once": False})
     assert stage.health is Health.SAFE_STOP
-    serious = lambda: any(each.level == 2 and each.name == "tested: model error" for each in stage.anomalies)  # noqa: E731
+    serious = lambda: any(  # noqa: E731
+        each.level == 2 and each.name == "tested: model error" for each in stage.anomalies
+    )
     stage.wait_for(serious, "the sustained misses are told")
     healths = [stage.health for _ in range(200) if stage.ask()]
     assert healths[2] is Health.SAFE_STOP
@@ -180,7 +200,9 @@ def test_given_sustained_misses_when_frames_are_good_again_then_the_stage_stops_
     assert order == [Health.SAFE_STOP, Health.DEGRADED, Health.NOMINAL]
 
 
-def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_and_it_is_told_once(start_own_stage):
+def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_and_it_is_told_once(
+    start_own_stage,
+):
     stage = start_own_stage(adapter="Plain", backup="none")
     assert stage.ask().tier == 0
     for _ in range(3):
@@ -189,7 +211,8 @@ def test_given_memory_that_runs_short_when_frames_come_then_lower_tiers_answer_a
     stage.wait_for(lambda: stage.anomalies, "it is told")
     (told,) = stage.anomalies
     assert told.message.startswith(
-        "memory is short: 80% of the limit is in use, memory_share is 70%; the most is worker 0's; lower tiers run"
+        "memory is short: 80% of the limit is in use, memory_share is 70%; the most is worker 0's; lower"
+        " tiers run"
     )
     with pytest.raises(ConfigError, match="short of memory"):
         stage.actor.pool.rolling_update.swap("full", "new.pt2")

@@ -24,7 +24,11 @@ STORE = get_typestore(Stores.ROS2_HUMBLE)
 TYPES = STORE.types
 ODOMETRY, DETECTIONS = GUARD_ODOMETRY, GUARD_ODOMETRY - 1
 SPEED = 2.0  # of the paths of `adapters_under_test.Controlled`: a metre every 0.5 s
-GUARD = {"guard.act": ["all"], "guard.odometry_timeout_ms": 10_000.0, "guard.obstacles_timeout_ms": 10_000.0}
+GUARD = {
+    "guard.act": ["all"],
+    "guard.odometry_timeout_ms": 10_000.0,
+    "guard.obstacles_timeout_ms": 10_000.0,
+}
 
 
 def stamp(at_ns):
@@ -40,7 +44,9 @@ def pose(x):
 
 def odometry(x, speed=SPEED):
     vector, nothing = TYPES["geometry_msgs/msg/Vector3"], np.zeros(36)
-    twist = TYPES["geometry_msgs/msg/Twist"](linear=vector(x=speed, y=0.0, z=0.0), angular=vector(x=0.0, y=0.0, z=0.0))
+    twist = TYPES["geometry_msgs/msg/Twist"](
+        linear=vector(x=speed, y=0.0, z=0.0), angular=vector(x=0.0, y=0.0, z=0.0)
+    )
     message = TYPES["nav_msgs/msg/Odometry"](
         header=TYPES["std_msgs/msg/Header"](stamp=stamp(time.time_ns()), frame_id="map"),
         child_frame_id="base_link",
@@ -55,18 +61,32 @@ def boxes(*places):
     colour = TYPES["std_msgs/msg/ColorRGBA"](r=0.0, g=0.0, b=0.0, a=1.0)
     markers = [
         TYPES["visualization_msgs/msg/Marker"](
-            header=TYPES["std_msgs/msg/Header"](stamp=stamp(time.time_ns()), frame_id="map"), ns="car", id=number,
-            type=1, action=0, pose=pose(x), scale=TYPES["geometry_msgs/msg/Vector3"](x=1.0, y=1.0, z=1.0),
-            color=colour, lifetime=TYPES["builtin_interfaces/msg/Duration"](sec=0, nanosec=0), frame_locked=False,
-            points=[], colors=[], texture_resource="", uv_coordinates=[], text="", mesh_resource="",
+            header=TYPES["std_msgs/msg/Header"](stamp=stamp(time.time_ns()), frame_id="map"),
+            ns="car",
+            id=number,
+            type=1,
+            action=0,
+            pose=pose(x),
+            scale=TYPES["geometry_msgs/msg/Vector3"](x=1.0, y=1.0, z=1.0),
+            color=colour,
+            lifetime=TYPES["builtin_interfaces/msg/Duration"](sec=0, nanosec=0),
+            frame_locked=False,
+            points=[],
+            colors=[],
+            texture_resource="",
+            uv_coordinates=[],
+            text="",
+            mesh_resource="",
             texture=TYPES["sensor_msgs/msg/CompressedImage"](
-                header=TYPES["std_msgs/msg/Header"](stamp=stamp(0), frame_id=""), format="", data=np.empty(0, np.uint8)
+                header=TYPES["std_msgs/msg/Header"](stamp=stamp(0), frame_id=""),
+                format="",
+                data=np.empty(0, np.uint8),
             ),
             mesh_file=TYPES["visualization_msgs/msg/MeshFile"](filename="", data=np.empty(0, np.uint8)),
             mesh_use_embedded_materials=False,
         )
         for number, x in enumerate(places)
-    ]  # fmt: skip
+    ]
     name = "visualization_msgs/msg/MarkerArray"
     return bytes(STORE.serialize_cdr(TYPES[name](markers=markers), name))
 
@@ -94,7 +114,9 @@ def stage(running):
     return running
 
 
-def test_given_a_guard_that_knows_nothing_when_a_frame_is_answered_then_it_goes_out_unchecked_and_that_is_told(stage):
+def test_given_a_guard_that_knows_nothing_when_a_frame_is_answered_then_it_goes_out_unchecked_and_that_is_told(
+    stage,
+):
     answer = stage.ask()
     assert (answer.outcome, answer.check) == (Outcome.ON_TIME, GuardVerdict.UNCHECKED)
     assert positions(stage, answer) == list(range(11))
@@ -136,10 +158,16 @@ def fresh_guard(**options):
     return StageGuard("planning", guard, StageCounters(), told.append), told
 
 
-def test_given_obstacles_without_stamps_when_the_stage_before_made_them_of_an_old_frame_then_they_are_old(make_frame):
+def test_given_obstacles_without_stamps_when_the_stage_before_made_them_of_an_old_frame_then_they_are_old(
+    make_frame,
+):
     guard, _ = fresh_guard()
     frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)
-    for old_s, verdict in ((0.1, GuardVerdict.ACCEPT), (0.4, GuardVerdict.UNCHECKED), (11.0, GuardVerdict.UNCHECKED)):
+    for old_s, verdict in (
+        (0.1, GuardVerdict.ACCEPT),
+        (0.4, GuardVerdict.UNCHECKED),
+        (11.0, GuardVerdict.UNCHECKED),
+    ):
         guard.take(ODOMETRY, odometry_bytes(), START_NS, 10 * S)
         unstamped = markers_bytes([Box(90.0, 20.0)], stamp_ns=0)
         guard.take(DETECTIONS, unstamped, START_NS - round(old_s * S), 10 * S)
@@ -147,7 +175,9 @@ def test_given_obstacles_without_stamps_when_the_stage_before_made_them_of_an_ol
 
 
 @pytest.mark.parametrize("age_s", [0.06, 0.5, 9.0, 11.0, 60.0])
-def test_given_a_plan_of_an_old_frame_when_checked_then_all_of_its_age_is_in_the_response_time(make_frame, age_s):
+def test_given_a_plan_of_an_old_frame_when_checked_then_all_of_its_age_is_in_the_response_time(
+    make_frame, age_s
+):
     guard, _ = fresh_guard()
     guard.take(ODOMETRY, odometry_bytes(), START_NS, 10 * S)
     guard.take(DETECTIONS, markers_bytes([Box(31.0, 0.0, velocity=(10.0, 0.0))]), START_NS, 10 * S)
@@ -174,7 +204,9 @@ def test_given_a_frame_and_detections_of_long_ago_when_they_agree_then_the_plan_
     assert (found.verdict is GuardVerdict.ACCEPT) == (verdict is GuardVerdict.ACCEPT)
 
 
-def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_alert_and_on_diagnostics(make_frame):
+def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_alert_and_on_diagnostics(
+    make_frame,
+):
     guard, told = fresh_guard()
     frame = make_frame(received_ns=10 * S, stamp_ns=START_NS, age_ms=0.0)
     for _ in range(2):
@@ -183,11 +215,15 @@ def test_given_a_source_in_another_clock_when_a_plan_is_checked_then_that_is_an_
         assert guard.check(straight_plan(), frame, 10 * S, START_NS).verdict is GuardVerdict.ACCEPT
     (alert,) = told
     assert (alert.level, alert.name, alert.once) == (Level.WARN, "planning: clock", True)
-    assert alert.message.startswith("odometry: the clock of its stamps is its own, 1.7e+09 s behind ROS time; its ")
+    assert alert.message.startswith(
+        "odometry: the clock of its stamps is its own, 1.7e+09 s behind ROS time; its "
+    )
     assert guard.refused == {"odometry clock": "its own, 1.7e+09 s behind ROS time"}
 
 
-def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(stage):
+def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(
+    stage,
+):
     shadow = ready_shadow(stage)
     tell(stage)
     _, free = ask_both(stage, shadow)
@@ -210,7 +246,11 @@ def test_given_a_refused_plan_when_the_next_frame_fails_then_the_accepted_one_be
     stage.ask()
     tell(stage)
     held = stage.ask({"do": "raise"})
-    assert (held.outcome, held.fallback, held.check) == (Outcome.ERROR, Fallback.HOLD_LAST, GuardVerdict.ACCEPT)
+    assert (held.outcome, held.fallback, held.check) == (
+        Outcome.ERROR,
+        Fallback.HOLD_LAST,
+        GuardVerdict.ACCEPT,
+    )
     assert held.payload == good.payload
 
 
@@ -218,9 +258,16 @@ def test_given_an_emergency_lane_that_withholds_the_output_when_answered_then_th
     start_own_stage,
 ):
     stage = start_own_stage(backup="none", tiers=["full"])
-    publish, stage.actor._ports.publish = stage.actor._ports.publish, lambda payload: (Fallback.STOP, b"the lane's")
+    publish, stage.actor._ports.publish = (
+        stage.actor._ports.publish,
+        lambda payload: (Fallback.STOP, b"the lane's"),
+    )
     answer = stage.ask()
-    assert (answer.outcome, answer.fallback, answer.payload) == (Outcome.ON_TIME, Fallback.STOP, b"the lane's")
+    assert (answer.outcome, answer.fallback, answer.payload) == (
+        Outcome.ON_TIME,
+        Fallback.STOP,
+        b"the lane's",
+    )
     assert answer.reason == "withheld: the emergency lane is latched"
     stage.actor._ports.publish = lambda payload: (Fallback.NONE, None)
     answer = stage.ask()
@@ -236,7 +283,11 @@ def test_given_nothing_to_publish_when_the_vehicle_moves_then_the_guard_stops_it
     stage = start_own_stage(backup="none", tiers=["full"], fallback=["none"], **GUARD)
     tell(stage)
     answer = stage.ask({"do": "raise"})
-    assert (answer.outcome, answer.fallback, answer.check) == (Outcome.ERROR, Fallback.NONE, GuardVerdict.STOP)
+    assert (answer.outcome, answer.fallback, answer.check) == (
+        Outcome.ERROR,
+        Fallback.NONE,
+        GuardVerdict.STOP,
+    )
     assert positions(stage, answer)[-1] < 1.0
     assert "there is no plan" in answer.reason
     assert (stage.counters.answered, stage.counters.unanswered) == (1, 0)
@@ -260,7 +311,11 @@ def test_given_an_error_in_the_guard_when_frames_are_answered_then_the_stage_s_s
         patch.setattr("torchperf_ros.safety.guard.beyond_limits", lambda *_: 1 / 0)
         stops = [stage.ask(), stage.ask({"do": "raise"}), stage.ask()]
     for answer in stops:
-        assert (answer.outcome, answer.fallback, answer.check) == (Outcome.ERROR, Fallback.STOP, GuardVerdict.STOP)
+        assert (answer.outcome, answer.fallback, answer.check) == (
+            Outcome.ERROR,
+            Fallback.STOP,
+            GuardVerdict.STOP,
+        )
         assert "an error in the guard: ZeroDivisionError" in answer.reason
         assert answer.payload == stops[0].payload == stage.published[-1]
     x = positions(stage, stops[0])
@@ -287,16 +342,22 @@ def test_given_checks_in_shadow_when_a_plan_would_be_refused_then_it_goes_out_an
     monkeypatch.setattr("torchperf_ros.safety.guard.Guard.check", lambda *_: 1 / 0)
     answer = stage.ask()  # what only watches must not stop the vehicle
     assert (answer.outcome, answer.check, positions(stage, answer)) == (
-        Outcome.ERROR, GuardVerdict.ACCEPT, list(range(11)),
-    )  # fmt: skip
+        Outcome.ERROR,
+        GuardVerdict.ACCEPT,
+        list(range(11)),
+    )
 
 
-def test_given_a_guard_on_a_stage_that_publishes_no_path_when_its_inputs_are_asked_for_then_it_is_refused(stage):
+def test_given_a_guard_on_a_stage_that_publishes_no_path_when_its_inputs_are_asked_for_then_it_is_refused(
+    stage,
+):
     described = stage.actor.pool.description
     assert [index for index, _, _ in stage.actor.inputs] == [0, ODOMETRY, DETECTIONS]
     stage.actor.pool.description = replace(described, output="visualization_msgs/msg/MarkerArray")
     try:
-        with pytest.raises(ConfigError, match="tested.guard.act: the stage publishes visualization_msgs/msg/MarkerArr"):
+        with pytest.raises(
+            ConfigError, match="tested.guard.act: the stage publishes visualization_msgs/msg/MarkerArr"
+        ):
             _ = stage.actor.inputs
     finally:
         stage.actor.pool.description = described

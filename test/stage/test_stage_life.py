@@ -58,10 +58,11 @@ def orphan(tmp_path_factory):
             pid = int(node.stdout.readline())
             pidfd = os.pidfd_open(pid)
             found = SimpleNamespace(
-                steps=steps, nice=os.getpriority(os.PRIO_PROCESS, pid),
+                steps=steps,
+                nice=os.getpriority(os.PRIO_PROCESS, pid),
                 cpus=os.sched_getaffinity(pid),
                 policies={os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{pid}/task")},
-            )  # fmt: skip
+            )
         finally:
             node.kill()
     found.gone = bool(select.select([pidfd], [], [], PATIENCE_S)[0])
@@ -81,7 +82,9 @@ def test_given_a_real_time_node_when_it_starts_a_worker_then_no_thread_of_the_wo
     assert orphan.policies == {os.SCHED_OTHER}
 
 
-def test_given_a_node_with_a_nice_of_its_own_when_it_starts_a_worker_then_the_worker_has_the_usual_one(orphan):
+def test_given_a_node_with_a_nice_of_its_own_when_it_starts_a_worker_then_the_worker_has_the_usual_one(
+    orphan,
+):
     if NICE not in orphan.steps:
         pytest.skip("a nice below 0 is not permitted here")
     assert orphan.nice == 0
@@ -100,17 +103,25 @@ def belongings():
     """
     start_base()
     return SimpleNamespace(
-        descriptors=set(os.listdir("/proc/self/fd")), threads={thread.ident for thread in threading.enumerate()},
+        descriptors=set(os.listdir("/proc/self/fd")),
+        threads={thread.ident for thread in threading.enumerate()},
         children={child.pid for child in psutil.Process().children(recursive=True)},
-        maps=sum("torchperf_" in line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()),
-    )  # fmt: skip
+        maps=sum(
+            "torchperf_" in line
+            for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        ),
+    )
 
 
-def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_then_nothing_of_it_is_left(start_own_stage):
+def test_given_a_stage_whose_worker_was_replaced_and_runs_a_frame_then_nothing_of_it_is_left(
+    start_own_stage,
+):
     before = belongings()
     stage = start_own_stage(backup="standby", hang_ms=60_000.0, budget_ms=500.0)
     os.kill(stage.pids[0], signal.SIGKILL)  # nor is anything left of one that died and was replaced
-    stage.wait_for(lambda: any("ended by signal SIGKILL" in text for _, text in stage.logs), "the death is logged")
+    stage.wait_for(
+        lambda: any("ended by signal SIGKILL" in text for _, text in stage.logs), "the death is logged"
+    )
     stage.wait_for_workers()
     stage.ask()
     stage.offer({"do": "spin", "once": False})

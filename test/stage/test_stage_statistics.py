@@ -28,7 +28,9 @@ def answer(statistics, outcome, fallback, *, stale=False):
     one = frame()
     one.stale = stale
     statistics.received(one, stamped=True)
-    return statistics.answered(Answer(one, outcome, fallback, "", 0, 0.0, 1.0, 50.0, 0.0, time.monotonic_ns()))
+    return statistics.answered(
+        Answer(one, outcome, fallback, "", 0, 0.0, 1.0, 50.0, 0.0, time.monotonic_ns())
+    )
 
 
 def state(statistics):
@@ -48,7 +50,9 @@ def test_given_answers_when_noted_then_counters_health_and_anomalies_agree(stati
 
 def test_given_stale_frames_when_noted_then_they_are_answered_count_as_misses_and_have_an_alert(statistics):
     answer(statistics, Outcome.ON_TIME, None)
-    alerts = [answer(statistics, Outcome.LATE, fallback, stale=True) for fallback in (Fallback.HOLD_LAST,) * 3]
+    alerts = [
+        answer(statistics, Outcome.LATE, fallback, stale=True) for fallback in (Fallback.HOLD_LAST,) * 3
+    ]
     assert state(statistics) is Health.SAFE_STOP
     assert (statistics.counters.answered, statistics.counters.stale) == (4, 3)
     assert {alert.name for alert in alerts} == {"perception: stale"}
@@ -58,7 +62,10 @@ def test_given_stale_frames_when_noted_then_they_are_answered_count_as_misses_an
 
 
 def answers_every(ms, comes_every_ms, seconds, statistics, clock):
-    """Frames of a model that takes so long, one after the other, the newest each time; what was told of them."""
+    """Frames of a model that takes so long, one after the other, the newest each time.
+
+    What was told of them.
+    """
     told, superseded, busy_until_ms, waiting = [], 0, 0.0, False
     for number in range(round(seconds * 1000 / comes_every_ms)):
         now_ms = number * comes_every_ms
@@ -76,7 +83,9 @@ def answers_every(ms, comes_every_ms, seconds, statistics, clock):
 
 
 def come(statistics, clock, superseded):
-    return statistics.received(Frame(0, b"", 5, 1.0, clock(), 0, Origin(0, math.nan)), superseded, stamped=True)
+    return statistics.received(
+        Frame(0, b"", 5, 1.0, clock(), 0, Origin(0, math.nan)), superseded, stamped=True
+    )
 
 
 def take(statistics, clock, ms):
@@ -92,7 +101,9 @@ def clocked():
     return made, clock
 
 
-def test_given_a_model_slower_than_its_sensor_when_ten_seconds_have_passed_then_it_is_degraded_and_told(clocked):
+def test_given_a_model_slower_than_its_sensor_when_ten_seconds_have_passed_then_it_is_degraded_and_told(
+    clocked,
+):
     statistics, clock = clocked
     told = answers_every(53.0, 1000 / 60, 30, statistics, clock)
     assert [round(at_s) for at_s, _ in told] == list(range(10, 30))
@@ -122,7 +133,9 @@ def test_given_an_input_that_becomes_slower_when_ten_seconds_have_passed_then_it
     assert statistics.health.state(clock()) is Health.NOMINAL
 
 
-def test_given_a_pause_of_the_input_when_it_comes_back_then_what_was_superseded_before_says_nothing(clocked):
+def test_given_a_pause_of_the_input_when_it_comes_back_then_what_was_superseded_before_says_nothing(
+    clocked,
+):
     statistics, clock = clocked
     assert answers_every(53.0, 1000 / 60, 12, statistics, clock)
     clock.advance_ms(30_000)
@@ -149,7 +162,9 @@ def test_given_a_death_when_another_worker_serves_then_health_is_not_lost(statis
     assert state(statistics) is Health.NOMINAL
 
 
-def test_given_a_death_when_nobody_else_serves_then_the_stage_starts_again_or_stops_safely_if_it_lasts(statistics):
+def test_given_a_death_when_nobody_else_serves_then_the_stage_starts_again_or_stops_safely_if_it_lasts(
+    statistics,
+):
     answer(statistics, Outcome.ON_TIME, None)
     statistics.worker_died("why", 7, 1, lasting=False, alone=True)
     assert state(statistics) is Health.STARTING

@@ -60,7 +60,9 @@ def test_given_both_inputs_when_the_trigger_comes_then_the_frame_runs_at_once(st
     assert stage.actor.sync.inputs[1].skews_ms[-1] == -4.0
 
 
-def test_given_a_frame_that_waits_when_its_input_comes_then_it_is_handed_over_on_the_receiving_thread(stage):
+def test_given_a_frame_that_waits_when_its_input_comes_then_it_is_handed_over_on_the_receiving_thread(
+    stage,
+):
     waited = stage.actor.sync.inputs[1].waited
     seq, stamp_ns = stage.offer(stamp_ns=new_stamp_ns())
     assert_waits(stage)
@@ -143,5 +145,7 @@ def test_given_an_error_in_the_rule_when_a_frame_has_waited_then_it_is_answered_
 
 def test_given_an_input_without_a_header_when_the_inputs_are_asked_for_then_it_is_refused(start_own_stage):
     stage = start_own_stage(adapter="ManyInputs", tiers=["full"], backup="none", sync=["other1 slop 10"])
-    with pytest.raises(ConfigError, match="the message type of other1 does not begin with a std_msgs/Header"):
+    with pytest.raises(
+        ConfigError, match="the message type of other1 does not begin with a std_msgs/Header"
+    ):
         _ = stage.actor.inputs

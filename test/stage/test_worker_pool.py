@@ -24,10 +24,14 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_given_an_error_that_no_restart_mends_then_the_stage_gives_up_at_once_and_says_why(start_own_stage, name):
+def test_given_an_error_that_no_restart_mends_then_the_stage_gives_up_at_once_and_says_why(
+    start_own_stage, name
+):
     values, said = HOPELESS[name]
     stage = start_own_stage(wait=False, forgiving=False, backup="none", budget_ms=50.0, **values)
-    stage.wait_for(lambda: any(a.name == "tested: worker died" for a in stage.anomalies), "the death is told")
+    stage.wait_for(
+        lambda: any(a.name == "tested: worker died" for a in stage.anomalies), "the death is told"
+    )
     pool = stage.actor.pool
     assert pool.gave_up
     assert pool.restarts == 1
@@ -46,7 +50,9 @@ def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_an
     monkeypatch.setattr(pool_module, "_LASTING_DEATHS", 2)
     monkeypatch.setattr(pool_module, "_FIRST_DELAY_NS", 1 << 40)
     monkeypatch.setattr(pool_module, "_LONGEST_DELAY_NS", 1 << 40)
-    stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"at_start": {"init": "raise"}})
+    stage = start_own_stage(
+        wait=False, forgiving=False, backup="none", options={"at_start": {"init": "raise"}}
+    )
 
     def told():
         return [anomaly.level.name for anomaly in stage.anomalies if anomaly.name == "tested: worker died"]
@@ -62,19 +68,27 @@ def test_given_a_worker_that_keeps_dying_when_given_up_then_restarts_were_few_an
     assert stage.pids == []
 
 
-def test_given_a_worker_that_is_not_ready_in_time_then_it_is_killed_and_says_how_far_it_was(start_own_stage):
-    stage = start_own_stage(wait=False, backup="none", start_timeout_s=0.2, options={"at_start": {"init": "spin"}})
+def test_given_a_worker_that_is_not_ready_in_time_then_it_is_killed_and_says_how_far_it_was(
+    start_own_stage,
+):
+    stage = start_own_stage(
+        wait=False, backup="none", start_timeout_s=0.2, options={"at_start": {"init": "spin"}}
+    )
     stage.wait_for(lambda: any("not ready after 0 s (" in text for _, text in stage.logs), "it is killed")
 
 
-def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so_and_leaves_nothing(start_own_stage):
+def test_given_options_that_no_message_holds_when_started_then_the_stage_says_so_and_leaves_nothing(
+    start_own_stage,
+):
     start_base()
     children = {child.pid for child in psutil.Process().children()}
     descriptors = set(os.listdir("/proc/self/fd"))
     stage = start_own_stage(wait=False, forgiving=False, backup="none", options={"labels": ["x" * 70_000]})
     stage.wait_for(lambda: any("at most 65536" in text for _, text in stage.logs), "the log says so")
     assert "at most 65536" in stage.actor.pool.last_error
-    stage.wait_for(lambda: any(one.level.name == "ERROR" for one in stage.anomalies), "the lasting failure is told")
+    stage.wait_for(
+        lambda: any(one.level.name == "ERROR" for one in stage.anomalies), "the lasting failure is told"
+    )
     assert {one.name for one in stage.anomalies} == {"tested: worker died"}
     assert stage.health is Health.SAFE_STOP
     stage.actor.stop()
@@ -101,11 +115,15 @@ def test_given_a_machine_that_cannot_start_a_process_now_when_it_can_again_then_
     assert next(refusals, None) is None
     said = f"worker 0 cannot be started: {type(refusal).__name__}: {refusal}"
     (logged,) = [text for _, text in stage.logs if said in text]
-    assert ("Traceback" in logged) is (not isinstance(refusal, OSError))  # what nobody expects says where it was
+    assert ("Traceback" in logged) is (
+        not isinstance(refusal, OSError)
+    )  # what nobody expects says where it was
     assert [one.level.name for one in stage.anomalies if said in one.message] == ["WARN"]
 
 
-def test_given_a_process_with_more_than_a_thousand_descriptors_then_its_worker_is_looked_after(start_own_stage):
+def test_given_a_process_with_more_than_a_thousand_descriptors_then_its_worker_is_looked_after(
+    start_own_stage,
+):
     many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
         stage = start_own_stage(backup="none")
@@ -116,7 +134,9 @@ def test_given_a_process_with_more_than_a_thousand_descriptors_then_its_worker_i
             os.close(descriptor)
 
 
-def test_given_a_bad_package_on_trial_then_it_is_replaced_and_the_swap_says_why_it_failed(start_own_stage, tmp_path):
+def test_given_a_bad_package_on_trial_then_it_is_replaced_and_the_swap_says_why_it_failed(
+    start_own_stage, tmp_path
+):
     for name in ("broken.pt2", "another.pt2"):
         (tmp_path / name).write_bytes(b"no package")
     stage = start_own_stage(backup="standby", node={"package_dirs": [str(tmp_path)]})
@@ -145,7 +165,9 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
     start_own_stage, monkeypatch
 ):
     """Observations pile up in its socket; when it has to take over, it cannot even be handed the frame."""
-    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)  # a rehearsal would find out, and a kill follow
+    monkeypatch.setattr(
+        dispatcher, "_REHEARSE_AFTER_NS", 1 << 62
+    )  # a rehearsal would find out, and a kill follow
     stage = start_own_stage(backup="standby", hang_ms=60_000.0)  # which it would be killed for
     runner, standby = stage.actor.pool.workers
     os.kill(standby.pid, signal.SIGSTOP)
@@ -156,7 +178,9 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
     assert stage.counters.missed_observations
     stage.reconfigure(hang_ms=5000.0)
     runner.kill("the test needs the standby")
-    stage.wait_for(lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead")
+    stage.wait_for(
+        lambda: any(f"(pid {runner.pid}) ended" in text for _, text in stage.logs), "the runner is dead"
+    )
     stage.ask()
     wait_until(lambda: standby.pid not in stage.pids, lambda: "the standby is replaced")
 
@@ -189,6 +213,8 @@ def test_given_more_to_say_of_the_tiers_than_a_message_holds_then_the_worker_liv
     stage = start_own_stage(adapter="Wordy", backup="none")
     (pid,) = stage.pids
     assert stage.ask().outcome is Outcome.ON_TIME
-    wait_until(lambda: stage.actor.pool.workers[0].tiers[0]["guards"], lambda: "a report after the first frame")
+    wait_until(
+        lambda: stage.actor.pool.workers[0].tiers[0]["guards"], lambda: "a report after the first frame"
+    )
     assert stage.actor.pool.workers[0].tiers[0]["guards"].endswith("guard guard ")
     assert stage.pids == [pid]

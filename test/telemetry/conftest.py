@@ -48,10 +48,16 @@ def make_worker():
     """A worker as telemetry sees it; `facts`: what it says of its tiers."""
 
     def make(pid=77, state="idle", facts=(), out_of_memory=0, number=0, memory_bytes=(), tier=None):
-        return SimpleNamespace(pid=pid, number=number, state=state, usable=state == "idle",
-                               tier=tier,
-                               memory_bytes=dict(memory_bytes), tiers=[asdict(TierFacts(**f)) for f in facts],
-                               out_of_memory=out_of_memory)  # fmt: skip
+        return SimpleNamespace(
+            pid=pid,
+            number=number,
+            state=state,
+            usable=state == "idle",
+            tier=tier,
+            memory_bytes=dict(memory_bytes),
+            tiers=[asdict(TierFacts(**f)) for f in facts],
+            out_of_memory=out_of_memory,
+        )
 
     return make
 
@@ -76,20 +82,30 @@ def make_stage():
         if ready:
             statistics.health.ready()
         return StageAtRest(
-            guard=None, sync=InputSync(name, config.sync) if config.sync else None,
-            config=config, statistics=statistics, ladder=(ladder := TierLadder(len(config.tiers))), ladders=[ladder],
-            scenes=SceneChooser(config), budget_ms=config.budget_ms, actions=AlertActions(config),
-            margin=PublishMargin(), mailbox=Mailbox(),
-            memory=MemoryGuard(), hedge_rule=HedgeRule(),
+            guard=None,
+            sync=InputSync(name, config.sync) if config.sync else None,
+            config=config,
+            statistics=statistics,
+            ladder=(ladder := TierLadder(len(config.tiers))),
+            ladders=[ladder],
+            scenes=SceneChooser(config),
+            budget_ms=config.budget_ms,
+            actions=AlertActions(config),
+            margin=PublishMargin(),
+            mailbox=Mailbox(),
+            memory=MemoryGuard(),
+            hedge_rule=HedgeRule(),
             pool=PoolAtRest(list(workers), config.tiers),
-        )  # fmt: skip
+        )
 
     return make
 
 
 @pytest.fixture
 def make_answer():
-    def make(outcome=Outcome.ON_TIME, fallback=None, *, seq=0, total_ms=10.0, tier=0, steps=None, age_ms=4.0):
+    def make(
+        outcome=Outcome.ON_TIME, fallback=None, *, seq=0, total_ms=10.0, tier=0, steps=None, age_ms=4.0
+    ):
         now_ns = time.monotonic_ns()
         frame = Frame(seq, b"", 5, age_ms, now_ns, now_ns, Origin(now_ns, math.nan))
         steps = steps or StepTimes(1.0, 2.0, 3.0, 4.0)

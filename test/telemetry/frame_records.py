@@ -6,13 +6,30 @@ from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
 from torchperf_ros.frame.outcome import Outcome
 from torchperf_ros.telemetry.record_stream import FrameRecord
 
-_FRAME = {"seq": 0, "data": None, "stamp_ns": 1, "age_ms": 1.0, "received_ns": 1, "deadline_ns": 0,
-          "stale": False}  # fmt: skip
+_FRAME = {
+    "seq": 0,
+    "data": None,
+    "stamp_ns": 1,
+    "age_ms": 1.0,
+    "received_ns": 1,
+    "deadline_ns": 0,
+    "stale": False,
+}
 _ANSWER = {
-    "outcome": Outcome.ON_TIME, "fallback": None, "reason": "", "tier": 0, "wait_ms": 0.1, "total_ms": 10.0,
-    "budget_ms": 50.0, "lateness_ms": -40.0, "published_ns": 0, "payload": None, "shapes": b"", "offset": 0,
+    "outcome": Outcome.ON_TIME,
+    "fallback": None,
+    "reason": "",
+    "tier": 0,
+    "wait_ms": 0.1,
+    "total_ms": 10.0,
+    "budget_ms": 50.0,
+    "lateness_ms": -40.0,
+    "published_ns": 0,
+    "payload": None,
+    "shapes": b"",
+    "offset": 0,
     "length": 0,
-}  # fmt: skip
+}
 
 
 def frame_record(t_ns=5, *, stage=0, answer_ms=math.nan, inputs=(), ring=None, steps=None, **changed):

@@ -25,22 +25,44 @@ def test_given_an_answer_on_time_when_recorded_then_every_value_is_under_its_lab
     assert math.isnan(found.pop("fallback"))
     assert math.isnan(found.pop("check"))
     assert found == {
-        "stage": 1, "seq": 7, "age_ms": 4.0, "wait_ms": 0.5, "decode_ms": 1.0, "preprocess_ms": 2.0,
-        "inference_ms": 3.0, "postprocess_ms": 4.0, "total_ms": 12.5, "budget_ms": 50.0, "tier": 2, "outcome": 0,
-        "scene": 0, "missing_inputs": 0, "deadline_ms": 13.5, "lateness_ms": -1.0, "stale": 0,
-    }  # fmt: skip
+        "stage": 1,
+        "seq": 7,
+        "age_ms": 4.0,
+        "wait_ms": 0.5,
+        "decode_ms": 1.0,
+        "preprocess_ms": 2.0,
+        "inference_ms": 3.0,
+        "postprocess_ms": 4.0,
+        "total_ms": 12.5,
+        "budget_ms": 50.0,
+        "tier": 2,
+        "outcome": 0,
+        "scene": 0,
+        "missing_inputs": 0,
+        "deadline_ms": 13.5,
+        "lateness_ms": -1.0,
+        "stale": 0,
+    }
 
 
 def test_given_an_answer_without_a_result_when_recorded_then_what_is_unknown_is_nan(make_answer):
     answer = make_answer(Outcome.STARTING, Fallback.STOP, tier=-1, steps=StepTimes(), age_ms=math.nan)
     found = row(LatencyRecord(0), answer)
     assert {label for label, value in found.items() if math.isnan(value)} == {
-        "age_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "tier", "check",
-    }  # fmt: skip
+        "age_ms",
+        "decode_ms",
+        "preprocess_ms",
+        "inference_ms",
+        "postprocess_ms",
+        "tier",
+        "check",
+    }
     assert (found["outcome"], found["fallback"]) == (7, 2)
 
 
-def test_given_an_answer_that_was_judged_and_lacks_inputs_when_recorded_then_verdict_and_inputs_are_there(make_answer):
+def test_given_an_answer_that_was_judged_and_lacks_inputs_when_recorded_then_verdict_and_inputs_are_there(
+    make_answer,
+):
     answer = make_answer()
     answer.check, answer.missing_inputs = GuardVerdict.REBASED, 0b110
     found = row(LatencyRecord(0), answer)
@@ -48,9 +70,10 @@ def test_given_an_answer_that_was_judged_and_lacks_inputs_when_recorded_then_ver
 
 
 labels_and_values = st.lists(
-    st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=9), st.floats()), min_size=1,
+    st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=9), st.floats()),
+    min_size=1,
     max_size=20,
-)  # fmt: skip
+)
 
 
 def same(found, wanted):

@@ -1,4 +1,7 @@
-"""The layouts for rqt, PlotJuggler and Foxglove: they can be read, and everything that they name is published."""
+"""The layouts for rqt, PlotJuggler and Foxglove.
+
+They can be read, and everything that they name is published.
+"""
 
 import ast
 import glob
@@ -29,7 +32,7 @@ def exists(topic: str, field: str) -> bool:
     return topic in LENGTHS and index is not None and int(index[1]) < LENGTHS[topic]
 
 
-# -- rqt -------------------------------------------------------------------------------------------------------------
+# -- rqt
 
 
 def perspective() -> dict:
@@ -48,7 +51,11 @@ def values(group: dict):
 def test_given_the_perspective_when_read_then_every_plugin_that_has_settings_runs():
     manager = perspective()["groups"]["pluginmanager"]
     running = dict(values(manager))["running-plugins"]
-    known = {f"plugin__{name.replace('/', '__')}__{number}" for name, numbers in running.items() for number in numbers}
+    known = {
+        f"plugin__{name.replace('/', '__')}__{number}"
+        for name, numbers in running.items()
+        for number in numbers
+    }
     assert set(manager["groups"]) <= known
     assert "rqt_plot/Plot" in running
 
@@ -59,7 +66,7 @@ def test_given_the_perspective_when_its_plots_are_read_then_their_topics_exist()
     assert [topic for topic in topics if not exists(*topic.rsplit("/", 1))] == []
 
 
-# -- PlotJuggler -----------------------------------------------------------------------------------------------------
+# -- PlotJuggler
 
 
 def juggler() -> ET.Element:
@@ -80,7 +87,10 @@ def test_given_the_plotjuggler_layout_when_its_series_are_computed_then_from_the
     assert snippets
     for snippet in snippets:
         stage, label = re.fullmatch(r"stage_(\d)/(\w+)", snippet.get("name")).groups()
-        assert snippet.findtext("linked_source") == f"/perf/latency_stages/data[{latency_record.LABELS.index(label)}]"
+        assert (
+            snippet.findtext("linked_source")
+            == f"/perf/latency_stages/data[{latency_record.LABELS.index(label)}]"
+        )
         assert snippet.findtext("additional_sources/v1") == "/perf/latency_stages/data[0]"
         assert f"v1 == {stage}" in snippet.findtext("function")
 
@@ -93,7 +103,7 @@ def test_given_the_plotjuggler_layout_when_streamed_then_the_topics_of_its_curve
     assert {name.rsplit("/", 1)[0] for name in sources} == subscribed
 
 
-# -- Foxglove --------------------------------------------------------------------------------------------------------
+# -- Foxglove
 
 STATUS = re.compile(r'/diagnostics\.status\[:\]\{name=="perf: (\w+)"\}\.values\[:\]\{key=="(\w+)"\}\.value')
 
@@ -129,7 +139,7 @@ def test_given_the_foxglove_layout_when_its_paths_are_read_then_each_is_publishe
     assert {path.partition(".")[0] for path in shown} == ARRAYS
 
 
-# -- installation ----------------------------------------------------------------------------------------------------
+# -- installation
 
 
 @pytest.mark.parametrize("tool", ["rqt", "plotjuggler", "foxglove"])

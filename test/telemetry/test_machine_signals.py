@@ -36,10 +36,15 @@ class Kernel:
 
     def memory(self, total_mib, available_mib):
         text = f"MemTotal: {total_mib * 1024} kB\nMemFree: 1 kB\nMemAvailable: {available_mib * 1024} kB\n"
-        (self.proc / "meminfo").write_text(text + "SwapTotal: 2048 kB\nSwapFree: 1024 kB\nHugePages_Total: 0\n")
+        (self.proc / "meminfo").write_text(
+            text + "SwapTotal: 2048 kB\nSwapFree: 1024 kB\nHugePages_Total: 0\n"
+        )
 
     def pressure(self, name, some, full):
-        text = f"some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=0.00 avg300=0.00 total=1\n"
+        text = (
+            f"some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=0.00 avg300=0.00"
+            " total=1\n"
+        )
         (self.proc / "pressure" / name).write_text(text)
 
     def zone(self, number, name, celsius, **trips):
@@ -110,15 +115,24 @@ def test_given_a_new_worker_when_looked_for_then_it_belongs_to_the_family(kernel
     assert signals.read()["others_cpu_percent"] == 0.0
 
 
-def test_given_others_when_looked_through_then_the_largest_are_named_and_interpreters_by_what_they_run(kernel):
+def test_given_others_when_looked_through_then_the_largest_are_named_and_interpreters_by_what_they_run(
+    kernel,
+):
     signals = kernel.signals()
-    for pid, words in ((400, ["python3", "-W", "x", "-m", "build.all"]), (401, ["python3", "-O", "x", "/a/job.py"])):
+    for pid, words in (
+        (400, ["python3", "-W", "x", "-m", "build.all"]),
+        (401, ["python3", "-O", "x", "/a/job.py"]),
+    ):
         kernel.process(pid, "python3", 1)
         (kernel.proc / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
     kernel.pass_second()
     signals.scan()
     kernel.pass_second(p100=10, p200=90, p300=1, p400=30, p401=20)
-    assert signals.scan() == [("stress (ng)", 0.45), ("python3 -m build.all", 0.15), ("python3 job.py", 0.1)]
+    assert signals.scan() == [
+        ("stress (ng)", 0.45),
+        ("python3 -m build.all", 0.15),
+        ("python3 job.py", 0.1),
+    ]
 
 
 def test_given_temperatures_and_pressure_when_read_then_they_are_told_by_name(kernel):
@@ -144,7 +158,7 @@ def test_given_this_machine_when_read_then_it_says_what_can_be():
     assert isinstance(signals.scan(), list)
 
 
-# -- what of it is told -----------------------------------------------------------------------------------------------
+# -- what of it is told
 
 
 class Judged:
@@ -166,7 +180,10 @@ def test_given_others_when_deadlines_are_missed_then_the_load_is_told_with_names
     for _ in range(4):
         assert judged.judge(p200=142, p101=20) == {}  # nobody suffers
     found = judged.judge(missed=12, p200=142, p101=20)["machine: load"]
-    text = "other processes took 71% of the CPU (2 cores) while 12 frames had no own result in time: stress (ng) 71%"
+    text = (
+        "other processes took 71% of the CPU (2 cores) while 12 frames had no own result in time: stress"
+        " (ng) 71%"
+    )
     assert found.message == text
     assert found.level is Level.WARN
     assert found.values["processes"] == "stress (ng) 71%"
@@ -185,7 +202,10 @@ def test_given_misses_while_a_new_worker_starts_when_judged_then_others_are_not_
 def test_given_slower_answers_when_others_are_busy_then_that_is_the_cause(kernel):
     judged = Judged(kernel)
     judged.judge(p200=10)
-    assert "while answers took longer than usual" in judged.judge(harmed=True, p200=100)["machine: load"].message
+    assert (
+        "while answers took longer than usual"
+        in judged.judge(harmed=True, p200=100)["machine: load"].message
+    )
 
 
 def test_given_memory_that_runs_out_when_it_lasts_then_it_is_told_and_worse_is_an_error(kernel):
@@ -224,9 +244,11 @@ class Card:
     def set(self, temperature_c, clock_mhz, used_mib, throttled=""):
         self.throttled = throttled
         self.now = {
-            "gpu_temperature_c": temperature_c, "gpu_clock_mhz": clock_mhz, "gpu_memory_used_mib": used_mib,
+            "gpu_temperature_c": temperature_c,
+            "gpu_clock_mhz": clock_mhz,
+            "gpu_memory_used_mib": used_mib,
             "gpu_memory_total_mib": 8000.0,
-        }  # fmt: skip
+        }
 
     def read(self):
         return self.now
@@ -255,28 +277,46 @@ def refuses(*_):
 def nvml(cards):
     """The functions of pynvml that are asked, for cards that lack one of them."""
     return SimpleNamespace(
-        NVMLError=NVMLError, NVML_TEMPERATURE_GPU=0, NVML_CLOCK_SM=1, nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: cards, nvmlDeviceGetUUID=lambda card: f"GPU-{card}{card}{card}-abc",
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda card: f"card {card}", nvmlDeviceGetTemperature=lambda card, sensor: 84,
-        nvmlDeviceGetClockInfo=refuses, nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=50),
+        NVMLError=NVMLError,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: cards,
+        nvmlDeviceGetUUID=lambda card: f"GPU-{card}{card}{card}-abc",
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda card: f"card {card}",
+        nvmlDeviceGetTemperature=lambda card, sensor: 84,
+        nvmlDeviceGetClockInfo=refuses,
+        nvmlDeviceGetUtilizationRates=lambda card: SimpleNamespace(gpu=50),
         nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=1 << 30, total=1 << 33),
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: 0x20 | 0x4 | 0x1,
-    )  # fmt: skip
+    )
 
 
 def test_given_a_card_by_nvml_when_read_then_what_it_does_not_say_is_nan_and_a_power_cap_is_no_reason():
     source = Nvml(nvml(cards=2), 1, {})
     assert source.word == "card 1"
     card = source.read()
-    assert (card["gpu_temperature_c"], card["gpu_used_percent"], card["gpu_memory_used_mib"]) == (84.0, 50.0, 1024.0)
+    assert (card["gpu_temperature_c"], card["gpu_used_percent"], card["gpu_memory_used_mib"]) == (
+        84.0,
+        50.0,
+        1024.0,
+    )
     assert math.isnan(card["gpu_clock_mhz"])
     assert (source.throttled, card["gpu_throttled"]) == ("thermal", 1.0)
 
 
 @pytest.mark.parametrize(
     ("visible", "index", "card"),
-    [(None, 1, 1), ("2,0", 0, 2), ("2, 0", 1, 0), ("GPU-222", 0, 2), ("0,GPU-11", 1, 1), ("MIG-7", 0, "MIG-7")],
+    [
+        (None, 1, 1),
+        ("2,0", 0, 2),
+        ("2, 0", 1, 0),
+        ("GPU-222", 0, 2),
+        ("0,GPU-11", 1, 1),
+        ("MIG-7", 0, "MIG-7"),
+    ],
 )
 def test_given_visible_devices_when_opened_then_it_is_the_card_that_cuda_means(visible, index, card):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
@@ -285,9 +325,12 @@ def test_given_visible_devices_when_opened_then_it_is_the_card_that_cuda_means(v
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("VISIBLE_DEVICES", "0", "has no device 1"), ("VISIBLE_DEVICES", "0,GPU-9", "no card has that UUID"),
-     ("DEVICE_ORDER", "FASTEST_FIRST", "there are 3 cards")],
-)  # fmt: skip
+    [
+        ("VISIBLE_DEVICES", "0", "has no device 1"),
+        ("VISIBLE_DEVICES", "0,GPU-9", "no card has that UUID"),
+        ("DEVICE_ORDER", "FASTEST_FIRST", "there are 3 cards"),
+    ],
+)
 def test_given_a_card_that_cannot_be_known_when_opened_then_the_error_says_why(name, value, said):
     with pytest.raises(LookupError, match=said):
         Nvml(nvml(cards=3), 1, {f"CUDA_{name}": value})

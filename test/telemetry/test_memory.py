@@ -27,7 +27,9 @@ def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_na
 
 def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_counts_are_counts():
     told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1, "kept": 6 * MIB}
-    use = MemoryUse(10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB})
+    use = MemoryUse(
+        10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB}
+    )
     row = dict(zip(LABELS, use.row(), strict=True))
     assert (row["node_pss_mib"], row["workers_pss_mib"]) == (8.0, 16.0)
     assert (row["cuda_peak_mib"], row["cuda_inactive_split_mib"]) == (9.0, 2.0)
@@ -46,7 +48,9 @@ def test_given_memory_that_torch_keeps_for_its_next_tensors_when_asked_then_it_i
     assert MemoryUse(0, {}, told, 0).used_share(0) == pytest.approx(0.15)
 
 
-def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(make_stage):
+def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(
+    make_stage,
+):
     first = worker(os.getpid(), allocated=MIB, reserved=2 * MIB, free=100 * MIB, history=5)
     second = worker(os.getppid(), allocated=3 * MIB, reserved=4 * MIB, free=90 * MIB, history=6)
     use = sample_memory([make_stage(workers=(first, None)), make_stage("planning", workers=(second,))])
@@ -69,14 +73,18 @@ def test_given_workers_that_are_gone_or_not_yet_reaped_when_sampled_then_the_oth
     with subprocess.Popen(["true"]) as gone, subprocess.Popen(["true"]) as zombie:
         gone.wait()
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        use = sample_memory([make_stage(workers=(worker(gone.pid), worker(zombie.pid), worker(os.getpid())))])
+        use = sample_memory(
+            [make_stage(workers=(worker(gone.pid), worker(zombie.pid), worker(os.getpid())))]
+        )
     assert use.rss_by_pid.keys() == {zombie.pid, os.getpid()}
     assert (use.rss_by_pid[zombie.pid], use.rss_by_pid[os.getpid()] > 0) == (0, True)
 
 
 def pretend(proc, pid, kib):
     (proc / str(pid)).mkdir(exist_ok=True)
-    text = f"55e1-7ffc ---p 00000000 00:00 0 [rollup]\nRss:  {2 * kib} kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n"
+    text = (
+        f"55e1-7ffc ---p 00000000 00:00 0 [rollup]\nRss:  {2 * kib} kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n"
+    )
     (proc / str(pid) / "smaps_rollup").write_text(text)
 
 
@@ -85,7 +93,9 @@ def test_given_this_process_when_read_then_it_is_what_the_system_says():
     assert 0.8 < size / psutil.Process().memory_full_info().pss < 1.25
 
 
-def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(tmp_path):
+def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(
+    tmp_path,
+):
     for pid in (1, 2, 3):
         pretend(tmp_path, pid, 100 * pid)
     memory = ProportionalMemory(tmp_path)

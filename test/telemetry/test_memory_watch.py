@@ -47,7 +47,10 @@ def test_given_a_worker_that_leaks_when_watched_then_a_warning_says_which_how_fa
     room_mib = min(4000 - 500 - 500 - 1000 / 60, AVAILABLE)
     assert float(finding.values["memory_exhausted_in_s"]) == pytest.approx(room_mib * 60, rel=0.1)
     assert finding.message.startswith(f"{finding.values['series']} grows by 60.0 MiB/h, as seen over 1")
-    assert watch.values("perception")["memory_growth_mib_per_hour"] == finding.values["memory_growth_mib_per_hour"]
+    assert (
+        watch.values("perception")["memory_growth_mib_per_hour"]
+        == finding.values["memory_growth_mib_per_hour"]
+    )
     assert watch.values("node")["memory_exhausted_in_s"] == "nan"
 
 
@@ -61,7 +64,10 @@ def test_given_a_leaking_worker_when_it_is_replaced_then_its_series_ends_with_it
     watch, leak = MemoryWatch(), {7: lambda s: 500 + s}
     assert follow(watch, stages(7), 200, leak, limit_mib=1000)
     assert follow(watch, stages(9), 1, {9: lambda s: 500}, limit_mib=1000, start=200) == []
-    assert watch.values("perception") == {"memory_growth_mib_per_hour": "nan", "memory_exhausted_in_s": "nan"}
+    assert watch.values("perception") == {
+        "memory_growth_mib_per_hour": "nan",
+        "memory_exhausted_in_s": "nan",
+    }
     assert len(watch._series) == 2
 
 
@@ -103,15 +109,25 @@ def test_given_a_worker_that_runs_other_tiers_when_it_leaks_then_its_trend_goes_
     assert len(watch._series) == 2
 
 
-def test_given_a_leak_too_fast_for_a_trend_when_memory_is_short_then_it_is_known_which_worker_took_it(stages):
+def test_given_a_leak_too_fast_for_a_trend_when_memory_is_short_then_it_is_known_which_worker_took_it(
+    stages,
+):
     watch = MemoryWatch()
     found = follow(watch, stages(7, 8), 20, {7: lambda s: 900.0, 8: lambda s: 300.0 + 100 * s})
     assert found == []
     text, values = watch.suspect()
-    assert text == (
-        "the most is perception's resident memory of worker 1 (pid 8, tier full): 1900 MiB more since it was ready"
+    assert (
+        text
+        == "the most is perception's resident memory of worker 1 (pid 8, tier full): 1900 MiB more since it"
+        " was ready"
     )
-    assert values == {"stage": "perception", "worker": "1", "pid": "8", "tier": "full", "grown_mib": "1900.0"}
+    assert values == {
+        "stage": "perception",
+        "worker": "1",
+        "pid": "8",
+        "tier": "full",
+        "grown_mib": "1900.0",
+    }
 
 
 def test_given_workers_that_took_little_or_the_node_when_memory_is_short_then_none_is_accused(stages):
@@ -120,7 +136,9 @@ def test_given_workers_that_took_little_or_the_node_when_memory_is_short_then_no
     assert watch.suspect() == ("", {})
 
 
-def test_given_a_version_beside_the_one_that_serves_when_it_leaks_then_it_is_told_of_that_version(stages, make_worker):
+def test_given_a_version_beside_the_one_that_serves_when_it_leaks_then_it_is_told_of_that_version(
+    stages, make_worker
+):
     watch, stage = MemoryWatch(), stages(7)
     beside = make_worker(8, tier=1)
     beside.ready_at_ns = 1

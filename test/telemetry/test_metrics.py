@@ -25,7 +25,15 @@ from torchperf_ros.stage.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.telemetry.diagnostics import stage_status
 from torchperf_ros.telemetry.metrics import METRICS, MetricsExporter, StageCollector, _ScrapeHandler
 
-FULL = {"name": "full", "engine": "aoti", "graphs": 1, "package": "f00d" * 8, "recompiles": 2, "hits": 8, "waste": 0.5}
+FULL = {
+    "name": "full",
+    "engine": "aoti",
+    "graphs": 1,
+    "package": "f00d" * 8,
+    "recompiles": 2,
+    "hits": 8,
+    "waste": 0.5,
+}
 
 
 @pytest.fixture
@@ -45,8 +53,12 @@ def stages(make_stage, make_worker, make_answer, answered):
     for seq, pair_ms in enumerate((12.0, 100.0)):
         answer = make_answer(seq=seq, total_ms=20.0)
         answer.lateness_ms = -30.0
-        perception.shadow.figures.add(Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False)
-    perception.shadow.figures.compared(Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5))
+        perception.shadow.figures.add(
+            Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False
+        )
+    perception.shadow.figures.compared(
+        Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5)
+    )
     return [perception, planning]
 
 
@@ -153,17 +165,27 @@ def fusing(make_stage):
         ("torchperf_input_skew_seconds", {"statistic": "max"}, 0.007),
     ],
 )
-def test_given_a_synchronised_input_when_scraped_then_its_frames_waits_and_skew_are_there(fusing, name, labels, value):
+def test_given_a_synchronised_input_when_scraped_then_its_frames_waits_and_skew_are_there(
+    fusing, name, labels, value
+):
     labels = {"stage": "fusion", "input": "cloud", **labels}
     assert registry_of([fusing]).get_sample_value(name, labels) == pytest.approx(value)
 
 
 def test_given_a_synchronised_input_when_reported_then_its_numbers_and_why_it_was_missing_are_there(fusing):
     values = stage_status(fusing, Health.NOMINAL, {}).values
-    assert {key.removeprefix("input_cloud_"): value for key, value in values.items() if key.startswith("input_")} == {
-        "matched": "1", "missing": "1", "waited": "1", "unstamped": "0", "waited_ms": "5.000", "skew_p50_ms": "7.000",
-        "skew_max_ms": "7.000", "why": "the nearest message was -1007.0 ms off, slop is 40 ms",
-    }  # fmt: skip
+    assert {
+        key.removeprefix("input_cloud_"): value for key, value in values.items() if key.startswith("input_")
+    } == {
+        "matched": "1",
+        "missing": "1",
+        "waited": "1",
+        "unstamped": "0",
+        "waited_ms": "5.000",
+        "skew_p50_ms": "7.000",
+        "skew_max_ms": "7.000",
+        "why": "the nearest message was -1007.0 ms off, slop is 40 ms",
+    }
     for _ in range(9):
         fusing.sync.begin(2 * 10**9, 2 * 10**9, 15.0, 100.0)
         fusing.sync.settle(2 * 10**9, 2 * 10**9, {})
@@ -184,14 +206,23 @@ def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_
     assert registry.get_sample_value("torchperf_emergency_refused_total") == 1
 
 
-def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(stages):
+def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(
+    stages,
+):
     text = generate_latest(registry_of(stages)).decode()
     for stage in ("perception", "planning"):
-        lines = [f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' for outcome in Outcome]
-        lines += [f'torchperf_fallbacks_total{{fallback="{each.word}",stage="{stage}"}}' for each in Fallback]
+        lines = [
+            f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' for outcome in Outcome
+        ]
+        lines += [
+            f'torchperf_fallbacks_total{{fallback="{each.word}",stage="{stage}"}}' for each in Fallback
+        ]
         lines += [f'torchperf_health{{stage="{stage}",state="{state.word}"}}' for state in Health]
         assert [line for line in lines if line not in text] == []
-        assert len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text)) == 4
+        assert (
+            len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text))
+            == 4
+        )
     assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
 
 
@@ -199,7 +230,9 @@ def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_vers
     registry = registry_of(stages)
     inputs = [f"torchperf_input_{what}" for what in ("frames", "waits", "wait_seconds", "skew_seconds")]
     only_with_a_guard_or_such_inputs = ["torchperf_guard_verdicts", *inputs]
-    assert [family.name for family in registry.collect() if not family.samples] == only_with_a_guard_or_such_inputs
+    assert [
+        family.name for family in registry.collect() if not family.samples
+    ] == only_with_a_guard_or_such_inputs
     assert len({spec.name for spec in METRICS}) == len(METRICS)
     (build,) = [family for family in registry.collect() if family.name == "torchperf_build_info"][0].samples
     assert build.labels["version"] == __version__
@@ -207,7 +240,9 @@ def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_vers
     assert build.labels["ros_distro"]
 
 
-def test_given_a_later_frame_when_scraped_again_then_counters_and_histograms_have_moved(stages, make_answer, answered):
+def test_given_a_later_frame_when_scraped_again_then_counters_and_histograms_have_moved(
+    stages, make_answer, answered
+):
     registry = registry_of(stages)
     for count in (1, 2):
         answered(stages[1], make_answer())
@@ -247,14 +282,18 @@ def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(sta
     assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)")
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)"
+)
 def test_given_what_is_exported_when_promtool_checks_it_then_it_has_nothing_to_say(stages):
     text = generate_latest(registry_of(stages))
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
-def test_given_an_exporter_when_asked_over_http_then_it_answers_until_it_is_closed_and_frees_its_port(stages):
+def test_given_an_exporter_when_asked_over_http_then_it_answers_until_it_is_closed_and_frees_its_port(
+    stages,
+):
     port = free_port()
     for _ in range(2):
         exporter = MetricsExporter(config(metrics_port=port), stages)
@@ -280,7 +319,9 @@ def test_given_an_address_when_serving_then_nothing_else_is_open(stages, address
         exporter.close()
 
 
-def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_exported_then_it_is_an_os_error(stages):
+def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_exported_then_it_is_an_os_error(
+    stages,
+):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -298,7 +339,9 @@ def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_
     url = f"http://127.0.0.1:{port}/metrics"
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
     try:
-        with pytest.raises(OSError, match=r"503|reset"):  # the end of the connection may be there before the word
+        with pytest.raises(
+            OSError, match=r"503|reset"
+        ):  # the end of the connection may be there before the word
             urllib.request.urlopen(url, timeout=20)
         assert len([one for one in threading.enumerate() if "process_request_thread" in one.name]) <= 4
         for one in idle:
@@ -319,7 +362,9 @@ def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_
         exporter.close()
 
 
-def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_free_again(stages, monkeypatch):
+def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_free_again(
+    stages, monkeypatch
+):
     monkeypatch.setattr(_ScrapeHandler, "timeout", 0.1)
     exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
     try:
@@ -332,7 +377,9 @@ def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_f
         exporter.close()
 
 
-def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(stages):
+def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(
+    stages,
+):
     exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -364,9 +411,14 @@ def test_given_a_machine_that_gives_no_threads_when_scraped_then_no_place_is_los
     try:
         with monkeypatch.context() as patch:
             patch.setattr(exporter._server, "handle_error", lambda *_: None)
-            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+            patch.setattr(
+                threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread"))
+            )
             for _ in range(8):
-                with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(url, timeout=20):
+                with (
+                    contextlib.suppress(OSError, http.client.HTTPException),
+                    urllib.request.urlopen(url, timeout=20),
+                ):
                     pass
         with urllib.request.urlopen(url, timeout=20) as reply:
             assert reply.status == 200

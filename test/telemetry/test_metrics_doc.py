@@ -33,12 +33,17 @@ def promtool(*arguments):
 
 
 def rows(pattern):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(pattern, DOC, re.MULTILINE)]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(pattern, DOC, re.MULTILINE)
+    ]
 
 
 def test_given_the_table_of_the_document_when_compared_with_what_is_exported_then_they_agree():
-    told = [(name.strip("`"), kind, re.findall(r"`(\w+)`", labels), text)
-            for name, kind, labels, text in rows(r"^\| `torchperf_.*$")]  # fmt: skip
+    told = [
+        (name.strip("`"), kind, re.findall(r"`(\w+)`", labels), text)
+        for name, kind, labels, text in rows(r"^\| `torchperf_.*$")
+    ]
     assert told == [(spec.name, spec.kind, list(spec.labels), spec.text) for spec in METRICS]
 
 

@@ -48,10 +48,19 @@ def answer(stage=None, inputs=(), **changed):
     frame = Frame(changed.pop("seq", 7), b"", 12, changed.pop("age_ms", 1.5), 1000, 2000, Origin(1000, 1.5))
     frame.scene, frame.budget_ms = changed.pop("scene", 3), changed.get("budget_ms", 50.0)
     values = {
-        "outcome": Outcome.ON_TIME, "fallback": None, "reason": "", "tier": 1, "wait_ms": 0.5, "total_ms": 20.0,
-        "budget_ms": 50.0, "lateness_ms": -30.0, "published_ns": 3000, "steps": StepTimes(1.0, 2.0, 3.0, 4.0),
-        "profiled": True, "shapes": b"1x3x480x640 1x6",
-    }  # fmt: skip
+        "outcome": Outcome.ON_TIME,
+        "fallback": None,
+        "reason": "",
+        "tier": 1,
+        "wait_ms": 0.5,
+        "total_ms": 20.0,
+        "budget_ms": 50.0,
+        "lateness_ms": -30.0,
+        "published_ns": 3000,
+        "steps": StepTimes(1.0, 2.0, 3.0, 4.0),
+        "profiled": True,
+        "shapes": b"1x3x480x640 1x6",
+    }
     return Answer(frame, **{**values, **changed}, offset=offset, length=length)
 
 
@@ -74,23 +83,36 @@ def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
     told.published_ns, told.frame.deadline_ns = 1000 + 20 * 1_000_000, 1000 + 50 * 1_000_000
     assert record.answer == told
     assert [(item.index, item.stamp_ns, item.age_ms, item.data) for item in record.inputs] == [
-        (0, 12, 1.5, b"image"), (1, 11, 2.5, b"odometry"),
-    ]  # fmt: skip
+        (0, 12, 1.5, b"image"),
+        (1, 11, 2.5, b"odometry"),
+    ]
     with pytest.raises(BlockingIOError):
         stream.reader.read()
 
 
 @given(
-    st.integers(0, 2**40), st.sampled_from(list(Outcome)), st.sampled_from([None, *Fallback]), st.integers(-1, 300),
+    st.integers(0, 2**40),
+    st.sampled_from(list(Outcome)),
+    st.sampled_from([None, *Fallback]),
+    st.integers(-1, 300),
     st.lists(times, min_size=8, max_size=8),
-)  # fmt: skip
-def test_given_any_answer_when_told_then_its_row_is_what_the_node_publishes(seq, outcome, fallback, tier, values):
+)
+def test_given_any_answer_when_told_then_its_row_is_what_the_node_publishes(
+    seq, outcome, fallback, tier, values
+):
     stream = Stream()
     try:
         told = answer(
-            seq=seq, outcome=outcome, fallback=fallback, tier=tier, age_ms=values[0], wait_ms=values[1],
-            steps=StepTimes(*values[2:6]), total_ms=values[6], budget_ms=values[7],
-        )  # fmt: skip
+            seq=seq,
+            outcome=outcome,
+            fallback=fallback,
+            tier=tier,
+            age_ms=values[0],
+            wait_ms=values[1],
+            steps=StepTimes(*values[2:6]),
+            total_ms=values[6],
+            budget_ms=values[7],
+        )
         stream.writer.frame(0, 1, told, math.nan)
         record = stream.reader.read()
         assert LatencyRecord(0).encode(record.answer) == LatencyRecord(0).encode(told)
@@ -138,7 +160,9 @@ def test_given_a_full_socket_when_told_more_then_nobody_waits_and_the_loss_is_to
     assert (stream.reader.lost, stream.writer.lost) == (lost, 0)
 
 
-def test_given_an_output_larger_than_the_ring_when_told_then_the_frame_comes_without_it_and_it_is_counted(stream):
+def test_given_an_output_larger_than_the_ring_when_told_then_the_frame_comes_without_it_and_it_is_counted(
+    stream,
+):
     stream.writer.frame(0, 1, answer(payload=bytes(2 * RING)), math.nan)
     record = stream.reader.read()
     assert record.answer.payload is None

@@ -17,10 +17,24 @@ from torchperf_ros.top.top import Screen, save_svg
 from torchperf_ros.top.view import node_line, node_picture, node_title
 
 VALUES = {
-    "health": "DEGRADED", "tier": "full", "engine": "aoti", "p50_ms": "12.04", "p95_ms": "20", "p99_ms": "24.9",
-    "max_ms": "49", "budget_ms": "50.0", "answered": "1234", "on_time": "1200", "late": "34", "superseded": "2",
-    "stale": "1", "fallback_backup": "30", "restarts": "5", "worker_0_pid": "4242", "worker_0_state": "idle",
-}  # fmt: skip
+    "health": "DEGRADED",
+    "tier": "full",
+    "engine": "aoti",
+    "p50_ms": "12.04",
+    "p95_ms": "20",
+    "p99_ms": "24.9",
+    "max_ms": "49",
+    "budget_ms": "50.0",
+    "answered": "1234",
+    "on_time": "1200",
+    "late": "34",
+    "superseded": "2",
+    "stale": "1",
+    "fallback_backup": "30",
+    "restarts": "5",
+    "worker_0_pid": "4242",
+    "worker_0_state": "idle",
+}
 STEPS_MS = (0.1, 0.4, 2.0, 21.0, 0.5)
 
 
@@ -32,7 +46,9 @@ def watched(stages: int = 2) -> NodeState:
     for number in range(stages):
         node.stages[f"stage{number}"] = StageState(f"stage{number}", dict(VALUES))
         for _ in range(300):
-            node.stages[f"stage{number}"].add(SeenFrame(0, Outcome.LATE, None, 25.0, 50.0, -25.0, 0, STEPS_MS))
+            node.stages[f"stage{number}"].add(
+                SeenFrame(0, Outcome.LATE, None, 25.0, 50.0, -25.0, 0, STEPS_MS)
+            )
     for second in range(90):
         node.memory.append((float(second), 800.0 + second))
         node.event("warn", "stage0", "deadline missed: " + "again " * 40)
@@ -52,8 +68,12 @@ def drawn(node: NodeState, width: int = 80, height: int = 24, *, coloured: bool 
 
 
 @pytest.mark.parametrize("alerts", [0, 30])
-@pytest.mark.parametrize(("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)])
-def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fits_it(width, height, stages, alerts):
+@pytest.mark.parametrize(
+    ("width", "height", "stages"), [(80, 24, 2), (100, 30, 0), (220, 60, 5), (60, 24, 1)]
+)
+def test_given_any_terminal_any_stages_and_alerts_when_drawn_then_the_picture_fits_it(
+    width, height, stages, alerts
+):
     node = watched(stages)
     node.alerts = [Event(0, "error", "machine", "load: " + "busy " * 40)] * alerts
     rows = drawn(node, width, height)
@@ -75,7 +95,11 @@ def on_a_lower_tier(node):
 
 def anytime(node):
     node.stages["stage0"].values |= {"answered": "100", "on_time": "50", "partial": "40", "late": "10"}
-    node.stages["stage0"].values |= {"fallback_backup": "0", "fallback_hold_last": "4", "fallback_stop": "1"}
+    node.stages["stage0"].values |= {
+        "fallback_backup": "0",
+        "fallback_hold_last": "4",
+        "fallback_stop": "1",
+    }
 
 
 def without_inputs(node):
@@ -99,25 +123,63 @@ STEPS = "wait 0.1 decode 0.4 preprocess 2.0 inference 21.0 postprocess 0.5 rest 
 @pytest.mark.parametrize(
     ("stages", "change", "shown"),
     [
-        (2, lambda node: None, [
-            "/perf ● DEGRADED active", "pid 77", "workers 889 MiB", "+60.0 MiB/min", "p95  20.0", "max  49.0",
-            "on time 97.0%", "L late 34", "backup 30", "dropped 3", "restarts 5", "worker 0 idle", "deadline missed",
-            STEPS,
-        ]),
+        (
+            2,
+            lambda node: None,
+            [
+                "/perf ● DEGRADED active",
+                "pid 77",
+                "workers 889 MiB",
+                "+60.0 MiB/min",
+                "p95  20.0",
+                "max  49.0",
+                "on time 97.0%",
+                "L late 34",
+                "backup 30",
+                "dropped 3",
+                "restarts 5",
+                "worker 0 idle",
+                "deadline missed",
+                STEPS,
+            ],
+        ),
         (1, nonsense, ["new ● NO WORD YET", "answered -  on time -"]),
-        (1, on_a_lower_tier, [
-            "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left", "answered 1,234  unanswered 3  on time 96.7%",
-            f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 96.7% on time",
-        ]),
-        (1, anytime, ["answered 100  on time 87.3%", "P partial 40", "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1"]),
+        (
+            1,
+            on_a_lower_tier,
+            [
+                "DEGRADED tier fast, full predicted 55.0 ms > 50.0 left",
+                "answered 1,234  unanswered 3  on time 96.7%",
+                f"DEGRADED: {WHY} p50 12.0 p99 24.9 of 50.0 ms, 96.7% on time",
+            ],
+        ),
+        (
+            1,
+            anytime,
+            [
+                "answered 100  on time 87.3%",
+                "P partial 40",
+                "■ own 95  ■ backup 0  ■ hold last 4  ■ stop 1",
+            ],
+        ),
         (1, without_inputs, ["L late 34  without /cloud 7 "]),
-        (2, failing_and_compiling, ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "]),
+        (
+            2,
+            failing_and_compiling,
+            ["engine aoti, compiling 2 of 3", "last error KeyError: 0 (b_dict.py:36) "],
+        ),
         (12, lambda node: None, ["no room for"]),
-        (2, lambda node: node._heard_pids.update({"77": 10.0, "78": 9.5}), ["2 nodes of this name: pid 77, 78"]),
+        (
+            2,
+            lambda node: node._heard_pids.update({"77": 10.0, "78": 9.5}),
+            ["2 nodes of this name: pid 77, 78"],
+        ),
         (2, lambda node: node.at(22.4), ["● SILENT for 12 s", "s /perf | SILENT for 12 s"]),
     ],
-)  # fmt: skip
-def test_given_a_node_when_drawn_in_eighty_columns_and_in_a_line_then_what_matters_is_there(stages, change, shown):
+)
+def test_given_a_node_when_drawn_in_eighty_columns_and_in_a_line_then_what_matters_is_there(
+    stages, change, shown
+):
     node = watched(stages)
     change(node)
     text = "\n".join([*drawn(node), node_line(node)])
@@ -165,7 +227,9 @@ def test_given_a_long_event_when_drawn_then_it_goes_on_in_the_next_row_below_its
 
 
 def test_given_a_larger_terminal_when_drawn_then_the_strip_is_wider_and_higher():
-    small, large = (sum(row.count("█") for row in drawn(watched(1), *size)) for size in ((80, 24), (200, 50)))
+    small, large = (
+        sum(row.count("█") for row in drawn(watched(1), *size)) for size in ((80, 24), (200, 50))
+    )
     assert large > 2 * small
 
 
@@ -189,7 +253,8 @@ def test_given_a_file_when_saved_then_it_is_a_picture_that_loads_nothing_from_th
 def test_given_a_candidate_beside_when_drawn_then_how_it_compares_is_there_to_the_end_and_fits():
     node = watched(1)
     pairs = (
-        "653 frames, 0 late (base 0), +0.47 ms p50, +11.01 ms p99, 155 of 212 outputs differ, 3 plans refused (base 1)"
+        "653 frames, 0 late (base 0), +0.47 ms p50, +11.01 ms p99, 155 of 212 outputs differ, 3 plans"
+        " refused (base 1)"
     )
     node.stages["stage0"].values |= {"candidate": "7.2: refused: " + "why " * 30, "candidate_pairs": pairs}
     rows = drawn(node, 100, 40)

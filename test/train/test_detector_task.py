@@ -23,7 +23,13 @@ from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
 from torchperf_ros.train.labelled_scenes import Label, LabelledScenes, labels_of
-from torchperf_ros.train.tier_training import TierPlan, TrainingFailed, read_checkpoint, train, trained_weights
+from torchperf_ros.train.tier_training import (
+    TierPlan,
+    TrainingFailed,
+    read_checkpoint,
+    train,
+    trained_weights,
+)
 from torchperf_ros.world.road_scene import RoadScene, SceneObject
 
 
@@ -44,7 +50,9 @@ def test_given_an_object_when_drawn_then_what_changes_in_the_image_is_what_its_l
     scene, one = RoadScene(*size), SceneObject(12.0, 1.0, (250, 20, 20), kind)
     changed = np.any(scene.draw_objects(0.0, [one]) != scene.draw_objects(0.0, []), axis=2)
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
-    found = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) * np.tile((IMAGE_WIDTH / 640, IMAGE_HEIGHT / 360), 2)
+    found = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) * np.tile(
+        (IMAGE_WIDTH / 640, IMAGE_HEIGHT / 360), 2
+    )
     (label,) = labels_of(scene, size, [one])
     assert label[:4] == pytest.approx(found, abs=1.0)
     assert CLASSES[label.class_index] == kind
@@ -67,7 +75,9 @@ def perfect(labels):
     """Cells that say just what they are to say."""
     heat, places, wanted = targets(labels)
     cells = torch.full((len(labels), BOX_FIELDS + len(CLASSES), *heat.shape[1:]), -9.0)
-    for (image, row, column), (x, y, width, height, kind) in zip(places.tolist(), wanted.tolist(), strict=True):
+    for (image, row, column), (x, y, width, height, kind) in zip(
+        places.tolist(), wanted.tolist(), strict=True
+    ):
         cells[image, :BOX_FIELDS, row, column] = torch.tensor(
             [9.0, math.log(x / (1 - x)), math.log(y / (1 - y)), width, height]
         )
@@ -90,8 +100,12 @@ def test_given_cells_that_say_what_they_are_to_say_when_decoded_then_the_boxes_a
     outputs = answered(cells)
     found = outputs[0][outputs[0][:, 0] > 0.5]
     size = torch.tensor((IMAGE_WIDTH, IMAGE_HEIGHT))
-    corners = torch.cat(((found[:, 1:3] - found[:, 3:5] / 2) * size, (found[:, 1:3] + found[:, 3:5] / 2) * size), dim=1)
-    assert sorted(corners.round().int().tolist()) == sorted([list(map(int, label[:4])) for label in labelled()[0]])
+    corners = torch.cat(
+        ((found[:, 1:3] - found[:, 3:5] / 2) * size, (found[:, 1:3] + found[:, 3:5] / 2) * size), dim=1
+    )
+    assert sorted(corners.round().int().tolist()) == sorted(
+        [list(map(int, label[:4])) for label in labelled()[0]]
+    )
     assert (outputs[1][:, 0] < 0.5).all()
     assert loss(cells, labelled()) < 0.1 < loss(torch.zeros_like(cells), labelled())
 
@@ -103,7 +117,9 @@ def test_given_detections_when_judged_then_the_precision_is_what_it_is_by_hand()
     assert score.figures()["map"] == pytest.approx(1.0)
     assert (score.false_boxes, score.average_precision(0)) == (0.0, 1.0)
     assert math.isnan(score.average_precision(1))
-    score.add(right[:1], [[]])  # now a pedestrian and a car where there is nothing: false ones, on an empty image
+    score.add(
+        right[:1], [[]]
+    )  # now a pedestrian and a car where there is nothing: false ones, on an empty image
     assert score.false_boxes == 1.0
     half = DetectionScore()
     half.add(torch.cat((right[:1], right[:1])), [both[0], [Label(300.0, 30.0, 341.0, 70.0, 0, True)]])
@@ -113,7 +129,9 @@ def test_given_detections_when_judged_then_the_precision_is_what_it_is_by_hand()
     assert math.isnan(open_ones.average_precision(0))
 
 
-def test_given_a_training_when_written_then_the_adapter_has_scenes_with_objects_beside_the_weights(tmp_path):
+def test_given_a_training_when_written_then_the_adapter_has_scenes_with_objects_beside_the_weights(
+    tmp_path,
+):
     weights = tmp_path / "own.safetensors"
     DetectorTask().write_examples(weights)
     assert (tmp_path / "own_examples.png").stat().st_size <= 150_000
@@ -126,7 +144,9 @@ def test_given_a_training_when_written_then_the_adapter_has_scenes_with_objects_
     assert (scenes[0][0] - drawn[nearest[0]]).abs().max() <= 1 / 255 + 1e-6  # rounded to bytes
 
 
-def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_same_weights(tmp_path, monkeypatch):
+def test_given_a_training_that_was_ended_when_run_again_then_it_comes_to_the_same_weights(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(tier_training, "_JUDGED_EVERY", 2)
     monkeypatch.setattr(tier_training, "_JUDGED_BRIEFLY", 2)
     monkeypatch.setattr(DetectorTask, "batch_size", 2)
@@ -165,7 +185,9 @@ def weights_after(tmp_path, name, steps=2, **changes):
     return trained_weights(plan), result
 
 
-def test_given_no_room_when_a_checkpoint_is_written_then_the_error_says_so_and_the_one_before_stays(tmp_path):
+def test_given_no_room_when_a_checkpoint_is_written_then_the_error_says_so_and_the_one_before_stays(
+    tmp_path,
+):
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "kept")
     tier_training._write(plan, {"step": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -192,13 +214,17 @@ def test_given_checkpointing_or_a_loader_when_trained_then_the_weights_are_the_s
     assert all(torch.allclose(plain[name], kept[name], atol=1e-5) for name in plain)
 
 
-def test_given_a_teacher_or_weights_to_prune_when_trained_then_it_starts_near_to_them(tmp_path, monkeypatch):
+def test_given_a_teacher_or_weights_to_prune_when_trained_then_it_starts_near_to_them(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(DetectorTask, "batch_size", 2)
     task, batch = DetectorTask(), DetectorTask().batch(1, 0, 4)
     net = build_trained(lambda: DetectorNet(12), "fast", DETECTOR_WEIGHTS)
     alone = task.loss(net, batch, torch.device("cpu"))
     task.learn_from(net)
-    assert torch.allclose(task.loss(net, batch, torch.device("cpu")), alone + own_answers(net, batch), rtol=1e-3)
+    assert torch.allclose(
+        task.loss(net, batch, torch.device("cpu")), alone + own_answers(net, batch), rtol=1e-3
+    )
     pruned, result = weights_after(tmp_path, "pruned", steps=1, start=DETECTOR_WEIGHTS, prune=0.25)
     assert result.width == 9
     assert pruned["head.0.weight"].shape == (18, 18, 3, 3)

@@ -49,13 +49,17 @@ def labelled(log, folder, lines, topic="/image"):
     return LabelledLog(log, topic, path)
 
 
-def test_given_a_labelled_log_when_read_then_boxes_are_stretched_and_the_last_fifth_is_held_out(log, tmp_path):
+def test_given_a_labelled_log_when_read_then_boxes_are_stretched_and_the_last_fifth_is_held_out(
+    log, tmp_path
+):
     lines = [line(number, [car(10, 20, 60, 100 + number)]) for number in range(1, COUNT)] + [line(COUNT)]
     found = labelled(log, tmp_path, lines)
     held_out = LoggedImages(found, HELD_OUT)
     images, labels = held_out.batch(0, 100)
     assert images.shape == (3, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
-    assert images[:, 0, 0, 0].tolist() == pytest.approx([grey / 127.5 - 1 for grey in (130, 140, 150)], abs=0.01)
+    assert images[:, 0, 0, 0].tolist() == pytest.approx(
+        [grey / 127.5 - 1 for grey in (130, 140, 150)], abs=0.01
+    )
     assert labels[0] == [(20.0, 40.0, 120.0, 226.0, CLASSES.index("car"), True)]
     assert labels[2] == []
     assert held_out.batch(3, 5)[1] == []
@@ -65,7 +69,10 @@ def test_given_a_labelled_log_when_read_then_boxes_are_stretched_and_the_last_fi
     assert torch.equal(images, again)
     assert labels == same
     assert {round(float(grey)) for grey in (images[:, 0, 0, 0] + 1) * 12.75} == set(range(1, 13))
-    assert {one.left for label in labels for one in label} == {20.0, IMAGE_WIDTH - 120.0}, "some are mirrored"
+    assert {one.left for label in labels for one in label} == {
+        20.0,
+        IMAGE_WIDTH - 120.0,
+    }, "some are mirrored"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,9 @@ def test_given_a_labelled_log_when_read_then_boxes_are_stretched_and_the_last_fi
         ([line(1), line(1)], "line 2: stamp_ns 1000000000 has been there before"),
     ],
 )
-def test_given_lines_that_are_no_labels_when_opened_then_the_error_says_where_and_what(log, tmp_path, lines, says):
+def test_given_lines_that_are_no_labels_when_opened_then_the_error_says_where_and_what(
+    log, tmp_path, lines, says
+):
     with pytest.raises(ConfigError, match=says):
         labelled(log, tmp_path, lines)
 
@@ -86,7 +95,10 @@ def test_given_lines_that_are_no_labels_when_opened_then_the_error_says_where_an
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        ([{"class": "horse", "box": [1, 2, 3, 4]}], "line 3: class 'horse' is not there; it has to be of: car, truck"),
+        (
+            [{"class": "horse", "box": [1, 2, 3, 4]}],
+            "line 3: class 'horse' is not there; it has to be of: car, truck",
+        ),
         ([car(1, 2, 3)], r"line 3: box \[1, 2, 3\] is not \[left, top, right, bottom\]"),
         ([car(1, 2, float("nan"), 4)], "line 3: box .* is not"),
         ([car(1, 2, 225, 4)], "line 3: box .* is not in its image of 224x128 pixels"),
@@ -95,7 +107,9 @@ def test_given_lines_that_are_no_labels_when_opened_then_the_error_says_where_an
     ],
 )
 def test_given_a_label_that_cannot_be_when_read_then_the_error_names_its_line(log, tmp_path, odd, says):
-    found = labelled(log, tmp_path, [line(1), line(2), line(3, odd), *(line(number) for number in range(4, 12))])
+    found = labelled(
+        log, tmp_path, [line(1), line(2), line(3, odd), *(line(number) for number in range(4, 12))]
+    )
     with pytest.raises(ConfigError, match=says):
         LoggedImages(found, 1)
 
@@ -104,9 +118,13 @@ def test_given_a_topic_or_a_stamp_that_is_not_there_when_read_then_the_error_say
     lines = [line(number) for number in range(1, 12)]
     with pytest.raises(ConfigError, match="topic /front is not there; it has /image, /odom"):
         labelled(log, tmp_path, lines, "/front")
-    with pytest.raises(ConfigError, match="/odom is nav_msgs/msg/Odometry; it has to be sensor_msgs/msg/Image"):
+    with pytest.raises(
+        ConfigError, match="/odom is nav_msgs/msg/Odometry; it has to be sensor_msgs/msg/Image"
+    ):
         LoggedImages(labelled(log, tmp_path, lines, "/odom"), 1)
-    with pytest.raises(ConfigError, match="line 12: no message of /image in .* has the stamp 99000000000 ns"):
+    with pytest.raises(
+        ConfigError, match="line 12: no message of /image in .* has the stamp 99000000000 ns"
+    ):
         LoggedImages(labelled(log, tmp_path, [*lines, line(99)]), 1)
     with pytest.raises(ConfigError, match="labels .*none.jsonl: cannot be read"):
         LabelledLog(log, "/image", tmp_path / "none.jsonl")

@@ -38,7 +38,9 @@ def test_given_scenes_when_drawn_then_labels_are_in_the_grid_and_points_lie_on_t
             away = raised[:, :2] - torch.stack((x[box], y[box]))
             along = (away[:, 0] * yaw[box].cos() + away[:, 1] * yaw[box].sin()).abs() - length[box] / 2
             across = (away[:, 1] * yaw[box].cos() - away[:, 0] * yaw[box].sin()).abs() - width[box] / 2
-            assert ((along < 0.6) & (across < 0.6)).sum() >= LEAST_POINTS // 2  # those that drive are smeared
+            assert (
+                (along < 0.6) & (across < 0.6)
+            ).sum() >= LEAST_POINTS // 2  # those that drive are smeared
     kinds = torch.cat([cloud.boxes[:, 5] for cloud in clouds(20)])
     assert set(kinds.tolist()) == set(range(len(CLASSES)))
 
@@ -70,7 +72,9 @@ def test_given_targets_when_read_as_outputs_then_the_boxes_are_the_labels_and_sc
             assert math.sin(box.yaw - label[4]) == pytest.approx(0.0, abs=1e-4)
             assert box.class_index == label[5]
     truth = [cloud.boxes.numpy() for cloud in drawn]
-    assert [average_precision(found, truth, kind, 1.0) for kind in range(len(CLASSES))] == [1.0] * len(CLASSES)
+    assert [average_precision(found, truth, kind, 1.0) for kind in range(len(CLASSES))] == [1.0] * len(
+        CLASSES
+    )
     assert (batch.heat[tuple(batch.cells.T)] == 1.0).all()
     assert batch.heat.amax() == 1.0
     assert len(batch_of(clouds(2, empty=True)).cells) == 0
@@ -87,7 +91,9 @@ def test_given_boxes_when_judged_then_precision_falls_with_the_false_the_far_and
 
     assert ap(box(0.9, 10), box(0.8, 20)) == 1.0
     assert ap(box(0.9, 10)) == 0.5
-    assert ap(box(0.9, 10), box(0.8, 10.1), box(0.7, 20)) == pytest.approx((1 + 2 / 3) / 2)  # the second is taken
+    assert ap(box(0.9, 10), box(0.8, 10.1), box(0.7, 20)) == pytest.approx(
+        (1 + 2 / 3) / 2
+    )  # the second is taken
     assert ap(box(0.9, 50), box(0.8, 10), box(0.7, 20)) == pytest.approx(2 / 3)
     assert ap(box(0.9, 11.5), box(0.9, 20, kind=1)) == 0.0
     assert ap(box(0.9, 11.5), near_m=2.0) == 0.5

@@ -50,7 +50,9 @@ def test_given_a_drive_when_its_messages_go_through_the_adapter_then_it_makes_th
         markers = MarkerArrays(tick.fov_deg).build(tick.seen, ImageFrame(stamp_ns, "camera", WIDTH, HEIGHT))
         odometry = decode(bytes(encode(odometry_message(*tick.vehicle, stamp_ns), ODOMETRY)), ODOMETRY)
         messages = {
-            "detections": Received(decode(bytes(encode(markers, MARKER_ARRAY)), MARKER_ARRAY), stamp_ns, 0.0),
+            "detections": Received(
+                decode(bytes(encode(markers, MARKER_ARRAY)), MARKER_ARRAY), stamp_ns, 0.0
+            ),
             "odom": Received(odometry, stamp_ns, 0.0),
         }
         adapter.observe(messages)
@@ -64,7 +66,9 @@ def test_given_a_drive_when_its_messages_go_through_the_adapter_then_it_makes_th
 
 
 @pytest.mark.parametrize(("ahead_m", "off_m"), [(15.0, 0.5), (40.0, 3.0)])
-def test_given_a_car_when_the_camera_finds_it_then_it_is_placed_where_it_is_or_missed_now_and_then(ahead_m, off_m):
+def test_given_a_car_when_the_camera_finds_it_then_it_is_placed_where_it_is_or_missed_now_and_then(
+    ahead_m, off_m
+):
     scenario = draw_scenario("ccrs", 1)
     scenario.bodies[0].s, scenario.bodies[0].d = ahead_m, 2.0
     world, found = World(scenario), []
@@ -84,7 +88,9 @@ def test_given_a_vehicle_that_drives_north_when_a_plan_is_put_in_its_frame_then_
     assert poses.shape == (WAYPOINTS, 4)
     assert poses[0] == pytest.approx((5.0, 0.0, math.radians(10.0), 3.0))
     plan[:, 2] -= 2 * math.pi  # the same heading
-    assert relative(plan, (10.0, 20.0, math.radians(90.0), 4.0, 0.0))[0, 2] == pytest.approx(math.radians(10.0))
+    assert relative(plan, (10.0, 20.0, math.radians(90.0), 4.0, 0.0))[0, 2] == pytest.approx(
+        math.radians(10.0)
+    )
 
 
 def test_given_a_drive_when_learned_from_then_plans_begin_where_the_vehicle_is_and_some_brake_hard():
@@ -100,7 +106,13 @@ def test_given_a_mirror_when_an_example_is_turned_round_then_everything_left_is_
     def example(share):
         monkeypatch.setattr(tested, "_MIRRORED", share)
         history, mask, ego, plan = (part[0] for part in PlannerTask().batch(3, 1, 1))
-        return history[:, : NEAREST * OBJECT_FIELDS].view(-1, NEAREST, OBJECT_FIELDS), history[:, -2:], mask, ego, plan
+        return (
+            history[:, : NEAREST * OBJECT_FIELDS].view(-1, NEAREST, OBJECT_FIELDS),
+            history[:, -2:],
+            mask,
+            ego,
+            plan,
+        )
 
     objects, motion, mask, ego, plan = example(0.0)
     turned_objects, turned_motion, same, turned_ego, turned_plan = example(1.0)
@@ -115,10 +127,15 @@ def test_given_frames_after_a_push_when_cut_out_then_the_history_knows_nothing_o
     monkeypatch.setattr(tested, "_GAP", 0.0)
     monkeypatch.setattr(tested, "_SHORTENED", 0.0)
     features = torch.arange(1.0, 4.0).view(3, 1).expand(3, 50)
-    task, made = PlannerTask(), Examples(features, torch.ones(3, 2), torch.zeros(3, WAYPOINTS, 4), [1, 1, 2])
+    task, made = (
+        PlannerTask(),
+        Examples(features, torch.ones(3, 2), torch.zeros(3, WAYPOINTS, 4), [1, 1, 2]),
+    )
     task._drives = {(0, 0): made, (0, 1): made}
     history, mask, _, _ = task.batch(0, 0, 30)
-    known = {tuple(rows[-2:, 0].tolist()): one.sum().item() for rows, one in zip(history, mask, strict=True)}
+    known = {
+        tuple(rows[-2:, 0].tolist()): one.sum().item() for rows, one in zip(history, mask, strict=True)
+    }
     assert known == {(0.0, 1.0): 1, (0.0, 2.0): 1, (2.0, 3.0): 2}
 
 

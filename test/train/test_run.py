@@ -1,4 +1,7 @@
-"""`torchperf train`, from the command line to weights, card and page; and what it refuses before it begins."""
+"""`torchperf train`, from the command line to weights, card and page.
+
+And what it refuses before it begins.
+"""
 
 import json
 import math
@@ -38,12 +41,18 @@ def pruned(tmp_path_factory):
     return folder, asked, result.output
 
 
-def test_given_a_training_when_done_then_weights_card_figures_and_page_are_there_and_the_adapter_runs_them(pruned):
+def test_given_a_training_when_done_then_weights_card_figures_and_page_are_there_and_the_adapter_runs_them(
+    pruned,
+):
     folder, _, output = pruned
     assert "detector fast: 3 steps in " in output
     assert {path.name for path in folder.iterdir()} >= {
-        "detector.safetensors", "detector.md", "detector.json", "detector_examples.png", "training.html"
-    }  # fmt: skip
+        "detector.safetensors",
+        "detector.md",
+        "detector.json",
+        "detector_examples.png",
+        "training.html",
+    }
     figures = json.loads((folder / "detector.json").read_text())
     assert figures["tiers"]["fast"]["width"] == 9
     assert figures["sha256"] in (folder / "detector.md").read_text()
@@ -51,7 +60,9 @@ def test_given_a_training_when_done_then_weights_card_figures_and_page_are_there
     assert adapter.build("fast").head[0].weight.shape == (18, 18, 3, 3)
 
 
-def test_given_pruned_weights_when_named_again_then_they_are_trained_on_pruned_further_and_teach(pruned, tmp_path):
+def test_given_pruned_weights_when_named_again_then_they_are_trained_on_pruned_further_and_teach(
+    pruned, tmp_path
+):
     weights = pruned[0] / "detector.safetensors"
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=weights)
     assert tier_training.network_of(DetectorTask(), plan)[1] == 9
@@ -61,17 +72,25 @@ def test_given_pruned_weights_when_named_again_then_they_are_trained_on_pruned_f
     with pytest.raises(tier_training.ConfigError, match="prune 0.01: takes none of the 9 channels"):
         tier_training.network_of(DetectorTask(), none)
     full = tmp_path / "full.safetensors"
-    save_file({name.replace("fast", "full"): value for name, value in load_file(weights).items()}, full,
-              {"widths": json.dumps({"full": 9})})  # fmt: skip
+    save_file(
+        {name.replace("fast", "full"): value for name, value in load_file(weights).items()},
+        full,
+        {"widths": json.dumps({"full": 9})},
+    )
     plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", teacher=full)
     task = DetectorTask()
     tier_training.network_of(task, plan)
     assert task._teacher.head[0].weight.shape == (18, 18, 3, 3)
 
 
-def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judged_anew_and_not_trained(pruned):
+def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judged_anew_and_not_trained(
+    pruned,
+):
     folder, asked, _ = pruned
-    before, first = load_file(folder / "detector.safetensors"), json.loads((folder / "detector.json").read_text())
+    before, first = (
+        load_file(folder / "detector.safetensors"),
+        json.loads((folder / "detector.json").read_text()),
+    )
     result = run(*asked, "--judged", "3")
     assert "goes on from step 3" in result.output
     figures = json.loads((folder / "detector.json").read_text())["tiers"]["fast"]
@@ -82,15 +101,21 @@ def test_given_a_training_that_is_done_when_more_is_to_be_judged_then_it_is_judg
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then_it_is_not_overwritten(pruned):
+def test_given_a_checkpoint_of_other_options_when_the_folder_is_named_again_then_it_is_not_overwritten(
+    pruned,
+):
     _, asked, _ = pruned
     result = run(*asked, "--seed", "2", "--dry-run")
     assert result.exit_code == 2
-    assert "checkpoint is of other options, weights or labels: --again replaces" in " ".join(result.output.split())
+    assert "checkpoint is of other options, weights or labels: --again replaces" in " ".join(
+        result.output.split()
+    )
     assert run(*asked, "--seed", "2", "--dry-run", "--again").exit_code == 0
 
 
-def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets_the_error(monkeypatch, tmp_path):
+def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets_the_error(
+    monkeypatch, tmp_path
+):
     def fail(*_):
         raise TrainingFailed("the loss is nan at step 3")
 
@@ -104,12 +129,16 @@ def test_given_a_training_that_fails_when_its_process_ends_then_the_command_gets
     assert (type(result), str(result)) == (TrainingFailed, "the loss is nan at step 3")
 
 
-def test_given_other_labels_or_weights_in_the_same_file_when_named_again_then_the_checkpoint_is_of_others(tmp_path):
+def test_given_other_labels_or_weights_in_the_same_file_when_named_again_then_the_checkpoint_is_of_others(
+    tmp_path,
+):
     files = start, teacher, labels = [tmp_path / name for name in ("start", "teacher", "labels")]
 
     def identity():
         data = (tmp_path / "log", "/image", labels)
-        plan = TierPlan("detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=start, teacher=teacher, data=data)
+        plan = TierPlan(
+            "detector", "fast", 1, 1, "cpu", 1, tmp_path / "none", start=start, teacher=teacher, data=data
+        )
         return plan.identity()
 
     for path in files:
@@ -122,12 +151,23 @@ def test_given_other_labels_or_weights_in_the_same_file_when_named_again_then_th
         path.write_text("before")
 
 
-def test_given_a_label_that_cannot_be_when_trained_then_the_command_names_its_line_and_ends_with_2(tmp_path):
+def test_given_a_label_that_cannot_be_when_trained_then_the_command_names_its_line_and_ends_with_2(
+    tmp_path,
+):
     write_drive(tmp_path / "drive.mcap", DriveLog(seconds=1.0, width=64, height=36))
     stamps = [START_NS + number * 100_000_000 for number in range(10)]
-    lines = [{"stamp_ns": stamp_ns, "labels": [{"class": "horse", "box": [1, 2, 3, 4]}]} for stamp_ns in stamps]
+    lines = [
+        {"stamp_ns": stamp_ns, "labels": [{"class": "horse", "box": [1, 2, 3, 4]}]} for stamp_ns in stamps
+    ]
     (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    log = ("--log", tmp_path / "drive.mcap", "--topic", "/camera/image_raw", "--labels", tmp_path / "labels.jsonl")
+    log = (
+        "--log",
+        tmp_path / "drive.mcap",
+        "--topic",
+        "/camera/image_raw",
+        "--labels",
+        tmp_path / "labels.jsonl",
+    )
     result = run("-o", tmp_path / "out", *log, *FAST)
     assert result.exit_code == 2, result.output
     assert "line 1: class 'horse' is not there" in " ".join(result.output.split())
@@ -158,16 +198,27 @@ def test_given_a_processor_with_bf16_instructions_or_without_when_trained_then_i
         (("--accumulate", "3"), "accumulate is 3; it has to divide detector's batch of 16"),
         (("--prune", "0.5"), "--from is missing"),
         (("--log", "drive.mcap"), "--labels is missing"),
-        (("--models", "lidar", "--adapter", "torchperf_ros.models.camera:CameraAdapter"), "no effect beside adapter"),
+        (
+            ("--models", "lidar", "--adapter", "torchperf_ros.models.camera:CameraAdapter"),
+            "no effect beside adapter",
+        ),
         (("--adapter", "torchperf_ros.models.driving:OracleAdapter"), "it has no training_task"),
         (("--from", "none.safetensors"), "detector, tier full: weights none.safetensors: No such file"),
         (("--from", "{folder}/cut.safetensors"), "detector, tier full: weights .*cut.safetensors: "),
         (("--from", DETECTOR_WEIGHTS), "planner, tier full: .*they are of another architecture"),
-        (("--models", "lidar", "--from", LIDAR_WEIGHTS, "--prune", "0.5"), "lidar, tier full: .*cannot be pruned"),
-        (("--models", "planner", "--teacher", PLANNER_WEIGHTS), "planner, tier full: it learns from no teacher"),
+        (
+            ("--models", "lidar", "--from", LIDAR_WEIGHTS, "--prune", "0.5"),
+            "lidar, tier full: .*cannot be pruned",
+        ),
+        (
+            ("--models", "planner", "--teacher", PLANNER_WEIGHTS),
+            "planner, tier full: it learns from no teacher",
+        ),
     ],
 )
-def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_anything_is(tmp_path, arguments, says):
+def test_given_what_cannot_be_trained_when_asked_for_then_it_is_refused_before_anything_is(
+    tmp_path, arguments, says
+):
     (tmp_path / "cut.safetensors").write_bytes(DETECTOR_WEIGHTS.read_bytes()[:5000])
     given = [str(one).format(folder=tmp_path) for one in arguments]
     result = run("--dry-run", "-o", tmp_path / "out", *given)

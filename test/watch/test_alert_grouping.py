@@ -27,8 +27,13 @@ def test_given_a_finding_when_ticked_then_it_is_told_once_with_its_numbers():
     [[told]] = grouping.told(1)
     assert (told.level, told.name, told.message) == (Level.WARN, "a: deadline missed", "it is")
     assert told.values == {
-        "total_ms": "70", "event": "1", "since_s": "0.8", "count": "1", "held_back": "0", "also": "",
-    }  # fmt: skip
+        "total_ms": "70",
+        "event": "1",
+        "since_s": "0.8",
+        "count": "1",
+        "held_back": "0",
+        "also": "",
+    }
     assert grouping.told(2) == []
 
 
@@ -46,9 +51,15 @@ def test_given_one_cause_when_several_things_are_found_then_they_are_one_message
     grouping.take(0, *map(found, names), found("a: deadline missed", Level.ERROR), found("a: worker died"))
     [message] = grouping.told(1)
     assert [status.name for status in message] == [
-        "a: worker died", "machine: load", "a: tier", "a: latency", "a: misses", "a: deadline missed",
-        "b: deadline missed", "a: rollout",
-    ]  # fmt: skip
+        "a: worker died",
+        "machine: load",
+        "a: tier",
+        "a: latency",
+        "a: misses",
+        "a: deadline missed",
+        "b: deadline missed",
+        "a: rollout",
+    ]
     assert {status.values["event"] for status in message} == {"1"}
     assert message[-3].values["also"].startswith("a: worker died; machine: load; a: tier; ")
 
@@ -113,8 +124,15 @@ def test_given_more_than_it_holds_when_reported_then_the_rest_is_counted_not_kep
     assert len(grouping.open) <= 256
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc"), st.sampled_from(list(Level)[1:3])), max_size=60))
-def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_every_finding_counted(findings):
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from("abc"), st.sampled_from(list(Level)[1:3])),
+        max_size=60,
+    )
+)
+def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_every_finding_counted(
+    findings,
+):
     grouping = Grouping()
     counted = 0
     for second in range(60):
@@ -130,7 +148,13 @@ def test_given_any_findings_when_time_has_passed_then_every_event_is_over_and_ev
 def test_given_findings_when_the_recorder_is_silent_then_they_go_on_for_a_while_or_until_it_looks_and_finds_nothing():
     last, latency = LastAlerts(), [found("camera: latency")]
     assert last.update(latency, 0, looked=True) == latency
-    assert [bool(last.update([], second * NS_PER_S, looked=False)) for second in (1, 20, 21)] == [True, True, False]
+    assert [bool(last.update([], second * NS_PER_S, looked=False)) for second in (1, 20, 21)] == [
+        True,
+        True,
+        False,
+    ]
     last.update(latency, 30 * NS_PER_S, looked=True)
     assert not last.update([], 31 * NS_PER_S, looked=True)
-    assert last.update(latency, 32 * NS_PER_S, looked=False) == latency  # heard before its status: the same look
+    assert (
+        last.update(latency, 32 * NS_PER_S, looked=False) == latency
+    )  # heard before its status: the same look

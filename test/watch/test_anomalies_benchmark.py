@@ -33,7 +33,9 @@ def test_given_scores_that_tell_all_when_tallied_then_the_area_is_one_and_with_n
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_given_a_large_spike_in_a_steady_series_when_judged_then_every_detector_of_the_benchmark_tells_it(name):
+def test_given_a_large_spike_in_a_steady_series_when_judged_then_every_detector_of_the_benchmark_tells_it(
+    name,
+):
     detector = DETECTORS[name]()
     scores = [detector.update(float(i), 10.0 + i % 7 + (500.0 if i == 900 else 0.0)) for i in range(1000)]
 

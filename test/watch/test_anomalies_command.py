@@ -31,8 +31,10 @@ def series(tmp_path):
     """500 rows of noise, one every 5 minutes, the 401st far off."""
     draw = random.Random(1)
     path = tmp_path / "cpu.csv"
-    lines = [f"2024-05-{1 + i // 288:02d} {i // 12 % 24:02d}:{i % 12 * 5:02d}:00,{50 + draw.gauss(0, 1):.3f}"
-             for i in range(500)]  # fmt: skip
+    lines = [
+        f"2024-05-{1 + i // 288:02d} {i // 12 % 24:02d}:{i % 12 * 5:02d}:00,{50 + draw.gauss(0, 1):.3f}"
+        for i in range(500)
+    ]
     lines[400] = lines[400].split(",")[0] + ",90.0"
     path.write_text("timestamp,value\n" + "\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -47,15 +49,21 @@ def test_given_a_series_when_scored_then_each_row_has_its_score_and_the_event_is
     assert [row[:2] for row in rows] == read(series)[1:]
     scores = [float(row[2]) for row in rows]
     assert max(scores[:400]) < 0.5 < scores[400]
-    assert all(word in done.output for word in ("500 rows", "1 event", "2024-05-02 09:20:00", "value", "90"))
+    assert all(
+        word in done.output for word in ("500 rows", "1 event", "2024-05-02 09:20:00", "value", "90")
+    )
     assert sorted(path.name for path in series.parent.iterdir()) == ["cpu.anomalies.csv", "cpu.csv"]
 
 
-def test_given_options_and_stdout_when_scored_then_rows_alone_go_there_with_the_scores_of_the_detector(series):
+def test_given_options_and_stdout_when_scored_then_rows_alone_go_there_with_the_scores_of_the_detector(
+    series,
+):
     code = "from torchperf_ros.cli.main import app; app()"
     options = ["-o", "-", "--direction", "up", "--floor", "60", "--caution", "1.5"]
     command = [sys.executable, "-c", code, "anomalies", series, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2]
+    )
     detector = SeriesDetector("up", 60.0, 1.5)
     expected = [detector.update(300.0 * i, float(row[1])).score for i, row in enumerate(read(series)[1:])]
 
@@ -66,7 +74,9 @@ def test_given_options_and_stdout_when_scored_then_rows_alone_go_there_with_the_
     assert "no event" in done.stderr
 
 
-def test_given_gaps_and_odd_timestamps_when_scored_then_every_row_is_there_and_the_summary_counts_them(tmp_path):
+def test_given_gaps_and_odd_timestamps_when_scored_then_every_row_is_there_and_the_summary_counts_them(
+    tmp_path,
+):
     path = tmp_path / "odd.csv"
     path.write_text("5,1\n6,\n6,NaN\n4,2\n\n1000,inf\n1001,3\n", encoding="utf-8")
     done = run(path)
@@ -75,7 +85,12 @@ def test_given_gaps_and_odd_timestamps_when_scored_then_every_row_is_there_and_t
     assert done.exit_code == 0, done.output
     assert [",".join(row[:2]) for row in rows] == ["5,1", "6,", "6,NaN", "4,2", "1000,inf", "1001,3"]
     assert all(0 <= float(row[2]) < 0.5 for row in rows)
-    told = ("6 rows", "3 without a value", "1 with a repeated timestamp", "1 with a timestamp that goes backward")
+    told = (
+        "6 rows",
+        "3 without a value",
+        "1 with a repeated timestamp",
+        "1 with a timestamp that goes backward",
+    )
     assert [words for words in told if words not in done.output] == []
 
 
@@ -108,7 +123,9 @@ def test_given_many_events_when_told_then_the_summary_shows_the_highest_in_order
     done = run(path)
 
     assert "the 30 that score most" in done.output
-    starts = [int(line.split()[0]) for line in done.output.splitlines() if line[:1].isdigit() and "step" in line]
+    starts = [
+        int(line.split()[0]) for line in done.output.splitlines() if line[:1].isdigit() and "step" in line
+    ]
     assert len(starts) == 30
     assert starts == sorted(starts)
     assert not math.isnan(starts[0])
@@ -120,7 +137,10 @@ def test_given_a_run_when_scored_then_the_latency_of_the_named_stage_is_judged(t
     frames["t_ns"] = 1_000_000_000 + 33_000_000 * np.arange(400)
     frames["total_ms"] = [20 + draw.gauss(0, 0.5) + 30 * (number == 350) for number in range(400)]
     path = tmp_path / "run.json"
-    write_run(Run({"stages": [{"name": "camera"}, {"name": "plan"}]}, {"camera": frames, "plan": frames[:3]}), path)
+    write_run(
+        Run({"stages": [{"name": "camera"}, {"name": "plan"}]}, {"camera": frames, "plan": frames[:3]}),
+        path,
+    )
     done = run(path, "--stage", "camera")
     rows = read(tmp_path / "run.anomalies.csv")[1:]
 
@@ -147,7 +167,9 @@ def test_given_a_run_when_scored_then_the_latency_of_the_named_stage_is_judged(t
         ("1,1\n", ["--direction", "left"], ["direction"]),
     ],
 )
-def test_given_bad_input_when_run_then_it_ends_with_2_says_why_and_leaves_nothing(tmp_path, text, arguments, words):
+def test_given_bad_input_when_run_then_it_ends_with_2_says_why_and_leaves_nothing(
+    tmp_path, text, arguments, words
+):
     path = tmp_path / "bad.csv"
     if text is not None:
         path.write_text(text, encoding="utf-8")
@@ -173,7 +195,10 @@ def rows(tmp_path):
     [
         ("timestamp,value\n2014-02-14 14:30:00,0.5\n", [(1392388200.0, 0.5)]),
         ("2014-02-14 14:30:00,0.5\n", [(1392388200.0, 0.5)]),
-        ("2014-02-14T14:30:00Z,1e3\r\n2014-02-14T15:30:00.5+01:00,2\r\n", [(1392388200.0, 1e3), (1392388200.5, 2.0)]),
+        (
+            "2014-02-14T14:30:00Z,1e3\r\n2014-02-14T15:30:00.5+01:00,2\r\n",
+            [(1392388200.0, 1e3), (1392388200.5, 2.0)],
+        ),
         ("2014-02-14,3\n2014/02/15,4", [(1392336000.0, 3.0), (1392422400.0, 4.0)]),
         ("0,1\n1,2\n0.5,3\n0.5,3\n", [(0.0, 1.0), (1.0, 2.0), (0.5, 3.0), (0.5, 3.0)]),
         ("1392388200000,1\n", [(1392388200.0, 1.0)]),
@@ -191,7 +216,9 @@ def test_given_a_way_to_write_a_series_when_read_then_times_and_values_are_right
 
 
 @pytest.mark.parametrize("missing", ["", "NaN", "nan", "NA", "null", " "])
-def test_given_a_missing_value_when_read_then_it_is_nan_its_text_is_kept_and_no_row_is_a_header(rows, missing):
+def test_given_a_missing_value_when_read_then_it_is_nan_its_text_is_kept_and_no_row_is_a_header(
+    rows, missing
+):
     row, _ = rows(f"2014-02-14,{missing}\n2014-02-15,1\n")
     assert math.isnan(row.value)
     assert row.text == missing
@@ -210,7 +237,9 @@ def test_given_a_missing_value_when_read_then_it_is_nan_its_text_is_kept_and_no_
         ("1,2\n\n\nx,3\n", [":4:", "'x'"]),
     ],
 )
-def test_given_what_cannot_be_read_when_read_then_the_error_says_where_and_what_would_be_right(rows, text, words):
+def test_given_what_cannot_be_read_when_read_then_the_error_says_where_and_what_would_be_right(
+    rows, text, words
+):
     with pytest.raises(SeriesError) as error:
         rows(text)
     assert all(word in str(error.value) for word in words), error.value

@@ -32,7 +32,13 @@ def picture(pixels, encoding="rgb8"):
 def image(pixels, encoding, **own):
     height, width = pixels.shape[:2]
     data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1)
-    own |= {"height": height, "width": width, "encoding": encoding, "step": len(data) // height, "data": data}
+    own |= {
+        "height": height,
+        "width": width,
+        "encoding": encoding,
+        "step": len(data) // height,
+        "data": data,
+    }
     return empty_message(IMAGE, **own)
 
 
@@ -57,7 +63,10 @@ def jpeg(pixels):
     JpegFile.fromarray(pixels).save(file, "JPEG")
     data = np.frombuffer(file.getvalue(), np.uint8)
     return lambda stamp_ns: bytes(
-        encode(empty_message(COMPRESSED, header=header(stamp_ns, "camera"), format="jpeg", data=data), COMPRESSED)
+        encode(
+            empty_message(COMPRESSED, header=header(stamp_ns, "camera"), format="jpeg", data=data),
+            COMPRESSED,
+        )
     )
 
 
@@ -172,7 +181,10 @@ def lit(_):
     [
         (IMAGE, changing),
         (IMAGE, lambda t: picture(seen(t))),
-        *((IMAGE, at) for at in (lit, bonnet, clock, at_rest, tunnel_exit, wiper, depth, sparse_depth, events)),
+        *(
+            (IMAGE, at)
+            for at in (lit, bonnet, clock, at_rest, tunnel_exit, wiper, depth, sparse_depth, events)
+        ),
         (IMAGE, lambda t: picture(seen(t)[..., :1], "bayer_rggb8")),
         (COMPRESSED, lambda t: jpeg(seen(t))),
         (COMPRESSED, carpet),
@@ -227,11 +239,17 @@ LOWER, LEFT, ALL = np.s_[60:], np.s_[:, :80], np.s_[:]
 @pytest.mark.parametrize(
     ("at", "text"),
     [
-        (frozen(LOWER), r"(50|38)% of the picture of /in is frozen \(x 0 to 100, y (50|62) to 100 %\), since"),
+        (
+            frozen(LOWER),
+            r"(50|38)% of the picture of /in is frozen \(x 0 to 100, y (50|62) to 100 %\), since",
+        ),
         (frozen(LEFT), r"50% of the picture of /in is frozen \(x 0 to 50, y 0 to 100 %\), since"),
         (frozen(ALL, overlay=True), r"(9.|100)% of .* \(x 0 to 100, y 0 to 100 %\), since"),
         # At a standstill, where only the noise has moved.
-        (frozen(ALL, overlay=True, whole=lambda: seen(0)), r"(9.|100)% of .* \(x 0 to 100, y 0 to 100 %\), since"),
+        (
+            frozen(ALL, overlay=True, whole=lambda: seen(0)),
+            r"(9.|100)% of .* \(x 0 to 100, y 0 to 100 %\), since",
+        ),
     ],
 )
 def test_given_a_part_of_the_picture_that_freezes_when_seconds_have_passed_then_it_is_told_until_it_moves(
@@ -249,7 +267,9 @@ def test_given_a_part_of_the_picture_that_freezes_when_seconds_have_passed_then_
 
 @pytest.mark.parametrize("moves_before", [0, 10])
 @pytest.mark.parametrize("noise", [0, 1])
-def test_given_a_small_picture_that_stands_when_the_whole_has_noise_then_it_is_not_frozen(moves_before, noise):
+def test_given_a_small_picture_that_stands_when_the_whole_has_noise_then_it_is_not_frozen(
+    moves_before, noise
+):
     stillness, found = Stillness(), []
 
     def points(varied):
@@ -280,21 +300,32 @@ def test_given_a_picture_that_stands_but_for_a_clock_when_it_has_from_the_start_
     [
         (IMAGE, lambda _: picture(noise(high=13)), "camera: input black", Level.ERROR),
         (IMAGE, lambda _: picture(noise(high=4) + 252), "camera: input white", Level.ERROR),
-        (IMAGE, lambda _: picture(np.where(scene(channels=1) < 230, 255, scene(channels=1)), "mono8"),
-         "camera: input saturated", Level.WARN),
+        (
+            IMAGE,
+            lambda _: picture(np.where(scene(channels=1) < 230, 255, scene(channels=1)), "mono8"),
+            "camera: input saturated",
+            Level.WARN,
+        ),
         (IMAGE, lambda _: picture(noise(high=3) + 120), "camera: input featureless", Level.ERROR),
         (COMPRESSED, lambda _: jpeg(noise(high=13)), "camera: input black", Level.ERROR),
         (IMAGE, lambda _: picture(noise()), "camera: input noise", Level.ERROR),
         (IMAGE, lambda _: picture(noise(channels=1), "bayer_rggb8"), "camera: input noise", Level.ERROR),
-        (IMAGE, lambda _: picture(noise(np.uint16, 1, 60_000), "mono16"), "camera: input noise", Level.ERROR),
+        (
+            IMAGE,
+            lambda _: picture(noise(np.uint16, 1, 60_000), "mono16"),
+            "camera: input noise",
+            Level.ERROR,
+        ),
         (IMAGE, lambda _: picture(noise(channels=2), "yuv422"), "camera: input noise", Level.ERROR),
         (IMAGE, lambda _: picture(boxed(noise())), "camera: input noise", Level.ERROR),
         (COMPRESSED, lambda _: jpeg(noise()), "camera: input noise", Level.ERROR),
         (CLOUD, lambda t: cloud([]), "camera: input empty", Level.ERROR),
         (CLOUD, lambda t: cloud([[np.nan] * 3] * 50), "camera: input empty", Level.ERROR),
     ],
-)  # fmt: skip
-def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_told(type_name, at, name, level):
+)
+def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_told(
+    type_name, at, name, level
+):
     told = watch(type_name, at)[name]
     assert told[0][0] <= 1
     assert told[0][1].level is level
@@ -303,12 +334,18 @@ def test_given_an_input_that_shows_nothing_when_a_second_has_passed_then_it_is_t
 @pytest.mark.parametrize(
     ("encoding", "pixels"),
     [
-        ("mono8", scene(channels=1)), ("bgra8", scene(channels=4)), ("bayer_rggb8", scene(channels=1)),
-        ("mono16", scene(np.uint16, 1, 60_000)), ("16UC1", scene(np.uint16, 1, 9_000)), ("8UC3", scene()),
-        ("rgb16", scene(np.uint16, 3, 60_000)), ("32FC1", scene(np.float32, 1, 90)), ("yuv422", scene(channels=2)),
+        ("mono8", scene(channels=1)),
+        ("bgra8", scene(channels=4)),
+        ("bayer_rggb8", scene(channels=1)),
+        ("mono16", scene(np.uint16, 1, 60_000)),
+        ("16UC1", scene(np.uint16, 1, 9_000)),
+        ("8UC3", scene()),
+        ("rgb16", scene(np.uint16, 3, 60_000)),
+        ("32FC1", scene(np.float32, 1, 90)),
+        ("yuv422", scene(channels=2)),
         ("yuv422_yuy2", scene(channels=2)),
     ],
-)  # fmt: skip
+)
 def test_given_a_common_encoding_when_looked_at_then_a_scene_is_seen_and_black_is_black(encoding, pixels):
     seen = raw_picture(image(pixels, encoding))
     assert blindness(seen) == ""
@@ -324,7 +361,10 @@ def test_given_a_common_encoding_when_looked_at_then_a_scene_is_seen_and_black_i
 def test_given_an_image_that_is_too_short_or_unknown_when_looked_at_then_nothing_is_said():
     message = empty_message(IMAGE, height=4, width=4, encoding="rgb8", step=12, data=np.zeros(40, np.uint8))
     assert raw_picture(message) is None
-    assert watch(COMPRESSED, lambda t: lambda stamp_ns: jpeg(scene())(stamp_ns)[:200] + bytes([round(10 * t)])) == {}
+    assert (
+        watch(COMPRESSED, lambda t: lambda stamp_ns: jpeg(scene())(stamp_ns)[:200] + bytes([round(10 * t)]))
+        == {}
+    )
 
 
 def test_given_another_input_whose_stamp_stands_still_when_a_second_has_passed_then_it_is_told_with_its_topic():
@@ -339,7 +379,11 @@ def test_given_another_input_whose_stamp_stands_still_when_a_second_has_passed_t
 
 
 @pytest.mark.parametrize(
-    ("stamp", "data"), [(lambda now_ns: now_ns, b"the same pose"), (lambda _: START_NS, b"")], ids=["pose", "map"]
+    ("stamp", "data"),
+    [(lambda now_ns: now_ns, b"the same pose"), (lambda _: START_NS, b"")],
+    ids=["pose", "map"],
 )
-def test_given_a_vehicle_that_stands_or_a_map_that_is_sent_once_when_watched_then_nothing_is_told(stamp, data):
+def test_given_a_vehicle_that_stands_or_a_map_that_is_sent_once_when_watched_then_nothing_is_told(
+    stamp, data
+):
     assert watch(ODOMETRY, lambda _: lambda stamp_ns: data, stamp=stamp, trigger=False, seconds=30) == {}

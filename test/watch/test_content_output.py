@@ -28,7 +28,10 @@ def boxes(stamp_ns, found):
 
 
 def drive(seconds, at, fallback=None):
-    """What is found, by second; `at(second, rng)` gives the detections of a frame and the bytes of its input."""
+    """What is found, by second.
+
+    `at(second, rng)` gives the detections of a frame and the bytes of its input.
+    """
     content, rng, found = OutputContent("camera", "/detections", MARKER_ARRAY), random.Random(0), {}
     for second in range(seconds):
         for part in range(4):
@@ -36,11 +39,15 @@ def drive(seconds, at, fallback=None):
             things, data = at(second, rng)
             content.take(
                 frame_record(
-                    now_ns, stamp_ns=now_ns, received_ns=now_ns, fallback=fallback,
+                    now_ns,
+                    stamp_ns=now_ns,
+                    received_ns=now_ns,
+                    fallback=fallback,
                     outcome=Outcome.ON_TIME if fallback is None else Outcome.LATE,
-                    inputs=[InputBytes(0, now_ns, 0.0, data)], payload=boxes(now_ns, things),
+                    inputs=[InputBytes(0, now_ns, 0.0, data)],
+                    payload=boxes(now_ns, things),
                 )
-            )  # fmt: skip
+            )
         for finding in content.second(now_ns)[1]:
             found.setdefault(finding.name, []).append((second, finding))
     return found
@@ -77,14 +84,20 @@ def frozen_from(begin, things, data):
 
 
 def test_given_equal_outputs_of_changing_inputs_when_they_go_on_then_they_are_frozen():
-    told = drive(80, frozen_from(40, detections(6), lambda rng: rng.randbytes(100)))["camera: output frozen"]
+    told = drive(80, frozen_from(40, detections(6), lambda rng: rng.randbytes(100)))[
+        "camera: output frozen"
+    ]
     assert 49 <= told[0][0] <= 51
     assert "/detections has not changed although its inputs have, since 1" in told[0][1].message
 
 
 def test_given_outputs_without_objects_when_longer_than_ever_then_it_is_told_until_there_are_some():
     def at(second, rng):
-        return (detections(0), rng.randbytes(100)) if 40 <= second < 43 or 80 <= second < 100 else usual(second, rng)
+        return (
+            (detections(0), rng.randbytes(100))
+            if 40 <= second < 43 or 80 <= second < 100
+            else usual(second, rng)
+        )
 
     told = drive(120, at)["camera: output empty"]
     assert [told[0][0], told[-1][0]] == [90, 99]
@@ -103,7 +116,9 @@ def test_given_equal_outputs_for_a_reason_when_watched_then_they_are_not_frozen(
 
 
 def test_given_outputs_that_are_held_when_watched_then_nothing_is_said_of_them():
-    assert drive(80, frozen_from(40, detections(6), lambda rng: rng.randbytes(100)), Fallback.HOLD_LAST) == {}
+    assert (
+        drive(80, frozen_from(40, detections(6), lambda rng: rng.randbytes(100)), Fallback.HOLD_LAST) == {}
+    )
 
 
 def test_given_markers_when_counted_then_what_is_deleted_is_no_object_and_alpha_is_the_score():
@@ -114,7 +129,9 @@ def test_given_markers_when_counted_then_what_is_deleted_is_no_object_and_alpha_
 def test_given_any_message_when_counted_then_scores_are_those_within_its_list_and_without_one_nothing_is_known():
     hypotheses = [SimpleNamespace(class_id="car", score=0.25), SimpleNamespace(class_id="bus", score=0.5)]
     results = [SimpleNamespace(hypothesis=hypothesis, pose=np.zeros(3)) for hypothesis in hypotheses]
-    message = SimpleNamespace(header=None, detections=[SimpleNamespace(results=results), SimpleNamespace(results=[])])
+    message = SimpleNamespace(
+        header=None, detections=[SimpleNamespace(results=results), SimpleNamespace(results=[])]
+    )
     assert statistics_of(message, "vision_msgs/msg/Detection2DArray") == (2.0, [0.25, 0.5])
     count, scores = statistics_of(message_class("geometry_msgs/msg/Point")(x=1.0, y=2.0, z=np.nan), "")
     assert math.isnan(count)

@@ -25,7 +25,9 @@ def follow(series, seconds, noise=2.0, seed=0, every_s=2, room_mib=4000.0):
 
 
 @pytest.mark.parametrize(("mib_per_hour", "within_s"), [(9000, 200), (60, 900)])
-def test_given_a_leak_in_noise_when_followed_then_it_is_found_in_time_and_its_rate_is_right(mib_per_hour, within_s):
+def test_given_a_leak_in_noise_when_followed_then_it_is_found_in_time_and_its_rate_is_right(
+    mib_per_hour, within_s
+):
     trend, held = follow(lambda s: BASE + mib_per_hour * s / 3600, within_s + 1000)
     assert held[0] < within_s
     assert held[-100:] == list(range(held[-1] - 198, held[-1] + 1, 2))  # and stays
@@ -38,7 +40,8 @@ def test_given_a_leak_in_noise_when_followed_then_it_is_found_in_time_and_its_ra
 def test_given_a_megabyte_leaked_a_second_when_there_is_room_for_hours_then_it_is_found_within_three_minutes(
     begins_s, at_once_mib
 ):
-    leak = lambda s: BASE + max(0, s - begins_s) // at_once_mib * at_once_mib  # noqa: E731 - as all series here
+    # as all series here
+    leak = lambda s: BASE + max(0, s - begins_s) // at_once_mib * at_once_mib  # noqa: E731
     _, held = follow(leak, 800, every_s=1, room_mib=32_000.0)
     assert begins_s < held[0] < begins_s + 180
     assert held[-1] == 799
@@ -83,7 +86,9 @@ def test_given_noise_that_wanders_when_followed_then_it_is_not_taken_for_a_leak(
     rng = np.random.default_rng(3)
     near, far = (wandering(rng, 2700, *how) for how in ((0.9, 9.0), (0.97, 30.0)))
     assert follow(lambda s: BASE + near[s], 2700, noise=0.0)[1] == []
-    assert len(follow(lambda s: BASE + far[s], 1500, noise=0.0, room_mib=300.0)[1]) < 20  # rare where little is left
+    assert (
+        len(follow(lambda s: BASE + far[s], 1500, noise=0.0, room_mib=300.0)[1]) < 20
+    )  # rare where little is left
 
 
 def wandering(rng, length, correlation, deviation):

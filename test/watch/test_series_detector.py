@@ -29,7 +29,9 @@ def readings(values, **options):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=150), DIRECTION, st.floats(0, 1e300), st.floats(1, 4))
+@given(
+    st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=150), DIRECTION, st.floats(0, 1e300), st.floats(1, 4)
+)
 def test_given_any_floats_when_updated_then_every_score_is_from_0_to_1(samples, direction, floor, caution):
     detector = SeriesDetector(direction, floor, caution)
     for _ in range(60):  # past the warm-up
@@ -90,7 +92,9 @@ def test_given_noise_when_it_changes_then_the_change_is_told_with_its_kind(chang
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_given_latency_at_30_hz_when_it_rises_by_20_percent_then_that_is_told_within_3_s_and_little_else(seed):
+def test_given_latency_at_30_hz_when_it_rises_by_20_percent_then_that_is_told_within_3_s_and_little_else(
+    seed,
+):
     found = scores(drive(seed, 18_000, "levels"), interval_s=1 / 30, caution=FRAME_CAUTION)
     before = [number for number in range(9000) if found[number] >= 0.5]
 
@@ -159,7 +163,10 @@ def test_given_missing_values_when_they_come_then_they_are_gaps_below_the_thresh
     detector = SeriesDetector()
     for number, value in enumerate(noise(200)):
         expected = detector.update(float(number), value)
-    gaps = [detector.update(200.0 + number, value) for number, value in enumerate([math.nan, math.inf, -math.inf])]
+    gaps = [
+        detector.update(200.0 + number, value)
+        for number, value in enumerate([math.nan, math.inf, -math.inf])
+    ]
     after = detector.update(203.0, 100.0)
 
     assert {gap.kind for gap in gaps} == {"gap"}
@@ -207,9 +214,13 @@ def test_given_a_long_series_when_it_goes_on_then_memory_stays():
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"direction": "left"}, "direction"), ({"floor": -1.0}, "floor"), ({"floor": math.nan}, "floor"),
-     ({"caution": 0.5}, "caution")],
-)  # fmt: skip
+    [
+        ({"direction": "left"}, "direction"),
+        ({"floor": -1.0}, "floor"),
+        ({"floor": math.nan}, "floor"),
+        ({"caution": 0.5}, "caution"),
+    ],
+)
 def test_given_a_bad_option_when_made_then_the_error_names_it(options, name):
     with pytest.raises(ValueError, match=name):
         SeriesDetector(**options)

@@ -58,10 +58,15 @@ def answered(seq, received_ns, now, rng):
     inference_ms = 14.0 * now.slower * rng.lognormvariate(0, 0.05) + now.jitter_ms * rng.uniform(-0.5, 0.5)
     missed = rng.random() < now.missed
     return frame_record(
-        seq=seq, received_ns=received_ns, outcome=Outcome.LATE if missed else Outcome.ON_TIME,
-        fallback=now.fallback if missed else None, tier=now.tier, age_ms=now.age_ms + rng.random(),
-        steps=StepTimes(0.5, 2.0, inference_ms, 0.5), total_ms=50.0 if missed else inference_ms + 3.1,
-    ).answer  # fmt: skip
+        seq=seq,
+        received_ns=received_ns,
+        outcome=Outcome.LATE if missed else Outcome.ON_TIME,
+        fallback=now.fallback if missed else None,
+        tier=now.tier,
+        age_ms=now.age_ms + rng.random(),
+        steps=StepTimes(0.5, 2.0, inference_ms, 0.5),
+        total_ms=50.0 if missed else inference_ms + 3.1,
+    ).answer
 
 
 def between(begin, end, **fault):
@@ -88,7 +93,9 @@ def test_given_half_an_hour_of_usual_frames_when_watched_then_nothing_is_told():
         ({"missed": 0.5}, "camera: misses", "other processes took 71 % of the CPU"),
     ],
 )
-def test_given_a_fault_when_it_lasts_then_it_alone_is_told_within_seconds_and_until_it_is_over(fault, name, words):
+def test_given_a_fault_when_it_lasts_then_it_alone_is_told_within_seconds_and_until_it_is_over(
+    fault, name, words
+):
     found = drive(230, between(150, 180, **fault))
     told = found.pop(name)
     assert 150 <= told[0][0] <= 162
@@ -133,7 +140,11 @@ def test_given_a_lower_tier_when_it_is_slower_than_its_own_usual_then_only_that_
 
 
 def counters(**values):
-    return {"restarts": "0", "tier_full_recompiles": "0", **{key: str(value) for key, value in values.items()}}
+    return {
+        "restarts": "0",
+        "tier_full_recompiles": "0",
+        **{key: str(value) for key, value in values.items()},
+    }
 
 
 def test_given_counters_when_they_rise_then_each_is_told_by_its_own_rule():

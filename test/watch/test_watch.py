@@ -1,4 +1,7 @@
-"""The watch as a whole: fed like a recorder feeds it, on a virtual clock; its signals fit the records' schema."""
+"""The watch as a whole.
+
+Fed like a recorder feeds it, on a virtual clock; its signals fit the records' schema.
+"""
 
 import json
 import os
@@ -22,22 +25,39 @@ from ..telemetry.frame_records import frame_record
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
 SETUP = {
-    "node": "/perf", "pid": os.getpid(), "parameters": {"device": "cpu"},
-    "topics": [["/perf/memory", "std_msgs/msg/Float64"], ["/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"]],
+    "node": "/perf",
+    "pid": os.getpid(),
+    "parameters": {"device": "cpu"},
+    "topics": [
+        ["/perf/memory", "std_msgs/msg/Float64"],
+        ["/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"],
+    ],
     "heard": [],
     "stages": [
-        {"name": "camera", "tiers": ["full", "fast"], "budget_ms": 50.0, "output": ["/boxes", MARKERS],
-         "inputs": [["/image", IMAGE]]},
+        {
+            "name": "camera",
+            "tiers": ["full", "fast"],
+            "budget_ms": 50.0,
+            "output": ["/boxes", MARKERS],
+            "inputs": [["/image", IMAGE]],
+        },
         {"name": "plan", "tiers": ["full"], "budget_ms": 30.0, "output": ["/path", ""], "inputs": [None]},
     ],
-}  # fmt: skip
+}
 START_NS = 1_000 * NS_PER_S
 
 
 def image(stamp_ns, value):
     noise = np.random.default_rng(value).integers(0, 8, 48 * 64 * 3)
     pixels = (np.linspace(20, 200, noise.size) + noise).astype(np.uint8)
-    own = {"header": header(stamp_ns, ""), "height": 48, "width": 64, "encoding": "rgb8", "step": 192, "data": pixels}
+    own = {
+        "header": header(stamp_ns, ""),
+        "height": 48,
+        "width": 64,
+        "encoding": "rgb8",
+        "step": 192,
+        "data": pixels,
+    }
     message = empty_message(IMAGE, **own)
     return bytes(encode(message, IMAGE))
 
@@ -47,10 +67,16 @@ def frame(at_s, value=None, stage=0, total_ms=20.0):
     number = round(at_s * 10)
     data = image(received_ns, number if value is None else value)
     return frame_record(
-        received_ns, stage=stage, seq=number, stamp_ns=received_ns, received_ns=received_ns, age_ms=4.0,
-        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0), total_ms=total_ms,
+        received_ns,
+        stage=stage,
+        seq=number,
+        stamp_ns=received_ns,
+        received_ns=received_ns,
+        age_ms=4.0,
+        steps=StepTimes(1.0, 2.0, total_ms - 4.0, 1.0),
+        total_ms=total_ms,
         inputs=[] if stage else [InputBytes(0, received_ns, 4.0, data)],
-    )  # fmt: skip
+    )
 
 
 def diagnostics(lifecycle="active", **camera):
@@ -66,8 +92,12 @@ def watch():
 
 def tick(watch, at_s, known_s=None):
     """What is found, by name."""
-    now_ns, known_ns = (START_NS + round(s * NS_PER_S) for s in (at_s, at_s if known_s is None else known_s))
-    return {found.name: found for found in watch.tick(now_ns, known_ns) if not found.name.startswith("machine")}
+    now_ns, known_ns = (
+        START_NS + round(s * NS_PER_S) for s in (at_s, at_s if known_s is None else known_s)
+    )
+    return {
+        found.name: found for found in watch.tick(now_ns, known_ns) if not found.name.startswith("machine")
+    }
 
 
 def drive(watch, begin_s, end_s, **frames):
@@ -81,7 +111,9 @@ def drive(watch, begin_s, end_s, **frames):
     return found
 
 
-def test_given_a_usual_drive_when_ticked_then_nothing_is_found_and_the_signals_fit_the_schema(watch, tmp_path):
+def test_given_a_usual_drive_when_ticked_then_nothing_is_found_and_the_signals_fit_the_schema(
+    watch, tmp_path
+):
     assert drive(watch, 0, 20) == {}
     signals = watch.signals
     assert signals["stages"]["camera"]["latency_p50_ms"] == 20.0
@@ -89,7 +121,11 @@ def test_given_a_usual_drive_when_ticked_then_nothing_is_found_and_the_signals_f
     assert signals["stages"]["camera"]["objects"] is None
     assert "rate_hz" not in signals["stages"]["plan"]
     assert signals["machine"]["memory_available_mib"] > 0
-    start = {"node": "/perf", "versions": {}, "stages": [{"name": "camera", "tiers": [], "budget_ms": 50.0}]}
+    start = {
+        "node": "/perf",
+        "versions": {},
+        "stages": [{"name": "camera", "tiers": [], "budget_ms": 50.0}],
+    }
     log = RecordLog(tmp_path, 1 << 20, start)
     log.event(1, {"kind": "signals", **signals})
     log.tick(1, 0)
@@ -130,21 +166,34 @@ def test_given_diagnostics_and_drops_when_taken_then_they_are_counted(watch):
     drive(watch, 0, 2)
     watch.take(diagnostics(restarts=4, tier_full_recompiles=0))
     watch.take(EventRecord(START_NS, {"kind": "dropped", "stage": "camera", "superseded": 3}))
-    watch.take(EventRecord(START_NS, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"}))
+    watch.take(
+        EventRecord(START_NS, {"kind": "health", "stage": "camera", "from": "NOMINAL", "to": "DEGRADED"})
+    )
     watch.take(MessageRecord(START_NS, 0, b"no diagnostics"))
     tick(watch, 2)
     assert set(drive(watch, 2, 3)) == {"camera: restarts"}
     assert watch.signals["stages"]["camera"]["superseded"] == 3
 
 
-def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(tmp_path):
+def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended_and_the_rest_goes_on(
+    tmp_path,
+):
     """With a real recorder, as the node spawns it."""
     stage = {**SETUP["stages"][0], "inputs": [["/image", "nobody_msgs/msg/Knows"]]}
     setup = {
-        **SETUP, "stages": [stage], "versions": {}, "record_dir": str(tmp_path / "records"), "record_mib": 1,
-        "evidence_dir": str(tmp_path / "evidence"), "evidence_count": 5, "evidence_mib": 5, "black_box_s": 1.0,
-        "black_box_after_s": 1.0, "black_box_mib": 1, "watch": True,
-    }  # fmt: skip
+        **SETUP,
+        "stages": [stage],
+        "versions": {},
+        "record_dir": str(tmp_path / "records"),
+        "record_mib": 1,
+        "evidence_dir": str(tmp_path / "evidence"),
+        "evidence_count": 5,
+        "evidence_mib": 5,
+        "black_box_s": 1.0,
+        "black_box_after_s": 1.0,
+        "black_box_mib": 1,
+        "watch": True,
+    }
     ring, writer = FrameRing(4096), StreamWriter(4096)
     recorder = RecorderProcess(writer, [ring.fd], setup)
     writer.event(START_NS, {"kind": "log", "severity": "info", "text": "still recorded"})

@@ -13,11 +13,15 @@ from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes,
 
 inputs_of_a_record = st.lists(
     st.builds(
-        InputBytes, st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False),
-        st.binary(max_size=40), st.integers(0, 2**32 - 1),
+        InputBytes,
+        st.integers(0, 2**32 - 1),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.binary(max_size=40),
+        st.integers(0, 2**32 - 1),
     ),
     max_size=4,
-)  # fmt: skip
+)
 
 
 def plain(inputs):
@@ -75,7 +79,9 @@ def test_given_a_record_when_newer_ones_reach_it_then_reading_it_and_asking_for_
             ask()
 
 
-@pytest.mark.parametrize(("less", "seq", "said"), [(0, 4, "holds frame 3, not 4"), (8, 3, "lengths beyond")])
+@pytest.mark.parametrize(
+    ("less", "seq", "said"), [(0, 4, "holds frame 3, not 4"), (8, 3, "lengths beyond")]
+)
 def test_given_another_frame_or_a_shorter_length_when_read_then_it_is_refused(ring, less, seq, said):
     offset, length = ring.write(3, [InputBytes(0, 0, 0.0, bytes(64))])
     with pytest.raises(ProtocolError, match=said):
@@ -134,7 +140,9 @@ def test_given_a_ring_when_closed_then_its_descriptor_is_gone_and_a_reader_keeps
     assert bytes(reader.read(offset, length, 0)[0].data) == b"kept"
 
 
-def test_given_a_writer_at_any_moment_of_its_writing_when_a_record_has_changed_then_asking_for_it_says_so(ring):
+def test_given_a_writer_at_any_moment_of_its_writing_when_a_record_has_changed_then_asking_for_it_says_so(
+    ring,
+):
     reader = FrameReader(ring.fd)
     offset, length = ring.write(0, [InputBytes(0, 0, 0.0, b"\x55" * 400)])
     views = reader.read(offset, length, 0)
@@ -166,7 +174,9 @@ def test_given_a_writer_at_any_moment_of_its_writing_when_a_record_has_changed_t
     assert (True, "there") not in looks
 
 
-def test_given_bytes_in_the_slot_when_written_then_they_stay_where_they_are_and_are_read_beside_the_others(ring):
+def test_given_bytes_in_the_slot_when_written_then_they_stay_where_they_are_and_are_read_beside_the_others(
+    ring,
+):
     reader = FrameReader(ring.fd)
     assert ring.slot(2) is None  # nobody knows yet how long records are
     old = [(*ring.write(seq, [InputBytes(0, 0, 0.0, bytes([seq]) * 200)]), seq) for seq in range(3)]
@@ -192,8 +202,13 @@ def test_given_a_slot_at_the_rings_end_when_the_other_inputs_do_not_fit_there_th
         ring.write(seq, [InputBytes(0, 0, 0.0, bytes(5000))])
     slot = ring.slot(2)
     slot[:5000] = b"\xaa" * 5000
-    offset, length = ring.write(3, [InputBytes(0, 0, 0.0, slot[:5000]), InputBytes(1, 0, 0.0, b"\xbb" * 15_000)])
-    assert [bytes(item.data) for item in reader.read(offset, length, 3)] == [b"\xaa" * 5000, b"\xbb" * 15_000]
+    offset, length = ring.write(
+        3, [InputBytes(0, 0, 0.0, slot[:5000]), InputBytes(1, 0, 0.0, b"\xbb" * 15_000)]
+    )
+    assert [bytes(item.data) for item in reader.read(offset, length, 3)] == [
+        b"\xaa" * 5000,
+        b"\xbb" * 15_000,
+    ]
     assert offset == 32768
     slot.release()
     ring.close()
@@ -205,7 +220,9 @@ def write_some(ring, count, length=100):
 
 def there(reader, records):
     """Of which records all bytes are still there."""
-    held = [(seq, reader.read(offset, length, seq)) for offset, length, seq in records if reader.holds(offset)]
+    held = [
+        (seq, reader.read(offset, length, seq)) for offset, length, seq in records if reader.holds(offset)
+    ]
     return [seq for seq, (item,) in held if bytes(item.data) == bytes([seq]) * 100]
 
 
@@ -242,7 +259,10 @@ def test_given_a_ring_that_keeps_seconds_when_what_it_holds_is_older_then_it_doe
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Any sequence of records: each is read as it was written, or known to be gone, and the newest is always there."""
+    """Any sequence of records.
+
+    Each is read as it was written, or known to be gone, and the newest is always there.
+    """
 
     CAPACITY = 512
 
@@ -276,7 +296,10 @@ class RingMachine(RuleBasedStateMachine):
         self.slots = True  # which take more room than their records
         slot[:] = bytes([fill]) * len(slot)
         seq, first = len(self.written), slot[:length]
-        inputs = [InputBytes(0, seq, 0.5, first), *(InputBytes(n + 1, seq, 0.5, b"o" * 40) for n in range(others))]
+        inputs = [
+            InputBytes(0, seq, 0.5, first),
+            *(InputBytes(n + 1, seq, 0.5, b"o" * 40) for n in range(others)),
+        ]
         if use and record_size([length, *[40] * others]) + 200 < self.CAPACITY:
             expected = plain(inputs)
             self.written.append((*self.ring.write(seq, inputs), expected))
@@ -291,7 +314,9 @@ class RingMachine(RuleBasedStateMachine):
         except FrameOverwritten:
             newer = sum(length for _, length, _ in self.written[seq:])
             assert seq < len(self.written) - 1 or self.slots
-            assert self.slots or newer + 2 * self.CAPACITY // 3 > self.CAPACITY  # nothing goes while there is room
+            assert (
+                self.slots or newer + 2 * self.CAPACITY // 3 > self.CAPACITY
+            )  # nothing goes while there is room
         else:
             assert plain(views) == expected
             self.views.append((seq, views))

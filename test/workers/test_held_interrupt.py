@@ -9,7 +9,9 @@ from torchperf_ros.workers.process_setup import held_interrupt
 
 
 @pytest.mark.parametrize(("times", "reached"), [(1, ["block"]), (2, [])])  # a second one does not wait
-def test_given_ctrl_c_in_the_block_when_held_then_it_comes_at_its_end_and_later_ones_at_once(times, reached):
+def test_given_ctrl_c_in_the_block_when_held_then_it_comes_at_its_end_and_later_ones_at_once(
+    times, reached
+):
     done = []
 
     def block():

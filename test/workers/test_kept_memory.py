@@ -7,7 +7,10 @@ import textwrap
 
 def run(code):
     """The lines that a fresh interpreter prints."""
-    prologue = "from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, kept_bytes\n"
+    prologue = (
+        "from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory,"
+        " kept_bytes\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", prologue + textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
@@ -16,16 +19,18 @@ def run(code):
 
 def test_given_large_blocks_when_freed_memory_is_kept_then_taking_them_again_costs_no_page_faults():
     faults = [
-        int(run(f"""
+        int(
+            run(f"""
         import resource
         if {keep}: keep_freed_memory(4_000_000)
         bytearray(3_000_000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(20): bytearray(b"x" * 3_000_000)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        """)[0])
+        """)[0]
+        )
         for keep in (False, True)
-    ]  # fmt: skip
+    ]
     assert faults[1] < faults[0] / 4
 
 

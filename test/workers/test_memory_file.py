@@ -1,4 +1,7 @@
-"""Memory that two processes share: no end of it can be cut off, and workers cannot write where they only read."""
+"""Memory that two processes share.
+
+No end of it can be cut off, and workers cannot write where they only read.
+"""
 
 import mmap
 import os
@@ -49,7 +52,9 @@ def test_given_a_worker_that_cuts_its_memory_off_when_the_node_reads_then_the_no
         os.wait()
         print(node.handled)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
@@ -64,7 +69,9 @@ def test_given_a_descriptor_to_read_by_when_written_to_then_the_kernel_refuses()
         lambda: mmap.mmap(reader, SIZE),
         lambda: os.posix_fallocate(reader, 0, SIZE),
     ):
-        with pytest.raises((PermissionError, OSError), match=r"Bad file|Invalid argument|not permitted|denied"):
+        with pytest.raises(
+            (PermissionError, OSError), match=r"Bad file|Invalid argument|not permitted|denied"
+        ):
             write()
     assert not os.get_inheritable(reader)
 
@@ -110,7 +117,10 @@ def test_given_a_reader_when_it_asks_for_a_record_again_then_what_it_has_read_co
 
 
 def test_given_a_processor_that_keeps_no_order_when_threads_ask_for_it_then_each_goes_through_a_lock_twice():
-    with mock.patch.object(memory_file, "_KEEPS_ORDER", False), mock.patch.object(memory_file, "_lock") as lock:
+    with (
+        mock.patch.object(memory_file, "_KEEPS_ORDER", False),
+        mock.patch.object(memory_file, "_lock") as lock,
+    ):
         keep_order()
     assert lock.__enter__.call_count == lock.__exit__.call_count == 2
     with mock.patch.object(memory_file, "_KEEPS_ORDER", False):

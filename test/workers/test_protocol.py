@@ -31,8 +31,9 @@ responses = st.builds(
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=10,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
 
 
 @given(requests)
@@ -65,16 +66,24 @@ def test_given_another_length_or_version_when_unpacked_then_the_error_says_which
     for message, unpack in ((request, unpack_request), (response, unpack_response)):
         data = message.pack()
         for wrong in (b"", data[:-1], data + b"\0"):
-            with pytest.raises(ProtocolError, match=f"{len(wrong)} bytes; version {VERSION} has {len(data)}"):
+            with pytest.raises(
+                ProtocolError, match=f"{len(wrong)} bytes; version {VERSION} has {len(data)}"
+            ):
                 unpack(wrong)
-        with pytest.raises(ProtocolError, match=f"of version {VERSION + 1}; this side speaks version {VERSION}"):
+        with pytest.raises(
+            ProtocolError, match=f"of version {VERSION + 1}; this side speaks version {VERSION}"
+        ):
             unpack((VERSION + 1).to_bytes(2, "little") + data[2:])
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.text("abcdefgh", min_size=1), json_values, max_size=4))
 def test_given_any_fields_when_a_control_message_is_packed_then_they_arrive(fields):
-    assert unpack_control(pack_control("hello", **fields)) == {"version": VERSION, "kind": "hello", **fields}
+    assert unpack_control(pack_control("hello", **fields)) == {
+        "version": VERSION,
+        "kind": "hello",
+        **fields,
+    }
 
 
 def test_given_a_long_text_when_packed_then_its_end_arrives_where_a_traceback_says_what_happened():
@@ -97,7 +106,9 @@ def test_given_fields_beyond_the_bound_when_packed_then_it_is_refused():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    tiers=st.lists(st.dictionaries(st.sampled_from(["why", "choice", "guards"]), st.integers(0, 40_000)), max_size=12),
+    tiers=st.lists(
+        st.dictionaries(st.sampled_from(["why", "choice", "guards"]), st.integers(0, 40_000)), max_size=12
+    ),
     letter=st.sampled_from(["x", "\N{GRINNING FACE}", '"']),
 )
 def test_given_long_texts_deep_in_a_report_when_packed_then_it_fits_and_keeps_their_ends(tiers, letter):
@@ -106,7 +117,9 @@ def test_given_long_texts_deep_in_a_report_when_packed_then_it_fits_and_keeps_th
     assert [set(tier) for tier in found["tiers"]] == [set(tier) for tier in said]
     assert found["out_of_memory"] == 7
     for tier, was in zip(found["tiers"], said, strict=True):
-        assert all(was[key].endswith(text.removeprefix("...")) and text[-1] == "!" for key, text in tier.items())
+        assert all(
+            was[key].endswith(text.removeprefix("...")) and text[-1] == "!" for key, text in tier.items()
+        )
 
 
 def test_given_a_report_that_fits_when_packed_then_nothing_is_cut():
@@ -122,12 +135,20 @@ def test_given_a_report_of_too_many_numbers_when_packed_then_it_is_refused():
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"not json", b"\xff\xfe", b"[]", b"1", b"null", b"{}", json.dumps({"kind": "x"}).encode(),
-        json.dumps({"version": VERSION}).encode(), json.dumps({"version": VERSION + 1, "kind": "x"}).encode(),
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b"[]",
+        b"1",
+        b"null",
+        b"{}",
+        json.dumps({"kind": "x"}).encode(),
+        json.dumps({"version": VERSION}).encode(),
+        json.dumps({"version": VERSION + 1, "kind": "x"}).encode(),
         b"[" * 60_000,
     ],
     ids=lambda data: repr(data[:20]),
-)  # fmt: skip
+)
 def test_given_bytes_that_are_no_control_message_when_unpacked_then_it_is_a_protocol_error(data):
     with pytest.raises(ProtocolError, match="control message"):
         unpack_control(data)

@@ -10,9 +10,15 @@ import pytest
 def run(code, *, as_nobody=False):
     """What a fresh interpreter prints; as a user without rights if asked for."""
     prologue = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n" if as_nobody else ""
-    prologue = "from torchperf_ros.workers import process_setup as realtime\nimport gc, os, sys, threading\n" + prologue
+    prologue = (
+        "from torchperf_ros.workers import process_setup as realtime\nimport gc, os, sys, threading\n"
+        + prologue
+    )
     done = subprocess.run(
-        [sys.executable, "-c", prologue + textwrap.dedent(code)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", prologue + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1]
@@ -57,7 +63,9 @@ def test_given_a_user_without_rights_when_set_up_then_it_goes_on_and_says_what_t
         found = run("print(realtime.prefer_this_process(7))", as_nobody=True)
     except AssertionError as error:
         pytest.skip(f"cannot become another user here: {str(error)[-80:]}")
-    assert found == ["normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"]
+    assert found == [
+        "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"
+    ]
 
 
 def test_given_a_process_when_it_stops_collecting_then_only_what_it_asks_for_is_collected_the_last_configures_too():

@@ -41,7 +41,9 @@ def test_given_a_package_on_trial_when_a_worker_dies_then_its_replacement_gets_t
 
 
 @pytest.mark.parametrize("regular", [[worker(0), None], [worker(0), worker(0, usable=False)]])
-def test_given_a_pool_that_is_not_up_then_no_new_worker_comes_on_top_and_nothing_is_called_done(renewal, regular):
+def test_given_a_pool_that_is_not_up_then_no_new_worker_comes_on_top_and_nothing_is_called_done(
+    renewal, regular
+):
     assert not renewal.wants_candidate(regular, 0)
     renewal.settled([None, worker(0, usable=False)])
     assert (renewal.outcome, renewal.swap_outcome) == ("", "")
@@ -53,7 +55,9 @@ def test_given_a_first_new_worker_that_dies_when_tries_are_used_up_then_nothing_
     assert not renewal.wants_candidate([worker(0)], 60 * NS_PER_S)
 
 
-def test_given_a_new_worker_that_took_a_place_when_the_next_one_dies_then_it_is_tried_again_after_a_pause(renewal):
+def test_given_a_new_worker_that_took_a_place_when_the_next_one_dies_then_it_is_tried_again_after_a_pause(
+    renewal,
+):
     renewal.took_a_place()
     workers = [worker(0), worker(1)]
     assert not renewal.failed("it crashed", 0)
@@ -66,7 +70,11 @@ def test_given_a_renewal_that_is_done_when_given_up_by_an_error_then_what_was_sw
     renewal.took_a_place()
     renewal.settled([worker(1), worker(1)])
     renewal.give_up("an error in the node")
-    assert (renewal.proven.setup["packages"], renewal.outcome, renewal.swap_outcome) == (["new"], "done", "done")
+    assert (renewal.proven.setup["packages"], renewal.outcome, renewal.swap_outcome) == (
+        ["new"],
+        "done",
+        "done",
+    )
 
 
 def test_given_workers_still_to_be_replaced_when_looked_at_then_the_renewal_goes_on(renewal):
@@ -114,7 +122,9 @@ def test_given_a_background_renewal_that_was_given_up_when_the_next_comes_then_i
     assert renewal.outdated([replacement]) is replacement
 
 
-def test_given_a_failed_capture_when_the_next_worker_starts_then_it_has_no_graphs_and_those_of_other_kits_have(renewal):
+def test_given_a_failed_capture_when_the_next_worker_starts_then_it_has_no_graphs_and_those_of_other_kits_have(
+    renewal,
+):
     renewal.without_graphs(renewal.kit(candidate=True).number)
     assert renewal.kit(candidate=True).setup["without_graphs"]
     assert "without_graphs" not in renewal.kit(candidate=False).setup
@@ -125,12 +135,17 @@ def test_given_a_failed_capture_when_the_next_worker_starts_then_it_has_no_graph
 
 
 class Renewals(RuleBasedStateMachine):
-    """A pool of two on paper: workers die, candidates die or take a place, packages are built and swapped in."""
+    """A pool of two on paper.
+
+    Workers die, candidates die or take a place, packages are built and swapped in.
+    """
 
     def __init__(self):
         super().__init__()
         self.renewal = Renewal({"packages": [0]})
-        self.built = 0  # packages that were built in the background; a worker knows those from before its start
+        self.built = (
+            0  # packages that were built in the background; a worker knows those from before its start
+        )
         self.workers = [self.start(candidate=False) for _ in range(2)]
         self.candidate = None
         self.now_ns = 0

@@ -48,7 +48,10 @@ def test_given_an_error_that_no_restart_mends_when_the_worker_dies_then_it_is_la
 
 
 class RestartMachine(RuleBasedStateMachine):
-    """Any history of lives and deaths: a restart is never in the past, never later than the longest delay."""
+    """Any history of lives and deaths.
+
+    A restart is never in the past, never later than the longest delay.
+    """
 
     def __init__(self):
         super().__init__()
@@ -63,7 +66,9 @@ class RestartMachine(RuleBasedStateMachine):
     def die(self, lived_ms, became_ready):
         ready_at_ns = self.clock() if became_ready else None
         self.clock.advance_ms(lived_ms)
-        proven = became_ready and lived_ms >= 5000  # to the millisecond: one that served is replaced at once
+        proven = (
+            became_ready and lived_ms >= 5000
+        )  # to the millisecond: one that served is replaced at once
         self.early = 0 if proven else self.early + 1
         self.deaths += 1
         delay_ns = self.policy.died(ready_at_ns) - self.clock()

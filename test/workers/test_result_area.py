@@ -1,4 +1,7 @@
-"""The area that results lie in: whole results only, whenever the node looks and wherever the worker dies."""
+"""The area that results lie in.
+
+Whole results only, whenever the node looks and wherever the worker dies.
+"""
 
 import os
 import signal
@@ -39,8 +42,11 @@ class Sides:
 @given(st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=ROOM + 1)), max_size=8), st.integers(0, 2))
 def test_given_partial_results_when_asked_for_a_frame_then_the_newest_is_whole_and_its_own(puts, asked):
     with Sides() as sides:
-        kept = [(seq, step, data) for step, (seq, data) in enumerate(puts, 1)
-                if sides.worker.put(partial(seq, step), data)]  # fmt: skip
+        kept = [
+            (seq, step, data)
+            for step, (seq, data) in enumerate(puts, 1)
+            if sides.worker.put(partial(seq, step), data)
+        ]
         assert len(kept) == sum(len(data) <= ROOM for _, data in puts)
         found = sides.node.newest(asked)
         if not kept or kept[-1][0] != asked:
@@ -52,7 +58,9 @@ def test_given_partial_results_when_asked_for_a_frame_then_the_newest_is_whole_a
 
 @pytest.mark.parametrize("puts", [0, 1, 2])
 @pytest.mark.parametrize("dies_in", ["head", "checksum"])
-def test_given_a_worker_that_dies_while_it_writes_when_asked_then_the_result_before_it_is_there(puts, dies_in):
+def test_given_a_worker_that_dies_while_it_writes_when_asked_then_the_result_before_it_is_there(
+    puts, dies_in
+):
     with Sides() as sides:
         for step in range(1, puts + 1):
             sides.worker.put(partial(7, step), b"%d" % step * 9)

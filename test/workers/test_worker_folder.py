@@ -23,14 +23,20 @@ input()
 
 @pytest.fixture
 def start(tmp_path):
-    """Start processes with a worker's folder in `tmp_path`; returns the process and its folder, made long ago."""
+    """Start processes with a worker's folder in `tmp_path`.
+
+    Returns the process and its folder, made long ago.
+    """
     processes = []
 
     def start():
         process = subprocess.Popen(
-            [sys.executable, "-c", OWNER], env=os.environ | {"TMPDIR": str(tmp_path)}, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, "-c", OWNER],
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         processes.append(process)
         folder = Path(process.stdout.readline().strip())
         assert folder.parent == tmp_path
@@ -43,7 +49,9 @@ def start(tmp_path):
         process.communicate()
 
 
-def test_given_a_killed_process_when_cleared_then_its_folder_is_gone_and_that_of_a_living_one_is_not(start, tmp_path):
+def test_given_a_killed_process_when_cleared_then_its_folder_is_gone_and_that_of_a_living_one_is_not(
+    start, tmp_path
+):
     (_, living), (process, dead) = start(), start()
     process.kill()
     process.wait()
@@ -52,7 +60,9 @@ def test_given_a_killed_process_when_cleared_then_its_folder_is_gone_and_that_of
     assert (living / "package" / "model.so").exists()
 
 
-def test_given_a_folder_that_was_just_made_when_cleared_then_it_is_left_to_whoever_makes_it(start, tmp_path):
+def test_given_a_folder_that_was_just_made_when_cleared_then_it_is_left_to_whoever_makes_it(
+    start, tmp_path
+):
     process, folder = start()
     process.kill()
     process.wait()
@@ -69,8 +79,10 @@ def test_given_what_is_no_folder_of_a_worker_when_cleared_then_it_is_left(tmp_pa
         os.utime(path, (1, 1))
     assert remove_dead_folders(tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
-        "torchperf_worker_file", "torchperf_worker_link", "torchperf_other"
-    }  # fmt: skip
+        "torchperf_worker_file",
+        "torchperf_worker_link",
+        "torchperf_other",
+    }
 
 
 def test_given_a_folder_when_removed_then_neither_it_nor_its_descriptor_is_left():

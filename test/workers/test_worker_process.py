@@ -36,8 +36,13 @@ def spawn():
 
         def fork(self, descriptors, folder, meanwhile):
             frames, control, _, result, _ = (os.dup(descriptor) for descriptor in descriptors)
-            started.append(SimpleNamespace(frames=socket.socket(fileno=frames), control=socket.socket(fileno=control),
-                                           result=result))  # fmt: skip
+            started.append(
+                SimpleNamespace(
+                    frames=socket.socket(fileno=frames),
+                    control=socket.socket(fileno=control),
+                    result=result,
+                )
+            )
             self.process = subprocess.Popen(["sleep", "600"])
             return self.process.pid, os.pidfd_open(self.process.pid)
 
@@ -87,7 +92,9 @@ def test_given_a_frame_when_handed_over_then_the_worker_is_busy_until_it_answers
     assert near.idle
 
 
-def test_given_a_frame_handed_over_when_another_thread_looks_at_any_moment_then_it_is_not_busy_since_long_ago(spawn):
+def test_given_a_frame_handed_over_when_another_thread_looks_at_any_moment_then_it_is_not_busy_since_long_ago(
+    spawn,
+):
     """The pool's thread kills what is busy for too long; it may look between any two assignments."""
     seen = []
 
@@ -102,7 +109,9 @@ def test_given_a_frame_handed_over_when_another_thread_looks_at_any_moment_then_
     assert set(seen) == {10_000 * MS}
 
 
-def test_given_a_worker_that_is_gone_when_a_frame_is_handed_over_then_it_says_so_and_is_not_used_again(spawn):
+def test_given_a_worker_that_is_gone_when_a_frame_is_handed_over_then_it_says_so_and_is_not_used_again(
+    spawn,
+):
     near, far = spawn()
     far.frames.close()
     assert not near.run(0, 1, 0, 8, now_ns=0, observe=False)
@@ -145,10 +154,14 @@ def test_given_control_messages_when_received_then_they_come_in_order_and_the_en
     assert near.control.fileno() in near.speaking
     far.control.close()
     assert near.receive_control() is None
-    assert near.control.fileno() not in near.speaking  # or whoever waits for it would spin until the process is gone
+    assert (
+        near.control.fileno() not in near.speaking
+    )  # or whoever waits for it would spin until the process is gone
 
 
-def test_given_requests_that_are_not_handled_when_looked_at_then_it_is_stuck_for_as_long_as_nothing_moves(spawn):
+def test_given_requests_that_are_not_handled_when_looked_at_then_it_is_stuck_for_as_long_as_nothing_moves(
+    spawn,
+):
     near, far = spawn()
     assert near.stuck_ms(1000 * MS) == 0.0
     near.observe(0, 0, 8, now_ns=2000 * MS)
@@ -172,7 +185,9 @@ def test_given_a_worker_when_it_is_killed_then_it_is_ending_at_the_latest_when_i
     assert near.is_ending
 
 
-def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cause_and_its_last_words(spawn):
+def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cause_and_its_last_words(
+    spawn,
+):
     near, _ = spawn()
     near.kill("it was in the way")
     near.kill("again")
@@ -182,7 +197,9 @@ def test_given_a_worker_that_is_killed_when_asked_then_the_reason_has_signal_cau
     assert near.death_reason().endswith("it was in the way: what it said itself")
 
 
-def test_given_a_worker_that_is_reaped_when_asked_for_its_stacks_then_what_has_its_descriptor_now_lives(spawn):
+def test_given_a_worker_that_is_reaped_when_asked_for_its_stacks_then_what_has_its_descriptor_now_lives(
+    spawn,
+):
     near, _ = spawn()
     number = near.pidfd
     near.kill("the test wants it")

@@ -49,7 +49,10 @@ def test_given_a_path_that_ends_while_it_moves_then_that_is_seen():
     times = np.array([0.0, 1.0])
     points = np.array([[0.0, 0, 0], [8.0, 0, 0]])
     judge.published(
-        TimedPath.made((times * 1e9).astype(np.int64), points, np.zeros(2), b"odom").bytes(), Vehicle(speed=8.0), 8.0, 0
+        TimedPath.made((times * 1e9).astype(np.int64), points, np.zeros(2), b"odom").bytes(),
+        Vehicle(speed=8.0),
+        8.0,
+        0,
     )
     assert held.moving_ends == 1
 
@@ -60,7 +63,9 @@ def test_given_a_vehicle_that_moves_after_it_stood_then_speed_and_distance_are_s
     for _ in range(30):
         judge.look(Vehicle(x=3.0))
     judge.look(Vehicle(x=5.0, speed=1.5))
-    could_stand_m = 6.0 * 0.15 + 6.0**2 / (2 * 6.0)  # the path ends after 3 m: too soon for brakes with a delay
+    could_stand_m = 6.0 * 0.15 + 6.0**2 / (
+        2 * 6.0
+    )  # the path ends after 3 m: too soon for brakes with a delay
     assert held.fastest_ms == 1.5
     assert held.past_m == pytest.approx(5.0 - could_stand_m)
     judge.is_held = False
@@ -75,7 +80,9 @@ def test_given_seeds_when_drawn_then_each_event_comes_and_a_sequence_is_the_same
 
 
 def test_given_nothing_but_a_button_when_driven_then_the_vehicle_stands_at_the_end_of_its_stop_path_and_stays():
-    seed = next(seed for seed in range(1000) if {event.kind for event in draw_events(seed)} == {"button", "clear"})
+    seed = next(
+        seed for seed in range(1000) if {event.kind for event in draw_events(seed)} == {"button", "clear"}
+    )
     held = run_sequence(seed)
     assert held.latched
     assert held.holds

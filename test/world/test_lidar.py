@@ -52,7 +52,9 @@ def test_given_nothing_when_swept_then_there_is_flat_ground_within_range():
 
 @pytest.mark.parametrize("tall", [0.5, 1.45, 3.4])
 @pytest.mark.parametrize("box", [(20, 3, 0.4), (8, -2, 1.5), (40, 10, -0.7), (12, 12, 0.0)])
-def test_given_a_box_when_swept_then_its_points_lie_on_its_sides_and_top_and_none_is_inside_or_behind(box, tall):
+def test_given_a_box_when_swept_then_its_points_lie_on_its_sides_and_top_and_none_is_inside_or_behind(
+    box, tall
+):
     x, y, yaw = box
     length, width = 4.5, 1.9
     found = swept((x, y, yaw, 0, 0, length, width), (FAR, 0, 0, 0, 0, 1, 1), tall=tall)

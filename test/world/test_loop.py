@@ -38,14 +38,18 @@ def short(name="ccrb", seed=1, seconds=4.0):
     return type(scenario)(**{**vars(scenario), "duration_s": seconds})
 
 
-def test_given_the_stages_without_faults_when_they_drive_then_every_plan_is_on_time_and_nothing_is_hit(workers):
+def test_given_the_stages_without_faults_when_they_drive_then_every_plan_is_on_time_and_nothing_is_hit(
+    workers,
+):
     found = drive(Drive(short("cut_in", 1, 6.0), "no_guard"), workers=workers)
     assert not found.score.collision
     assert found.counts["on_time"] == 120
     assert found.counts["refused by the vehicle"] == 0
 
 
-def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are_the_same_bytes(workers, tmp_path):
+def test_given_a_seed_when_driven_twice_by_kept_workers_then_log_and_figures_are_the_same_bytes(
+    workers, tmp_path
+):
     rows, logs = [], []
     for name in ("a", "b"):
         one = Drive(short("pedestrian", 3, 4.0), "no_guard", 1, "all", tmp_path / f"{name}.mcap")
@@ -82,7 +86,7 @@ def test_given_a_process_that_dies_before_a_child_runs_out_when_driven_then_only
     test["test_the_vehicle_hits_nothing"]()
     assert [(one.scenario.drawn, one.arm, one.load, one.faults) for one in asked] == [
         (scenario.drawn, "full", 1, "bench")
-    ]  # fmt: skip
+    ]
 
 
 def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guard_brakes_too(workers):
@@ -96,7 +100,8 @@ def test_given_a_planner_that_goes_blind_when_the_car_ahead_brakes_then_the_guar
 
 def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_the_radars_echo(workers):
     without, found = (
-        drive(Drive(short("ccrb", 7, 7.1), arm, 1, "unseen"), workers=workers) for arm in ("no_lane", "radar")
+        drive(Drive(short("ccrb", 7, 7.1), arm, 1, "unseen"), workers=workers)
+        for arm in ("no_lane", "radar")
     )
     assert without.score.collision
     assert not found.score.collision
@@ -105,8 +110,13 @@ def test_given_perception_that_misses_the_car_ahead_then_the_guard_brakes_for_th
 
 
 def test_given_a_wall_that_only_the_scan_shows_then_the_lane_stops_the_vehicle_before_it():
-    """By the scan's own bytes, and for good: from then on the vehicle follows the lane's path, and no plan."""
-    wall = Body("wall", 90.0, 0.0, length=0.5, width=3.0)  # nobody's object: planner and guard do not know of it
+    """By the scan's own bytes, and for good.
+
+    From then on the vehicle follows the lane's path, and no plan.
+    """
+    wall = Body(
+        "wall", 90.0, 0.0, length=0.5, width=3.0
+    )  # nobody's object: planner and guard do not know of it
     one = Drive(replace(short("ccrb", 7, 9.0), bodies=[wall]), "watched")
     found = drive(one)
     assert not found.score.collision
@@ -116,10 +126,17 @@ def test_given_a_wall_that_only_the_scan_shows_then_the_lane_stops_the_vehicle_b
     assert drive(replace(one, arm="zero")).score.collision
 
 
-def test_given_a_route_that_leads_out_before_those_who_come_then_guard_and_lane_keep_the_vehicle_from_them(workers):
+def test_given_a_route_that_leads_out_before_those_who_come_then_guard_and_lane_keep_the_vehicle_from_them(
+    workers,
+):
     rash, checked, watched, patient = (
         drive(Drive(short("overtake", 3, 9.0), arm, 1, faults), workers=workers)
-        for arm, faults in (("no_guard", "hasty"), ("no_lane", "hasty"), ("full", "hasty"), ("watched", "hasty"))
+        for arm, faults in (
+            ("no_guard", "hasty"),
+            ("no_lane", "hasty"),
+            ("full", "hasty"),
+            ("watched", "hasty"),
+        )
     )
     assert rash.score.collision
     assert rash.score.impact_ms > 10.0
@@ -160,13 +177,17 @@ def test_given_a_drive_with_times_when_written_then_its_test_has_a_copy_of_them(
 
 def test_given_a_naive_node_that_is_back_sooner_then_it_may_not_hit_what_it_hit():
     collided = [
-        drive(Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench", naive_restart_s=restart_s)).score.collision
+        drive(
+            Drive(draw_scenario("pedestrian", 2), "naive", 1, "bench", naive_restart_s=restart_s)
+        ).score.collision
         for restart_s in (4.0, 0.1)
     ]
     assert collided == [True, False]
 
 
-def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(workers):
+def test_given_a_cameras_images_in_place_of_the_truth_when_driven_then_the_trained_detector_sees_the_car_ahead(
+    workers,
+):
     found = drive(Drive(short("ccrb", 7, 7.1), "camera"), workers=workers)
     assert not found.score.collision, "a blind planner hits it, see above"
     assert found.counts["on_time"] == found.counts["plans"]
@@ -201,18 +222,25 @@ def test_given_a_log_of_a_drive_when_replayed_then_the_stages_give_the_same_plan
         ("best", 1, "none", "arm 'best' is not there; it has to be one of: zero, watched, naive"),
         ("zero", 3, "none", "load 3 is not there; it has to be one of: 1, 4"),
         ("zero", 1, "gremlins", "faults 'gremlins' are not there; it has to be one of: none, bench"),
-        ("zero", 1, "stall=1,gremlins=2", "faults 'gremlins=2' cannot be read; .* KIND is one of: stall, gil"),
+        (
+            "zero",
+            1,
+            "stall=1,gremlins=2",
+            "faults 'gremlins=2' cannot be read; .* KIND is one of: stall, gil",
+        ),
         ("zero", 1, "stall=often", "faults 'stall=often' cannot be read; it has to be KIND=NUMBER"),
         ("zero", 1, "stall=1e9", "so many a minute, 0 to 60"),
         ("zero", 1, "stall=nan", "faults 'stall=nan' cannot be read"),
     ],
 )
-def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(arm, load, faults, match):
+def test_given_a_word_that_is_not_there_when_driven_then_the_error_says_what_there_is(
+    arm, load, faults, match
+):
     with pytest.raises(ConfigError, match=match):
         drive(Drive(short(), arm, load, faults))
 
 
-# -- checks of the harness ------------------------------------------------------------------------------------------
+# -- checks of the harness
 
 
 def test_given_the_same_arm_twice_when_driven_then_every_figure_is_the_same():
@@ -237,7 +265,7 @@ def test_given_a_planner_that_always_brakes_when_scored_then_it_hits_nothing_and
         assert braking.progress_m < 0.7 * best.progress_m
 
 
-# -- what is drawn ---------------------------------------------------------------------------------------------------
+# -- what is drawn
 
 
 def kinds(faults, frames=6_000, attempt=0):
@@ -277,7 +305,9 @@ def test_given_a_load_when_drawn_then_runs_take_so_much_longer_and_faults_end_th
     medians = []
     for load in (1, 4):
         times = Luck(1, load).times("perception")
-        medians.append(np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(200)]))
+        medians.append(
+            np.median([times.run(begin + n * PERIOD_NS, n, 0, 0).steps.total_ms for n in range(200)])
+        )
     assert medians == pytest.approx([25.0, 100.0], rel=0.05)
     luck = Luck(1, 1, "bench")
     stages = [luck.times(stage) for stage in ("perception", "planning")]

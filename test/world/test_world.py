@@ -42,7 +42,10 @@ def keep(world, wanted, seconds):
     while at_ns < end_ns and not world.over:
         v = world.vehicle
         world.take(
-            path(plan_along(world.scenario.lane, (v.x, v.y, v.yaw, v.speed), np.empty((0, 7)), wanted, 2.0), at_ns)
+            path(
+                plan_along(world.scenario.lane, (v.x, v.y, v.yaw, v.speed), np.empty((0, 7)), wanted, 2.0),
+                at_ns,
+            )
         )
         at_ns += S // 20
         world.advance(at_ns)
@@ -103,9 +106,11 @@ def test_given_a_plan_of_nan_when_taken_then_it_is_refused_and_the_last_one_stay
 
 
 @given(
-    x=st.floats(-6, 6), y=st.floats(-6, 6), yaw=st.floats(-3.2, 3.2),
+    x=st.floats(-6, 6),
+    y=st.floats(-6, 6),
+    yaw=st.floats(-3.2, 3.2),
     sizes=st.tuples(*[st.floats(0.5, 5.0)] * 4),
-)  # fmt: skip
+)
 @settings(max_examples=200)
 def test_given_two_boxes_when_asked_whether_they_overlap_then_it_is_as_with_points_inside(x, y, yaw, sizes):
     one, other = (0.0, 0.0, 0.0, *sizes[:2]), (x, y, yaw, *sizes[2:])
@@ -146,7 +151,10 @@ def test_given_a_contact_beside_when_the_vehicle_is_between_lanes_then_it_is_to_
 
 
 def test_given_a_slower_car_then_the_route_leads_past_it_once_nobody_comes_or_at_once_where_it_is_hasty():
-    slower, coming = Body("car", 40.0, 0.0, speed=10.0), Body("car", 150.0, LANE_M, speed=-20.0, turned=math.pi)
+    slower, coming = (
+        Body("car", 40.0, 0.0, speed=10.0),
+        Body("car", 150.0, LANE_M, speed=-20.0, turned=math.pi),
+    )
     world = World(replace(scenario(slower, coming, speed=20.0), overtakes=0))
     assert world.route() == 0.0
     hasty = World(replace(scenario(slower, coming, speed=20.0), overtakes=0))
@@ -191,7 +199,15 @@ def test_given_traffic_when_the_one_ahead_brakes_then_it_follows_without_touchin
 
 def test_given_a_script_when_its_time_comes_then_a_body_brakes_and_changes_lanes():
     body = Body(
-        "car", 100.0, 0.0, speed=10.0, brake_at_s=1.0, braking=5.0, move_at_s=1.0, move_to_m=3.5, move_speed=1.0
+        "car",
+        100.0,
+        0.0,
+        speed=10.0,
+        brake_at_s=1.0,
+        braking=5.0,
+        move_at_s=1.0,
+        move_to_m=3.5,
+        move_speed=1.0,
     )
     world_after(6.0, body)
     assert (body.speed, body.d) == (0.0, pytest.approx(3.5))
@@ -200,7 +216,12 @@ def test_given_a_script_when_its_time_comes_then_a_body_brakes_and_changes_lanes
 
 def test_given_boxes_when_scanned_then_ranges_are_to_their_sides_and_what_is_hidden_is_not_seen():
     boxes = np.array(
-        [[20.0, 0, 0, 0, 0, 4, 2], [40.0, 0, 0, 0, 0, 4, 2], [0, 30.0, 0, 0, 0, 2, 10], [300, 0, 0, 0, 0, 4, 2]]
+        [
+            [20.0, 0, 0, 0, 0, 4, 2],
+            [40.0, 0, 0, 0, 0, 4, 2],
+            [0, 30.0, 0, 0, 0, 2, 10],
+            [300, 0, 0, 0, 0, 4, 2],
+        ]
     )
     ranges, hit = scan(boxes, 0.0, 0.0, 0.0)
     assert len(ranges) == BEAMS
@@ -233,7 +254,9 @@ def test_given_a_wall_when_sensors_send_then_it_is_in_the_scan_and_no_object():
 
 
 def test_given_a_radar_when_sensors_send_then_echoes_have_what_is_hit_and_its_radial_velocity():
-    world = World(scenario(Body("car", 30.0, 0.0, speed=9.0), Body("car", 20.0, 10.0, across=-5.0, turned=1.57)))
+    world = World(
+        scenario(Body("car", 30.0, 0.0, speed=9.0), Body("car", 20.0, 10.0, across=-5.0, turned=1.57))
+    )
     sent = {topic: data for topic, _, data in Sensors(world, radar=True).messages(world.start_ns)}
     ahead, beside = objects_of(decode(sent["echoes"], MARKER_ARRAY))
     assert ahead[:2] == pytest.approx((27.75, 0.0), abs=0.1)
@@ -245,7 +268,10 @@ def test_given_a_radar_when_sensors_send_then_echoes_have_what_is_hit_and_its_ra
 def test_given_a_camera_when_sensors_send_then_what_is_ahead_is_drawn_where_it_is():
     world = World(scenario(Body("car", 12.0, 0.0)))
     image, other = (
-        decode(dict((topic, data) for topic, _, data in Sensors(each, camera=True).messages(0))["image"], IMAGE_TYPE)
+        decode(
+            dict((topic, data) for topic, _, data in Sensors(each, camera=True).messages(0))["image"],
+            IMAGE_TYPE,
+        )
         for each in (world, World(scenario()))
     )
     changed = (image.data != other.data).reshape(image.height, image.width, 3).any(axis=2)

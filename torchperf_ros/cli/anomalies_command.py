@@ -1,4 +1,7 @@
-"""The command `torchperf anomalies`: a series or a run in, a score for each row, the events and a picture out."""
+"""The command `torchperf anomalies`.
+
+A series or a run in, a score for each row, the events and a picture out.
+"""
 
 import csv
 import math
@@ -24,7 +27,11 @@ _DAY_S = 86_400.0  # also the unit of matplotlib's dates, which count from 1970
 _DATES_FROM_S = 1e8  # smaller times count from a start, not from 1970
 _RUNS = {".json", ".parquet"}
 _MISSING = {"", "nan", "na", "n/a", "null", "none", "-", "?"}
-_EPOCH_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # from so large on, numbers are nano-, micro-, milliseconds
+_EPOCH_UNITS = (
+    (1e17, 1e9),
+    (1e14, 1e6),
+    (1e11, 1e3),
+)  # from so large on, numbers are nano-, micro-, milliseconds
 _TIME_NAMES = ("timestamp", "time", "date", "datetime", "time_s", "ts")
 
 
@@ -33,12 +40,20 @@ class SeriesError(TorchperfError):
 
 
 def anomalies(
-    file: Annotated[Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")],
-    output: Annotated[File, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")] = None,
+    file: Annotated[
+        Path, Argument(help="timestamp,value rows (ISO times or numbers), or a run of replay.")
+    ],
+    output: Annotated[
+        File, Option("--output", "-o", help="Default: FILE.anomalies.csv; - for stdout.")
+    ] = None,
     plot: Annotated[File, Option(help="Draw series, baseline, score and events to this PNG file.")] = None,
     direction: Annotated[Literal["both", "up", "down"], Option(help="Which departures count.")] = "both",
-    floor: Annotated[float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")] = 0.0,
-    caution: Annotated[float | None, Option(min=1.0, max=4.0, help="More surprise; default 1, of a run 1.4.")] = None,
+    floor: Annotated[
+        float, Option(min=0.0, help="The smallest departure to report, in the unit of the value.")
+    ] = 0.0,
+    caution: Annotated[
+        float | None, Option(min=1.0, max=4.0, help="More surprise; default 1, of a run 1.4.")
+    ] = None,
     stage: Annotated[str, Option(help="Of a run: whose latency; default: the last stage's.")] = "",
 ) -> None:
     """Score every row of a time series from 0 (usual) to 1 (never seen the like).
@@ -88,7 +103,10 @@ def anomalies(
 
 @dataclass(slots=True)
 class Row:
-    """One row: both fields as they were written, what they mean (NaN: no value), and what the detector makes of it."""
+    """One row: both fields as they were written, what they mean (NaN.
+
+    No value), and what the detector makes of it.
+    """
 
     timestamp: str
     text: str
@@ -108,7 +126,8 @@ def csv_rows(path: Path) -> list[Row]:
     A first line whose fields are names is a header; it may name the columns in another order, among others.
 
     Raises:
-        SeriesError: the file or a row cannot be read; the message names file, line, value and what would be right.
+        SeriesError: the file or a row cannot be read; the message names file, line, value and what would be
+            right.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -135,7 +154,9 @@ def csv_rows(path: Path) -> list[Row]:
 
 def _row(fields: list[str], columns: tuple[int, int], where: str) -> Row:
     if len(fields) <= max(columns):
-        raise SeriesError(f"{where}: {','.join(fields)!r} has {len(fields)} fields; a row is timestamp,value")
+        raise SeriesError(
+            f"{where}: {','.join(fields)!r} has {len(fields)} fields; a row is timestamp,value"
+        )
     timestamp, text = (fields[column] for column in columns)
     time_s, value = _seconds(timestamp), _number(text)
     if time_s is None:
@@ -184,7 +205,10 @@ def run_rows(path: Path, stage: str) -> list[Row]:
     if name not in frames or not len(frames[name]):
         raise SeriesError(f"{path} has no frames of stage {name!r}; its stages: {', '.join(frames)}")
     stamps, totals = (frames[name][column].tolist() for column in ("t_ns", "total_ms"))
-    return [Row(f"{t_ns / 1e9:.6f}", f"{ms:.3f}", t_ns / 1e9, ms) for t_ns, ms in zip(stamps, totals, strict=True)]
+    return [
+        Row(f"{t_ns / 1e9:.6f}", f"{ms:.3f}", t_ns / 1e9, ms)
+        for t_ns, ms in zip(stamps, totals, strict=True)
+    ]
 
 
 def _judge(rows: list[Row], detector: "SeriesDetector") -> list[_Event]:
@@ -206,7 +230,9 @@ def _peak(event: _Event) -> Row:
 
 
 def _write(rows: list[Row], target: Path | None) -> None:
-    with nullcontext(sys.stdout) if target is None else open(target, "w", encoding="utf-8", newline="") as file:
+    with (
+        nullcontext(sys.stdout) if target is None else open(target, "w", encoding="utf-8", newline="")
+    ) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("timestamp", "value", "anomaly_score"))
         writer.writerows((row.timestamp, row.text, f"{row.score:.6f}") for row in rows)
@@ -216,7 +242,9 @@ def _write(rows: list[Row], target: Path | None) -> None:
 def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> None:
     times = [row.time_s for row in rows]
     span_s = max(times) - min(times)
-    unit_s, unit = next((one for one in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= one[0]), (1, "s"))
+    unit_s, unit = next(
+        (one for one in ((_DAY_S, "days"), (3600.0, "h"), (60.0, "min")) if span_s >= one[0]), (1, "s")
+    )
     pairs = list(zip(times, times[1:], strict=False))
     parts = [f"{file}: {len(rows)} rows over {span_s / unit_s:.3g} {unit}"]
     for number, what in (
@@ -228,7 +256,9 @@ def _show(rows: list[Row], events: list[_Event], file: Path, say: TextIO) -> Non
     say.write(", ".join(parts) + "\n")
     rate = f", {len(events) * _DAY_S / span_s:.2g} a day" if events and span_s >= _DAY_S else ""
     most = f"; the {_SHOWN_EVENTS} that score most:" if len(events) > _SHOWN_EVENTS else ""
-    say.write(f"{len(events) or 'no'} event{'' if len(events) < 2 else 's'}{rate} (score 0.5 and more){most}\n")  # noqa: PLR2004
+    say.write(
+        f"{len(events) or 'no'} event{'' if len(events) < 2 else 's'}{rate} (score 0.5 and more){most}\n"  # noqa: PLR2004
+    )
     shown = sorted(events, key=lambda event: -_peak(event).score)[:_SHOWN_EVENTS]
     lines = [("from", "to", "kind", "value", "baseline", "score")]
     for event in sorted(shown, key=lambda event: event[0].time_s):
@@ -250,10 +280,14 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
 
     figure = Figure(figsize=(12.0, 6.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    ordered = sorted(rows, key=lambda row: row.time_s)  # a time that goes back would draw lines across the picture
+    ordered = sorted(
+        rows, key=lambda row: row.time_s
+    )  # a time that goes back would draw lines across the picture
     dated = ordered[0].time_s >= _DATES_FROM_S
     unit_s = _DAY_S if dated else 1.0
-    x, value, baseline, score = np.array([(r.time_s / unit_s, r.value, r.baseline, r.score) for r in ordered]).T
+    x, value, baseline, score = np.array(
+        [(r.time_s / unit_s, r.value, r.baseline, r.score) for r in ordered]
+    ).T
     value[~np.isfinite(value)] = math.nan
     above.plot(x, value, color="#2a78d6", linewidth=0.8, label="value")
     above.plot(x, baseline, color="#1baf7a", linewidth=0.8, label="baseline")
@@ -266,7 +300,9 @@ def _draw(rows: list[Row], events: list[_Event], title: str, path: Path) -> None
         peak = _peak(event)
         place = peak.time_s / unit_s, peak.value
         above.plot(*place, "o", color="#e34948", markersize=5, markerfacecolor="none")
-        above.annotate(peak.kind, place, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948")
+        above.annotate(
+            peak.kind, place, (4, 6), textcoords="offset points", fontsize="x-small", color="#e34948"
+        )
     if dated:
         below.xaxis_date("UTC")
     else:

@@ -16,7 +16,9 @@ _BAD: Final = ("refused", "rolled back", "given up", "cannot")
 
 
 def start(
-    candidate: Annotated[Path, Argument(help="YAML file of the stage's parameters that differ, and its `version`.")],
+    candidate: Annotated[
+        Path, Argument(help="YAML file of the stage's parameters that differ, and its `version`.")
+    ],
     stage: _Stage = "perception",
     name: NodeName = "/perf",
     timeout_s: _Timeout = 120.0,
@@ -33,7 +35,11 @@ def start(
     need("rclpy")
     if not candidate.is_file():
         fail(f"candidate {candidate} is not there")
-    _set(name, {f"{stage}.candidate_serves": False, f"{stage}.candidate": str(candidate.resolve())}, timeout_s)
+    _set(
+        name,
+        {f"{stage}.candidate_serves": False, f"{stage}.candidate": str(candidate.resolve())},
+        timeout_s,
+    )
     _wait(name, stage, timeout_s, ": shadow")
 
 
@@ -106,4 +112,8 @@ def _wait(name: str, stage: str, timeout_s: float, wanted: str) -> None:
             if any(word in now for word in _BAD):
                 fail(f"{stage}: {now}", 1)
             listener.listen(0.5)
-    fail(f"{stage}: not within {timeout_s:g} s; /diagnostics of {name} says: {said or 'nothing of a candidate'}", 1)
+    fail(
+        f"{stage}: not within {timeout_s:g} s; /diagnostics of {name} says:"
+        f" {said or 'nothing of a candidate'}",
+        1,
+    )

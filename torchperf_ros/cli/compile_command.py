@@ -1,4 +1,7 @@
-"""The commands `compile`, `cache` and `evidence`. torch is loaded by the process that compiles, not here."""
+"""The commands `compile`, `cache` and `evidence`.
+
+torch is loaded by the process that compiles, not here.
+"""
 
 import json
 import sys
@@ -23,26 +26,45 @@ _READS_FRAMES = "torchperf_ros.optimize.log_frames"
 _TABLE_WIDTH = 140
 _MIB = 1 << 20
 _COLUMNS = (
-    "stage", "tier", "engine", "package", "MiB", "compiled in", "p50 / p99 ms", "eager p50 / p99", "faster", "parity",
-)  # fmt: skip
+    "stage",
+    "tier",
+    "engine",
+    "package",
+    "MiB",
+    "compiled in",
+    "p50 / p99 ms",
+    "eager p50 / p99",
+    "faster",
+    "parity",
+)
 
 
 def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     context: typer.Context,
-    adapter: Annotated[str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")] = None,
-    params: Annotated[Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")] = None,
+    adapter: Annotated[
+        str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")
+    ] = None,
+    params: Annotated[
+        Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")
+    ] = None,
     stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
-    tiers: Annotated[shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")] = None,
+    tiers: Annotated[
+        shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")
+    ] = None,
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
-    engine: Annotated[str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")] = AUTO,
+    engine: Annotated[
+        str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
+    ] = AUTO,
     precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
     dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
     channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
     log: Annotated[
         Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
     ] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")
+    ] = None,
     force: shell.Force = False,
     dry_run: shell.DryRun = False,
     json_file: shell.JsonFile = None,
@@ -70,23 +92,40 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     only = shell.every_word(tiers)
     own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
     if (adapter is None) == (params is None):
-        raise ConfigError("either an adapter, module:Class, or --params FILE, one of the two, says what to compile")
+        raise ConfigError(
+            "either an adapter, module:Class, or --params FILE, one of the two, says what to compile"
+        )
     if params is None:
         values = own | {
-            "adapter": adapter, "output": "output", "tiers": only or ["full", "medium", "fast"],
+            "adapter": adapter,
+            "output": "output",
+            "tiers": only or ["full", "medium", "fast"],
             "precision": [precision],
-        }  # fmt: skip
+        }
         config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
     else:
         names = (*own, "device", "precision")
-        given = [name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+        given = [
+            name
+            for name in names
+            if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        ]
         if given:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ConfigError(f"{flags}: with --params, the file says that")
         config = read_params_file(params)
     shown = shell.console(_TABLE_WIDTH)
-    jobs = _jobs(config, stage, only, {"out": output and str(output), "force": force, "dry_run": dry_run,
-                                       "guessed": params is None and not only})  # fmt: skip
+    jobs = _jobs(
+        config,
+        stage,
+        only,
+        {
+            "out": output and str(output),
+            "force": force,
+            "dry_run": dry_run,
+            "guessed": params is None and not only,
+        },
+    )
     with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
         for name, job in jobs.items() if log is not None else ():
             job["frames"] = _frames(job, str(log), str(Path(folder) / f"{name}.safetensors"), shown)
@@ -106,23 +145,35 @@ def _jobs(
             continue
         unknown = sorted(set(tiers) - set(found.tiers))
         if unknown:
-            raise ConfigError(f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}")
+            raise ConfigError(
+                f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
+            )
         numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
         jobs[found.name] = {
-            "adapter": found.adapter, "options": found.options, "device": config.device,
-            "threads": config.worker_threads, "tiers": [found.tiers[number] for number in numbers],
+            "adapter": found.adapter,
+            "options": found.options,
+            "device": config.device,
+            "threads": config.worker_threads,
+            "tiers": [found.tiers[number] for number in numbers],
             "build": [found.build_options(number).as_dict() for number in numbers],
             "packages": [found.packages[number] for number in numbers],
-            "cache_dir": config.cache_dir, "cache_mib": config.cache_mib, **more,
-        }  # fmt: skip
+            "cache_dir": config.cache_dir,
+            "cache_mib": config.cache_mib,
+            **more,
+        }
     if not jobs:
-        msg = f"--stage {stage!r} is not there; it has to be one of: {', '.join(s.name for s in config.stages)}"
+        msg = (
+            f"--stage {stage!r} is not there; it has to be one of:"
+            f" {', '.join(s.name for s in config.stages)}"
+        )
         raise ConfigError(msg)
     return jobs
 
 
 def _frames(job: Mapping[str, Any], log: str, path: str, console: "Console") -> str:
-    """The file of a log's frames as this job's adapter makes inputs of them; a process of its own writes it.
+    """The file of a log's frames as this job's adapter makes inputs of them.
+
+    A process of its own writes it.
 
     Raises:
         ConfigError: the log cannot be read, or the adapter takes none of its frames.
@@ -158,7 +209,10 @@ def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[s
             bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
             for message in process.messages():
                 if message["kind"] == "tier":
-                    text = f"{stage}: {message['step']} {message['tier']} ({message['number']} of {len(tiers)})"
+                    text = (
+                        f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
+                        f" {len(tiers)})"
+                    )
                     progress.update(bar, description=text)
                     if not console.is_terminal:
                         console.print(text)
@@ -187,13 +241,18 @@ def _print(results: list[dict[str, Any]], console: "Console") -> None:
         if result["kind"] == "planned":
             shell.say(console, f"{name}: {result['text']}")
         elif result["kind"] == "failed":
-            sys.stderr.write(f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n")
+            sys.stderr.write(
+                f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n"
+            )
         else:
             table.add_row(*_row(result))
             notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
             manifest = result["manifest"] or {}
             variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
-            layers = [f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)" for kind, n in int8.items()]
+            layers = [
+                f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)"
+                for kind, n in int8.items()
+            ]
             notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
             kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
             notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
@@ -210,14 +269,17 @@ def _row(result: dict[str, Any]) -> list[str]:
     timing = list(manifest["timings"].values())[-1]  # the example's shape
     ratio = timing["eager_p50_ms"] / timing["p50_ms"]
     return [
-        result["stage"], result["tier"], manifest["identity"]["options"]["engine"],
-        Path(result["package"]).stem[:12], f"{manifest['package_bytes'] / _MIB:.1f}",
+        result["stage"],
+        result["tier"],
+        manifest["identity"]["options"]["engine"],
+        Path(result["package"]).stem[:12],
+        f"{manifest['package_bytes'] / _MIB:.1f}",
         f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
         f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
         f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
         f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
         _parity(manifest["parity"]),
-    ]  # fmt: skip
+    ]
 
 
 def _parity(parity: dict[str, float | None]) -> str:
@@ -227,7 +289,9 @@ def _parity(parity: dict[str, float | None]) -> str:
 
 
 def cache(
-    clear: Annotated[bool, Option("--clear", help="Remove every package, and what compilers keep.")] = False,
+    clear: Annotated[
+        bool, Option("--clear", help="Remove every package, and what compilers keep.")
+    ] = False,
     remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
     cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
 ) -> None:
@@ -254,24 +318,36 @@ def cache(
         for entry in chosen:
             packages.remove(entry.path)
         freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
-        shown.print(f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}", highlight=False)
+        shown.print(
+            f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}",
+            highlight=False,
+        )
         if clear and (freed := clear_compiler_cache(cache_dir)):
             shown.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
         return
     table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
     for entry in entries:
         if entry.manifest is None:
-            shown.print(f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True)
+            shown.print(
+                f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True
+            )
             continue
         manifest, identity = entry.manifest, entry.manifest.identity
         timing, options = list(manifest.timings.values())[-1], identity.options
         how = [str(options.get("engine", "")), str(options.get("precision", ""))]
         how += [name for name, value in options.items() if value is True]
         table.add_row(
-            entry.path.stem[:12], manifest.adapter.rpartition(":")[2], manifest.tier, " ".join(how),
-            f"{identity.device} {identity.capability}", identity.torch, f"{entry.size_bytes / _MIB:.1f}",
-            f"{timing['p50_ms']:.2f}", f"{timing['eager_p50_ms']:.2f}", manifest.built[:16].replace("T", " "),
-        )  # fmt: skip
+            entry.path.stem[:12],
+            manifest.adapter.rpartition(":")[2],
+            manifest.tier,
+            " ".join(how),
+            f"{identity.device} {identity.capability}",
+            identity.torch,
+            f"{entry.size_bytes / _MIB:.1f}",
+            f"{timing['p50_ms']:.2f}",
+            f"{timing['eager_p50_ms']:.2f}",
+            manifest.built[:16].replace("T", " "),
+        )
     if table.row_count:
         shown.print(table)
     mib = sum(entry.size_bytes for entry in entries) / _MIB
@@ -295,7 +371,8 @@ def evidence(
         if clear:
             count, size_bytes = incidents.clear()
             shown.print(
-                f"removed {count} incidents, {size_bytes / _MIB:.1f} MiB, from {incidents.root}", highlight=False
+                f"removed {count} incidents, {size_bytes / _MIB:.1f} MiB, from {incidents.root}",
+                highlight=False,
             )
             return
         found = incidents.incidents()
@@ -305,5 +382,7 @@ def evidence(
     for path, mib in zip(found, sizes_mib, strict=True):
         shown.print(f"{mib:8.1f} MiB  {path.name}", highlight=False, markup=False, soft_wrap=True)
     shown.print(
-        f"{len(found)} incidents, {sum(sizes_mib):.1f} MiB, in {incidents.root}", highlight=False, soft_wrap=True
+        f"{len(found)} incidents, {sum(sizes_mib):.1f} MiB, in {incidents.root}",
+        highlight=False,
+        soft_wrap=True,
     )

@@ -1,4 +1,7 @@
-"""The commands that run a node, look at one, or ask something of it: node, demo, top, swap, record and the like."""
+"""The commands that run a node, look at one, or ask something of it.
+
+Node, demo, top, swap, record and the like.
+"""
 
 import json
 from functools import lru_cache
@@ -21,7 +24,7 @@ from torchperf_ros.cli.shell import (
     need,
     node_option,
     progress_bars,
-)  # fmt: skip
+)
 from torchperf_ros.config.build_options import ENGINE_CHOICES
 
 _ENGINE = f"{', '.join(ENGINE_CHOICES)}; compiles what is missing. Default: packages, else eager."
@@ -43,7 +46,9 @@ def node(context: typer.Context) -> None:
 def swap(
     stage: Annotated[str, Argument(help="For example perception.")],
     tier: Annotated[str, Argument(help="For example full.")],
-    package: Annotated[Path, Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")],
+    package: Annotated[
+        Path, Argument(help="The .pt2 file, with the manifest that `torchperf compile -o` wrote.")
+    ],
     name: NodeName = "/perf",
     timeout_s: _Timeout = 120.0,
 ) -> None:
@@ -118,7 +123,9 @@ def _ask(name: str, service: str, timeout_s: float) -> None:
 def top(
     name: NodeName = "/perf",
     once: Annotated[bool, Option("--once", help="Print one picture after three reports, and end.")] = False,
-    seconds: Annotated[float, Option(min=0.0, help="How long (with --once: at most); 0: until q or Ctrl-C.")] = 0.0,
+    seconds: Annotated[
+        float, Option(min=0.0, help="How long (with --once: at most); 0: until q or Ctrl-C.")
+    ] = 0.0,
     svg_file: SvgFile = None,
 ) -> None:
     """Look at a running node, here or on another machine.
@@ -144,7 +151,9 @@ def top(
 
 
 def doctor(
-    log: Annotated[Path | None, Argument(help="A log or run, as `torchperf report` takes; default: listen.")] = None,
+    log: Annotated[
+        Path | None, Argument(help="A log or run, as `torchperf report` takes; default: listen.")
+    ] = None,
     name: Annotated[Text, node_option("--node", "Default: /perf; of a log all that are in it.")] = None,
     seconds: Annotated[float, Option(min=1.0, max=3600.0, help="How long to listen.")] = 10.0,
     actuation: Annotated[
@@ -182,7 +191,9 @@ def doctor(
             found = examine_log(log, name, follow(bars, f"reading {log.name}"))
         else:
             name = name or "/perf"
-            found = [examine_node(name, seconds, actuation, follow(bars, f"listening to {name}", per_s=1e3))]
+            found = [
+                examine_node(name, seconds, actuation, follow(bars, f"listening to {name}", per_s=1e3))
+            ]
     for one in found:
         show(one, console())
     if json_file:
@@ -192,10 +203,16 @@ def doctor(
 
 def demo(
     log: Annotated[Path | None, Option(help="Play this rosbag2 or ROS 1 .bag, not the drawn road.")] = None,
-    seconds: Annotated[float, Option(min=1.0, help="How long to drive; a shorter log is played again.")] = 20.0,
-    sabotage: Annotated[bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")] = False,
+    seconds: Annotated[
+        float, Option(min=1.0, help="How long to drive; a shorter log is played again.")
+    ] = 20.0,
+    sabotage: Annotated[
+        bool, Option("--sabotage", help="Make workers stall, hang, raise, die and emit NaN.")
+    ] = False,
     engine: Annotated[Text, Option(help=_ENGINE)] = None,
-    metrics_port: Annotated[int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")] = 0,
+    metrics_port: Annotated[
+        int, Option(min=0, max=65535, help="Serve the node's /metrics here; 0: do not.")
+    ] = 0,
     no_tui: Annotated[bool, Option("--no-tui", help="Plain lines instead of the live view.")] = False,
     json_file: JsonFile = None,
     svg_file: SvgFile = None,
@@ -213,7 +230,9 @@ def demo(
     """
     need("rclpy")
     if engine not in {None, *ENGINE_CHOICES}:
-        fail(f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT)
+        fail(
+            f"--engine {engine!r} is not there; it has to be one of: {', '.join(ENGINE_CHOICES)}", BAD_INPUT
+        )
     check_outputs({"--json": json_file, "--svg": svg_file})
     with console(stderr=True).status("loading ROS"):
         from torchperf_ros.demo.drive import Drive, DriveError, DriveOptions
@@ -230,7 +249,9 @@ def demo(
 
 def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     scenario: Annotated[str, Option(help="Which situation; --list shows them.")] = "cut_in",
-    seed: Annotated[int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")] = 1,
+    seed: Annotated[
+        int, Option(min=0, max=1_000_000, help="Draws its parameters, the latencies and the faults.")
+    ] = 1,
     arm: Annotated[str, Option(help="Who drives; --list shows them.")] = "full",
     load: Annotated[int, Option(help="Work on the machine: 1, or 4 times as much.")] = 1,
     faults: Annotated[
@@ -245,19 +266,34 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
     ] = None,
     restart_ms: Annotated[
         float | None,
-        Option(min=0.0, help="From a worker's death until another is ready. Default: 300, or what --times says."),
+        Option(
+            min=0.0,
+            help="From a worker's death until another is ready. Default: 300, or what --times says.",
+        ),
     ] = None,
     naive_restart_s: Annotated[
-        float | None, Option(min=0.0, help="The same of the arms naive and blocking, in seconds. Default: as measured.")
+        float | None,
+        Option(min=0.0, help="The same of the arms naive and blocking, in seconds. Default: as measured."),
     ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FOLDER", help="Write log, parameters, picture, page, figures and a test."),
+        Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Write log, parameters, picture, page, figures and a test.",
+        ),
     ] = None,
-    camera: Annotated[bool, Option("--camera", help="With -o: write what a camera sees, too, on /image.")] = False,
-    lidar: Annotated[bool, Option("--lidar", help="With -o: write what a lidar sees, too, on /cloud.")] = False,
+    camera: Annotated[
+        bool, Option("--camera", help="With -o: write what a camera sees, too, on /image.")
+    ] = False,
+    lidar: Annotated[
+        bool, Option("--lidar", help="With -o: write what a lidar sees, too, on /cloud.")
+    ] = False,
     no_tui: Annotated[bool, Option("--no-tui", help="No live view; as fast as it goes.")] = False,
-    show_list: Annotated[bool, Option("--list", help="Scenarios, arms and faults, with their sources.")] = False,
+    show_list: Annotated[
+        bool, Option("--list", help="Scenarios, arms and faults, with their sources.")
+    ] = False,
 ) -> None:
     """Drive a scenario in a closed loop: sensors, the stages, a vehicle that follows their plans.
 
@@ -279,14 +315,17 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         torchperf drive --scenario overtake --faults hasty
         torchperf drive --times records.jsonl --faults sigkill=2 --restart-ms 900
 
-    Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot be used.
+    Exit status: 0 if nothing was hit, 1 if the vehicle is to blame for a collision, 2 for input that cannot
+    be used.
     """
     if output is not None:
         need("matplotlib", "jinja2", "plotly")
         if output.exists() and not output.is_dir():
             fail(f"--output {output}: is a file; name a folder")
     elif camera or lidar:
-        fail(f"{'--camera' if camera else '--lidar'}: what it sees goes into the log; name a folder with -o")
+        fail(
+            f"{'--camera' if camera else '--lidar'}: what it sees goes into the log; name a folder with -o"
+        )
     with console(stderr=True).status("loading"):
         from torchperf_ros.world.drive_command import list_choices, run_drive
         from torchperf_ros.world.loop import NAIVE_RESTART_S, Drive
@@ -297,7 +336,14 @@ def drive(  # noqa: PLR0913, PLR0917 - the options of the command
         return
     tui = shown.is_terminal and not no_tui
     one = Drive(
-        draw_scenario(scenario, seed), arm, load, faults, camera=camera, lidar=lidar, times=times,
-        restart_ms=restart_ms, naive_restart_s=NAIVE_RESTART_S if naive_restart_s is None else naive_restart_s,
-    )  # fmt: skip
+        draw_scenario(scenario, seed),
+        arm,
+        load,
+        faults,
+        camera=camera,
+        lidar=lidar,
+        times=times,
+        restart_ms=restart_ms,
+        naive_restart_s=NAIVE_RESTART_S if naive_restart_s is None else naive_restart_s,
+    )
     raise typer.Exit(run_drive(shown, one, output, tui=tui))

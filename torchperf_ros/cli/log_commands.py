@@ -19,14 +19,26 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     rate: Annotated[float, Option(min=0.01, max=100.0, help="How much faster than recorded.")] = 1.0,
     loop: Annotated[bool, Option("--loop", help="Begin again at the end, until Ctrl-C.")] = False,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Leave out so much of the beginning.")] = 0.0,
-    duration: Annotated[float | None, Option(min=0.0, metavar="S", help="Play so much; default: to its end.")] = None,
+    duration: Annotated[
+        float | None, Option(min=0.0, metavar="S", help="Play so much; default: to its end.")
+    ] = None,
     topics: Annotated[shell.Texts, Option(metavar="NAME[,NAME]", help="Play only these topics.")] = None,
-    remap: Annotated[shell.Texts, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")] = None,
-    clock: Annotated[bool, Option("--clock", help="Publish the log's time on /clock, for use_sim_time.")] = False,
-    restamp: Annotated[bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")] = False,
+    remap: Annotated[
+        shell.Texts, Option(metavar="/A:=/B", help="Publish the log's /A as /B; repeatable.")
+    ] = None,
+    clock: Annotated[
+        bool, Option("--clock", help="Publish the log's time on /clock, for use_sim_time.")
+    ] = False,
+    restamp: Annotated[
+        bool, Option("--restamp", help="Stamp headers anew: now, or --clock's time.")
+    ] = False,
     pause: Annotated[bool, Option("--pause", help="Begin with a pause: nothing goes out yet.")] = False,
-    wait_for_subscribers: Annotated[float, Option(min=0.0, metavar="S", help="Wait for one on each, S at most.")] = 0.0,
-    wait_for_node: Annotated[shell.Text, shell.node_option("--wait-for-node", "Until ready, 120 s at most.")] = None,
+    wait_for_subscribers: Annotated[
+        float, Option(min=0.0, metavar="S", help="Wait for one on each, S at most.")
+    ] = 0.0,
+    wait_for_node: Annotated[
+        shell.Text, shell.node_option("--wait-for-node", "Until ready, 120 s at most.")
+    ] = None,
 ) -> None:
     """Publish a log's messages onto their topics, as they were recorded.
 
@@ -51,23 +63,42 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     chosen = frozenset(shell.words(",".join(topics or [])))
     names = shell.pairs("--remap", remap or (), ":=", "/A:=/B, the log's topic and its other name")
     options = PlayOptions(
-        rate=rate, loop=loop, start_s=start, duration_s=duration, topics=chosen or None, remap=names,
-        clock=clock, restamp=restamp, paused=pause, subscribers_s=wait_for_subscribers, node=wait_for_node,
-    )  # fmt: skip
+        rate=rate,
+        loop=loop,
+        start_s=start,
+        duration_s=duration,
+        topics=chosen or None,
+        remap=names,
+        clock=clock,
+        restamp=restamp,
+        paused=pause,
+        subscribers_s=wait_for_subscribers,
+        node=wait_for_node,
+    )
     with shell.progress_bars() as bars:
-        status = publish(log, options, partial(shell.say, bars.console), shell.follow(bars, log.name, per_s=1e9))
+        status = publish(
+            log, options, partial(shell.say, bars.console), shell.follow(bars, log.name, per_s=1e9)
+        )
     raise typer.Exit(status)
 
 
 def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
-    output: Annotated[Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")],
+    output: Annotated[
+        Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")
+    ],
     seconds: Annotated[float, Option(min=0.01, help="How long the drive is.")] = 10.0,
     rate: Annotated[float, Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
-    size: Annotated[str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")] = "1280x720",
+    size: Annotated[
+        str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")
+    ] = "1280x720",
     compressed: Annotated[bool, Option("--compressed", help="JPEG images instead of rgb8.")] = False,
-    jitter_ms: Annotated[float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")] = 0.0,
+    jitter_ms: Annotated[
+        float, Option(min=0.0, max=1000.0, help="Standard deviation from stamp to receipt.")
+    ] = 0.0,
     drop: Annotated[float, Option(min=0.0, max=1.0, help="Share of messages that are lost.")] = 0.0,
-    fault: Annotated[shell.Texts, Option(metavar="KIND@S[:S]", help="From second S on, for S s; repeatable.")] = None,
+    fault: Annotated[
+        shell.Texts, Option(metavar="KIND@S[:S]", help="From second S on, for S s; repeatable.")
+    ] = None,
     seed: Annotated[int, Option(min=0, help="Of delays and losses.")] = 1,
     force: shell.Force = False,
 ) -> None:
@@ -102,7 +133,9 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
             write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
     except KeyboardInterrupt:
         shell.fail("interrupted; nothing was written", 130)
-    _wrote(output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir())))
+    _wrote(
+        output, sum(file.stat().st_size for file in ([output] if output.is_file() else output.iterdir()))
+    )
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -114,11 +147,19 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def report(
-    logs: Annotated[shell.Files, Argument(help="Logs, .jsonl records, runs of a replay, incidents' folders.")] = None,
+    logs: Annotated[
+        shell.Files, Argument(help="Logs, .jsonl records, runs of a replay, incidents' folders.")
+    ] = None,
     output: Annotated[Path, Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    live: Annotated[float, Option(min=0.0, metavar="SECONDS", help="Listen to a running node for so long, too.")] = 0.0,
-    node: Annotated[shell.Text, shell.node_option("--node", "Default: all in a log, /perf with --live.")] = None,
-    schema: Annotated[bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")] = False,
+    live: Annotated[
+        float, Option(min=0.0, metavar="SECONDS", help="Listen to a running node for so long, too.")
+    ] = 0.0,
+    node: Annotated[
+        shell.Text, shell.node_option("--node", "Default: all in a log, /perf with --live.")
+    ] = None,
+    schema: Annotated[
+        bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")
+    ] = False,
 ) -> None:
     """How the models did, as one page to open, keep and send: it needs no network.
 
@@ -147,7 +188,11 @@ def report(
     from torchperf_ros.runs.run_log_source import read_runs
 
     with shell.progress_bars() as bars:
-        runs = [run for log in logs or [] for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)]
+        runs = [
+            run
+            for log in logs or []
+            for run in read_runs(log, shell.follow(bars, f"reading {log.name}"), node)
+        ]
         if live:
             from torchperf_ros.top.listener import listen_for
 

@@ -1,4 +1,7 @@
-"""The command `torchperf`. Everything is imported by the command that needs it, so that `--help` is quick."""
+"""The command `torchperf`.
+
+Everything is imported by the command that needs it, so that `--help` is quick.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -21,13 +24,35 @@ from torchperf_ros.cli.train_command import train
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
-    "Drive": {"node": node, "demo": demo, "drive": drive, "top": top, "doctor": doctor, "record": record,
-              "profile": profile, "snapshot": snapshot, "swap": swap},
-    "Model": {"check": check, "inspect": inspect, "tune": tune, "compile": compile_tiers, "cache": cache,
-              "train": train},
-    "Logs": {"replay": replay, "play": play, "make-log": make_log, "report": report, "compare": compare,
-             "anomalies": anomalies, "evidence": evidence},
-}  # fmt: skip
+    "Drive": {
+        "node": node,
+        "demo": demo,
+        "drive": drive,
+        "top": top,
+        "doctor": doctor,
+        "record": record,
+        "profile": profile,
+        "snapshot": snapshot,
+        "swap": swap,
+    },
+    "Model": {
+        "check": check,
+        "inspect": inspect,
+        "tune": tune,
+        "compile": compile_tiers,
+        "cache": cache,
+        "train": train,
+    },
+    "Logs": {
+        "replay": replay,
+        "play": play,
+        "make-log": make_log,
+        "report": report,
+        "compare": compare,
+        "anomalies": anomalies,
+        "evidence": evidence,
+    },
+}
 
 app = typer.Typer(
     name="torchperf",

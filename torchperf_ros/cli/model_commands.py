@@ -1,4 +1,7 @@
-"""The commands on a model before it drives: check, inspect, tune. Each imports what it needs when it runs."""
+"""The commands on a model before it drives.
+
+Check, inspect, tune. Each imports what it needs when it runs.
+"""
 
 import json
 import math
@@ -14,15 +17,21 @@ from torchperf_ros.frame.errors import ConfigError
 
 _MOST_JUDGED = 100_000
 _USUAL_TIERS = "those of full, medium, fast that it has"
-_TIERS = f"Of the adapter, most accurate first: that one is tuned, others are checked; default: {_USUAL_TIERS}."
+_TIERS = (
+    f"Of the adapter, most accurate first: that one is tuned, others are checked; default: {_USUAL_TIERS}."
+)
 _MARKS = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}
 
 
 def check(
     adapter: Annotated[str, Argument(help="module:Class, for example my_robot.segmenter:Segmenter.")],
-    tiers: Annotated[str, Option(help=f"Names of its tiers, most accurate first; default: {_USUAL_TIERS}.")] = "",
+    tiers: Annotated[
+        str, Option(help=f"Names of its tiers, most accurate first; default: {_USUAL_TIERS}.")
+    ] = "",
     options: shell.AdapterOptions = "{}",
-    log: Annotated[shell.File, Option(exists=True, help="Take the frame from this log; default: a made one.")] = None,
+    log: Annotated[
+        shell.File, Option(exists=True, help="Take the frame from this log; default: a made one.")
+    ] = None,
     device: shell.Device = "auto",
 ) -> None:
     """Whether an adapter works: load it, build it twice, run a frame, check the message.
@@ -47,23 +56,37 @@ def check(
     good = "all is well, as far as it goes: the frame was refused" if checked.refused else "all is well"
     shown.print("something is wrong: see the lines with `no`" if checked.failed else good, style="bold")
     if not checked.failed:
-        shell.say(shown, f"next: torchperf tune {adapter} -o tuned.yaml finds how it runs best on this machine")
+        shell.say(
+            shown, f"next: torchperf tune {adapter} -o tuned.yaml finds how it runs best on this machine"
+        )
     raise typer.Exit(checked.failed)
 
 
 def inspect(  # noqa: PLR0913, PLR0917 - one for each option
-    target: Annotated[str, Argument(help="module:Adapter, module:callable or file.py:callable (module or function).")],
-    inputs: Annotated[shell.Texts, Option("--input", help="An argument, as 1x3x224x224:float32; repeatable.")] = None,
-    also: Annotated[shell.Texts, Option(help="Further inputs in one text, as '2x3x224x224 8'; repeatable.")] = None,
+    target: Annotated[
+        str, Argument(help="module:Adapter, module:callable or file.py:callable (module or function).")
+    ],
+    inputs: Annotated[
+        shell.Texts, Option("--input", help="An argument, as 1x3x224x224:float32; repeatable.")
+    ] = None,
+    also: Annotated[
+        shell.Texts, Option(help="Further inputs in one text, as '2x3x224x224 8'; repeatable.")
+    ] = None,
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
     backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles, slow).")] = "eager",
-    max_breaks: Annotated[int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")] = None,
-    ir: Annotated[shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")] = None,
+    max_breaks: Annotated[
+        int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")
+    ] = None,
+    ir: Annotated[
+        shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")
+    ] = None,
     json_file: shell.JsonFile = None,
 ) -> None:
-    """Show why torch.compile splits a model: each graph break, its line, its reason, and what to write instead.
+    """Show why torch.compile splits a model.
+
+    Each graph break, its line, its reason, and what to write instead.
 
     Over several inputs also what is compiled again and why: branches on sizes,
     loops that unroll. An adapter brings its inputs, and others from its
@@ -105,22 +128,38 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def tune(  # noqa: PLR0913, PLR0917 - one for each option
-    adapter: Annotated[shell.Text, Argument(help="module:Class of the adapter; with --params, of the stage.")] = None,
-    params: Annotated[shell.File, Option(help="A node's parameter file: its names are kept, and its values.")] = None,
-    stage: Annotated[shell.Text, Option(help="Of --params, or its name in the YAML; default: by adapter.")] = None,
-    budget_ms: Annotated[float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")] = None,
+    adapter: Annotated[
+        shell.Text, Argument(help="module:Class of the adapter; with --params, of the stage.")
+    ] = None,
+    params: Annotated[
+        shell.File, Option(help="A node's parameter file: its names are kept, and its values.")
+    ] = None,
+    stage: Annotated[
+        shell.Text, Option(help="Of --params, or its name in the YAML; default: by adapter.")
+    ] = None,
+    budget_ms: Annotated[
+        float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")
+    ] = None,
     max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
-    max_loss: Annotated[float, Option(help="Of accuracy against eager fp32, of adapters with a task.")] = MOST_LOSS,
-    judged: Annotated[int, Option(min=0, max=_MOST_JUDGED, help="Held-out examples for accuracy; 0: none.")] = 100,
+    max_loss: Annotated[
+        float, Option(help="Of accuracy against eager fp32, of adapters with a task.")
+    ] = MOST_LOSS,
+    judged: Annotated[
+        int, Option(min=0, max=_MOST_JUDGED, help="Held-out examples for accuracy; 0: none.")
+    ] = 100,
     tiers: Annotated[shell.Texts, Option("--tiers", "--tier", help=_TIERS)] = None,
     options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
     log: Annotated[
         shell.File, Option(help="A drive: int8_static is calibrated on its frames, all is compared.")
     ] = None,
-    output_topic: Annotated[shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")] = None,
+    output_topic: Annotated[
+        shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")
+    ] = None,
     device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    engines: Annotated[shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")] = None,
+    engines: Annotated[
+        shell.Texts, Option("--engines", "--engine", help=f"Only these: {', '.join(ENGINES)}.")
+    ] = None,
     minutes: Annotated[float, Option(help="For the whole search.")] = 10.0,
     timeout: Annotated[float, Option(metavar="S", help="A candidate that takes longer is killed.")] = 180.0,
     seconds: Annotated[float, Option(help="Measuring, for each candidate, and as long for eager.")] = 3.0,
@@ -156,9 +195,15 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
 
     Exit status: 0 if something fits the limits, 1 if not, 2 if the input cannot be used, 130 after Ctrl-C.
     """
-    numbers = {"--budget-ms": 1.0 if budget_ms is None else budget_ms, "--max-memory-mb": max_memory_mb,
-               "--max-error": max_error, "--max-loss": max_loss,
-               "--minutes": minutes, "--timeout": timeout, "--seconds": seconds}  # fmt: skip
+    numbers = {
+        "--budget-ms": 1.0 if budget_ms is None else budget_ms,
+        "--max-memory-mb": max_memory_mb,
+        "--max-error": max_error,
+        "--max-loss": max_loss,
+        "--minutes": minutes,
+        "--timeout": timeout,
+        "--seconds": seconds,
+    }
     for name, number in numbers.items():
         if not number > 0:
             shell.fail(f"{name} {number:g} is not allowed; it has to be a number above 0")
@@ -178,11 +223,20 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
         raise ConfigError(
-            "either an adapter, module:Class, with --options, or --params FILE, with --stage, says what to tune; with"
-            " --params, the file says --options"
+            "either an adapter, module:Class, with --options, or --params FILE, with --stage, says what to"
+            " tune; with --params, the file says --options"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss), only, seconds, timeout, minutes,
-        not no_resume, dry_run, output, json_file, judged, log,
-    )  # fmt: skip
+        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss),
+        only,
+        seconds,
+        timeout,
+        minutes,
+        not no_resume,
+        dry_run,
+        output,
+        json_file,
+        judged,
+        log,
+    )
     raise typer.Exit(search(target.with_tiers(names), chosen, shell.console(140)))

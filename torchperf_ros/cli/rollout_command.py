@@ -1,4 +1,7 @@
-"""The commands `torchperf rollout`: plans and keys, how a roll-out stands, its next step, and a fleet to try it on."""
+"""The commands `torchperf rollout`.
+
+Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
+"""
 
 import json as json_text
 import tempfile
@@ -65,7 +68,9 @@ _KEY, _PUBLIC = Path("rollout.key"), Path("rollout.key.pub")
 
 
 @rollout.command(cls=Command)
-def keygen(private: Annotated[Path, Argument(help="The private key's file; .pub is added.")] = _KEY) -> None:
+def keygen(
+    private: Annotated[Path, Argument(help="The private key's file; .pub is added.")] = _KEY,
+) -> None:
     """Make the pair of keys: one signs plans, the other one goes onto every vehicle.
 
     Keep the private one off the vehicles. It cannot be made again: with another
@@ -87,7 +92,9 @@ def new(
     output: Annotated[Path, Option("--output", "-o", help="The plan to write, to be edited and signed.")],
     stage: Annotated[str, Option(help="The stage that gets the candidate.")],
     version: Annotated[str, Option(help="The candidate's name, for example 7.2.")],
-    set_: Annotated[Texts, Option("--set", metavar="NAME=VALUE", help="A parameter that differs; repeatable.")] = None,
+    set_: Annotated[
+        Texts, Option("--set", metavar="NAME=VALUE", help="A parameter that differs; repeatable.")
+    ] = None,
     name: Annotated[str, Option(help="Of the roll-out; another one draws other vehicles.")] = "",
     file: Annotated[Files, Option(metavar="FILE", help="Has to be there unchanged; repeatable.")] = None,
     rule: Annotated[str, Option(metavar="JSON", help="Only for these vehicles: flagd's targeting.")] = "",
@@ -115,13 +122,18 @@ def new(
     if output.exists() and not force:
         fail(f"--output {output}: is there already; --force replaces it")
     given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
-    sums = {os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
-            for path in file or ()}  # fmt: skip
+    sums = {
+        os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
+        for path in file or ()
+    }
     values: dict[str, Any] = {
-        "name": name or f"{stage}-{version}", "stage": stage, "version": version, "files": sums,
+        "name": name or f"{stage}-{version}",
+        "stage": stage,
+        "version": version,
+        "files": sums,
         "candidate": {key: parse_value(key, text) for key, text in given.items()},
         "targeting": _rule(rule) if rule else None,
-    }  # fmt: skip
+    }
     plan = new_plan(values, utc_now())
     output.write_text(plan_text(plan), encoding="utf-8")
     typer.echo(f"wrote {output}; edit it, then: torchperf rollout sign {output}")
@@ -138,8 +150,12 @@ def _rule(text: str) -> object:
 def sign(
     plan: Annotated[Path, Argument(help="The plan, YAML.")],
     key: Private = _KEY,
-    output: Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")] = None,
-    gate: Annotated[Files, Option(metavar="FILE", help="JSON of compare, drive or a bench: has to be good.")] = None,
+    output: Annotated[
+        File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")
+    ] = None,
+    gate: Annotated[
+        Files, Option(metavar="FILE", help="JSON of compare, drive or a bench: has to be good.")
+    ] = None,
 ) -> None:
     """Sign a plan: the file that goes onto vehicles, by any way, on any medium.
 
@@ -170,33 +186,45 @@ def sign(
         there = read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
         if there.stage == found.stage and there.serial > found.serial:
             older = f"its serial {found.serial} is older than {there.serial} of {target}"
-            fail(f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan}, or name "
-                 "another file with -o")  # fmt: skip
+            fail(
+                f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
+                " or name another file with -o"
+            )
     _replace(target, signed(found, private))
     typer.echo(
-        f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until {found.expires:%Y-%m-%d}"
+        f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until"
+        f" {found.expires:%Y-%m-%d}"
     )
 
 
 def _check_usable(plan: "RolloutPlan", path: Path) -> None:
-    """End with status 2 where no vehicle could follow the plan: its time is over, or a file is not what it says."""
+    """End with status 2 where no vehicle could follow the plan.
+
+    Its time is over, or a file is not what it says.
+    """
     from torchperf_ros.config.bounded_file import open_regular, sha256_of
     from torchperf_ros.rollout.plan import utc_now
 
     if plan.expires <= utc_now():
-        fail(f"plan {path}: its `expires`, {plan.expires:%Y-%m-%d %H:%M} UTC, is over, and vehicles refuse it; write "
-             "a later one")  # fmt: skip
+        fail(
+            f"plan {path}: its `expires`, {plan.expires:%Y-%m-%d %H:%M} UTC, is over, and vehicles refuse"
+            " it; write a later one"
+        )
     for name, wanted in plan.files.items():
         file = path.parent / name
         try:
             with open_regular(file) as opened:
                 digest = sha256_of(opened)
         except OSError as error:
-            fail(f"plan {path}: its file {file}: cannot be read ({error.strerror or error}); vehicles look for it from "
-                 "the plan's folder on")  # fmt: skip
+            fail(
+                f"plan {path}: its file {file}: cannot be read ({error.strerror or error}); vehicles look"
+                " for it from the plan's folder on"
+            )
         if digest != wanted:
-            fail(f"plan {path}: its file {file}: has SHA-256 {digest[:16]}..., and the plan says {wanted[:16]}...; "
-                 "write the new one into the plan, or bring back the file")  # fmt: skip
+            fail(
+                f"plan {path}: its file {file}: has SHA-256 {digest[:16]}..., and the plan says"
+                f" {wanted[:16]}...; write the new one into the plan, or bring back the file"
+            )
 
 
 def _check_gate(file: Path) -> None:
@@ -208,13 +236,19 @@ def _check_gate(file: Path) -> None:
         elif "collision" in found:
             closed = f"{found['scenario']}, seed {found['seed']}: a collision" if found["collision"] else ""
         else:
-            missed = [f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
-                      for t in found["targets"] if not t["met"]]  # fmt: skip
+            missed = [
+                f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
+                for t in found["targets"]
+                if not t["met"]
+            ]
             closed = "; ".join(missed) if found["targets"] else "it has no targets"
     except OSError as error:
         fail(f"--gate {file}: cannot be read ({error.strerror or error})")
     except (ValueError, KeyError, TypeError, AttributeError):
-        fail(f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench --json`")
+        fail(
+            f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench"
+            " --json`"
+        )
     if closed:
         fail(f"--gate {file}: nothing is signed: {closed}", 1)
     typer.echo(f"gate {file}: open")
@@ -291,8 +325,13 @@ def status(
 
         html.write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
     if json:
-        figures = {"plan": found.to_mapping(), **standing.to_json(), "left_out": list(brought.left_out),
-                   "move": move.kind.value, "reasons": list(move.reasons)}  # fmt: skip
+        figures = {
+            "plan": found.to_mapping(),
+            **standing.to_json(),
+            "left_out": list(brought.left_out),
+            "move": move.kind.value,
+            "reasons": list(move.reasons),
+        }
         json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(1 if move.kind.value == "rollback" else 0)
 
@@ -304,7 +343,9 @@ def advance(
     key: Private = _KEY,
     output: NextPlan = None,
     write: Write = False,
-    force: Annotated[bool, Option("--force", help="Also without enough data; not over a broken guard.")] = False,
+    force: Annotated[
+        bool, Option("--force", help="Also without enough data; not over a broken guard.")
+    ] = False,
 ) -> None:
     """Write the plan of the next step, if the figures allow it.
 
@@ -363,7 +404,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
     candidate: Annotated[str, Option(help="What it is like; `list` shows them.")] = "worse",
     by: Annotated[float, Option(min=0.0, max=100.0, help="By how many percent its times differ.")] = 5.0,
     runs: Annotated[Files, Option(metavar="RUN", help="Times out of these runs; repeatable.")] = None,
-    look_every: Annotated[float, Option(min=0.5, max=168.0, metavar="H", help="How often the owner looks.")] = 24.0,
+    look_every: Annotated[
+        float, Option(min=0.5, max=168.0, metavar="H", help="How often the owner looks.")
+    ] = 24.0,
     seed: Annotated[int, Option(min=0, help="The same seed, the same fleet.")] = 1,
     key: Public = _PUBLIC,
     svg: Annotated[File, Option(metavar="FILE", help="Draw it.")] = None,
@@ -397,11 +440,20 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
     outcomes = {}
     with progress_bars() as bars:
         for name, one in {"in steps": found, "all at once": play.all_at_once(found)}.items():
-            outcomes[name] = play.simulate(one, vehicles, play.Candidate(candidate, by / 100.0), windows, seed,
-                                           look_every, follow(bars, name))  # fmt: skip
+            outcomes[name] = play.simulate(
+                one,
+                vehicles,
+                play.Candidate(candidate, by / 100.0),
+                windows,
+                seed,
+                look_every,
+                follow(bars, name),
+            )
     _table(list(play.outcome_rows(outcomes)))
     if svg:
-        draw_outcomes(outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg)
+        draw_outcomes(
+            outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
+        )
     if json:
         text = json_text.dumps({name: vars(one) for name, one in outcomes.items()}, indent=1)
         json.write_text(text + "\n", encoding="utf-8")
@@ -438,7 +490,8 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move
     return standing, next_move(plan, standing), brought
 
 
-def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any) -> None:  # noqa: ANN401 - texts
+# texts
+def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any) -> None:  # noqa: ANN401
     from torchperf_ros.rollout.status_page import headline, tables
 
     shown = console(_PLAIN_WIDTH)
@@ -466,7 +519,12 @@ def _table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _next(
-    path: Path, key: Path, output: Path | None, write: bool, plan: "RolloutPlan", change: "Callable[[Any], RolloutPlan]"
+    path: Path,
+    key: Path,
+    output: Path | None,
+    write: bool,
+    plan: "RolloutPlan",
+    change: "Callable[[Any], RolloutPlan]",
 ) -> None:
     """Sign what comes next, and write it, or say what would be written."""
     from torchperf_ros.rollout.plan import plan_of, utc_now
@@ -497,5 +555,10 @@ def _replace(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-for _command in (candidate_commands.start, candidate_commands.serve, candidate_commands.back, candidate_commands.end):
+for _command in (
+    candidate_commands.start,
+    candidate_commands.serve,
+    candidate_commands.back,
+    candidate_commands.end,
+):
     rollout.command(cls=Command, rich_help_panel="One node")(_command)

@@ -1,4 +1,7 @@
-"""The command shell: how every command fails, where it prints, and the options that mean one thing everywhere."""
+"""The command shell.
+
+How every command fails, where it prints, and the options that mean one thing everywhere.
+"""
 
 import importlib.util
 import json
@@ -33,7 +36,9 @@ _NODE: Final = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")
 
 
 def _flowing(text: str | None, *, wide: bool) -> str | None:
-    """A help text whose paragraphs fill the terminal; those with indented lines, the examples, stay as they are.
+    """A help text whose paragraphs fill the terminal.
+
+    Those with indented lines, the examples, stay as they are.
 
     A narrow terminal gets click's own layout, which wants a mark (a backspace) before what is to stay.
     """
@@ -67,7 +72,8 @@ class CommandGroup(TyperGroup):
         super().__init__(*args, **options)
         self.help = _flowing(self.help, wide=self.rich_markup_mode is not None)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own copies of click's types
+    # typer's own copies of click's types
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """Write them under the titles that they have in a wide one."""
         whole, titles = 1000, dict[str, list[tuple[str, str]]]()
         for name, command in self.commands.items():
@@ -89,7 +95,11 @@ def need(*libraries: str) -> None:
     """Say what to install, and stop, where a library is not there."""
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
-        how = _ROS if "rclpy" in missing else next((_EXTRAS[one] for one in missing if one in _EXTRAS), _ANALYSIS)
+        how = (
+            _ROS
+            if "rclpy" in missing
+            else next((_EXTRAS[one] for one in missing if one in _EXTRAS), _ANALYSIS)
+        )
         fail(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {how}")
 
 
@@ -97,7 +107,9 @@ def console(width: int = 100, *, stderr: bool = False) -> "Console":
     """The terminal; elsewhere lines of this width."""
     from rich.console import Console
 
-    file = sys.stderr if stderr else sys.stdout  # the stream itself: what a model prints is put aside meanwhile
+    file = (
+        sys.stderr if stderr else sys.stdout
+    )  # the stream itself: what a model prints is put aside meanwhile
     found = Console(file=file)
     return found if found.is_terminal else Console(file=file, width=width)
 
@@ -113,16 +125,22 @@ def progress_bars() -> "Progress":
 
     shown = console(stderr=True)
     columns = (
-        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.TaskProgressColumn(),
-        progress.TextColumn("{task.fields[at]}"), progress.TimeElapsedColumn(), progress.TextColumn("left"),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[at]}"),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
-    )  # fmt: skip
+    )
     off = not shown.is_terminal
     return progress.Progress(*columns, console=shown, transient=True, refresh_per_second=2, disable=off)
 
 
 def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, int], None]:
-    """One bar, or a line every 10 s where there is no terminal; what it gives takes what is done and the whole.
+    """One bar, or a line every 10 s where there is no terminal.
+
+    What it gives takes what is done and the whole.
 
     `per_s`: of what is counted, so many are a second of a log; 0: it is not time.
     """
@@ -146,17 +164,22 @@ def follow(bars: "Progress", name: str, per_s: float = 0.0) -> Callable[[int, in
     return tell
 
 
-def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()) -> None:
+def check_outputs(
+    outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (), kept: tuple[str, ...] = ()
+) -> None:
     """See that every output, by its flag, can be written, and replaces no input, before anything is read.
 
-    Files of an input folder whose names end in one of `kept` are what it is made of; others in it may be replaced.
+    Files of an input folder whose names end in one of `kept` are what it is made of; others in it may be
+    replaced.
 
     Raises:
         ConfigError: an output is an input, another output, or lies in no folder.
     """
 
     def same(path: Path, other: Path) -> bool:  # whatever links there are
-        return path.resolve() == other.resolve() or (path.exists() and other.exists() and path.samefile(other))
+        return path.resolve() == other.resolve() or (
+            path.exists() and other.exists() and path.samefile(other)
+        )
 
     def replaces(path: Path, source: Path) -> bool:
         inside = source.is_dir() and path.is_file() and path.resolve().is_relative_to(source.resolve())
@@ -225,7 +248,10 @@ def import_from_here() -> None:
 def _node_name(text: str | None) -> str | None:
     name = text if text is None or text.startswith("/") else f"/{text}"
     if name is not None and not _NODE.fullmatch(name):
-        msg = f"{text!r}: a node's name with its namespace is letters, digits, _ and /, for example /robot1/perf"
+        msg = (
+            f"{text!r}: a node's name with its namespace is letters, digits, _ and /, for example"
+            " /robot1/perf"
+        )
         raise typer.BadParameter(msg)
     return name
 
@@ -243,7 +269,11 @@ Files = list[Path] | None
 NodeName = Annotated[str, node_option("--node", "The node, with its namespace, for example /robot1/perf.")]
 AdapterOptions = Annotated[str, typer.Option("--options", help="JSON object, handed to the adapter.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every figure to this file.")]
-SvgFile = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the last picture to this file.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write every figure to this file.")
+]
+SvgFile = Annotated[
+    Path | None, typer.Option("--svg", metavar="FILE", help="Write the last picture to this file.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace or build what is there already.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

@@ -11,7 +11,9 @@ _MOST_EXAMPLES = 100_000
 
 
 def train(  # noqa: PLR0913, PLR0917 - options of a command line
-    output: Annotated[Path, Option("--output", "-o", help="Folder for weights, cards and curves.")] = Path("trained"),
+    output: Annotated[Path, Option("--output", "-o", help="Folder for weights, cards and curves.")] = Path(
+        "trained"
+    ),
     models: Annotated[str, Option(help="Which reference models, with commas between; default: all.")] = "",
     tiers: Annotated[str, Option(help="Which tiers, with commas between; default: all.")] = "",
     steps: Annotated[float, Option(min=0.001, max=100.0, help="Of the usual number, as a factor.")] = 1.0,
@@ -22,17 +24,24 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     labels: Annotated[Path | None, Option(help="Labels of the log's messages, JSON Lines.")] = None,
     adapter: Annotated[str, Option(help="Train your own adapter's model, module:Class.")] = "",
     teacher: Annotated[Path | None, Option(help="Learn from the best tier of these weights, too.")] = None,
-    prune: Annotated[float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")] = 0.0,
-    together: Annotated[int | None, Option(min=1, help="Tiers at a time; default: one for each core.")] = None,
+    prune: Annotated[
+        float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")
+    ] = 0.0,
+    together: Annotated[
+        int | None, Option(min=1, help="Tiers at a time; default: one for each core.")
+    ] = None,
     judged: Annotated[
         int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
     ] = None,
     bf16: Annotated[
-        bool | None, Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it.")
+        bool | None,
+        Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it."),
     ] = None,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
     checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
-    loaders: Annotated[int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")] = 0,
+    loaders: Annotated[
+        int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")
+    ] = 0,
     device: shell.Device = "auto",
     dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done.")] = False,
     again: Annotated[bool, Option("--again", help="From the beginning, instead of going on.")] = False,
@@ -66,10 +75,24 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     data = None if log is None or labels is None else (log, topic, labels)
     named = shell.words(models or ("detector" if log and not adapter else ""))
     options = TrainOptions(
-        named, shell.words(tiers), steps, seed, device, together, judged, output, start=start, teacher=teacher,
-        prune=prune, bf16=bf16, accumulate=accumulate, checkpointing=checkpointing, loaders=loaders, data=data,
+        named,
+        shell.words(tiers),
+        steps,
+        seed,
+        device,
+        together,
+        judged,
+        output,
+        start=start,
+        teacher=teacher,
+        prune=prune,
+        bf16=bf16,
+        accumulate=accumulate,
+        checkpointing=checkpointing,
+        loaders=loaders,
+        data=data,
         adapter=adapter,
-    )  # fmt: skip
+    )
     shown, plans = shell.console(), options.plans()
     for plan in plans:
         begun = ""
@@ -79,7 +102,9 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
                 shell.fail(f"{other}: --again replaces it, -o names another folder")
             begun = f", goes on from step {found['step']:,}"
         precision = "bf16" if plan.bf16 else "fp32"
-        shell.say(shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps in {precision} on {plan.device}{begun}")
+        shell.say(
+            shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps in {precision} on {plan.device}{begun}"
+        )
     if dry_run:
         return
     for plan in plans if again else ():
@@ -95,7 +120,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     try:
         write(options, results)
     except OSError as error:
-        shell.fail(f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on", status=1)
+        shell.fail(
+            f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on",
+            status=1,
+        )
     for plan, result in results.items():
         score = ", ".join(f"{name} {value:.3f}" for name, value in result.score.items())
         shell.say(shown, f"{plan.model} {plan.tier}: {score}; {result.seconds:,.0f} s")

@@ -1,7 +1,7 @@
 """Files that a person or another host provides, read without waiting for anybody and no further than a bound.
 
-A vehicle looks at such files while it drives. What lies there may be anything: a FIFO that nobody writes to, a device
-without an end, a folder, a link to itself, or a file that fills the memory.
+A vehicle looks at such files while it drives. What lies there may be anything: a FIFO that nobody writes
+to, a device without an end, a folder, a link to itself, or a file that fills the memory.
 """
 
 import errno
@@ -14,17 +14,20 @@ from typing import IO, Final
 SMALL_BYTES: Final = 1 << 20
 """Of a plan, a key, a parameter file, a manifest: each takes some kilobytes."""
 _KINDS: Final = (
-    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
-)  # fmt: skip
+)
 
 
 def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file to read; who has it open waits for no other process.
 
     Raises:
-        OSError: it cannot be opened, or is something else; `strerror` says what, for a sentence such as "plan FILE:
-            cannot be read (is a FIFO and no file)".
+        OSError: it cannot be opened, or is something else; `strerror` says what, for a sentence such as
+            "plan FILE: cannot be read (is a FIFO and no file)".
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode

@@ -32,7 +32,8 @@ DYNAMIC = ("auto", "always", "never")
 MOST_LOSS: Final = 0.005
 """What an engine may lose against eager fp32 of the task's metric, of whose best value is 1.
 
-MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this is half that loss.
+MLPerf Inference takes a quantised detector that keeps 99 % of fp32's mean average precision; this is half
+that loss.
 """
 _WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
@@ -48,7 +49,10 @@ def version_of(distribution: str) -> str:
 
 
 def installed(distributions: Iterable[str]) -> str:
-    """The first of these that is installed, with its version, for example `openvino 2026.4.1`; "" where none is."""
+    """The first of these that is installed, with its version, for example `openvino 2026.4.1`.
+
+    "" where none is.
+    """
     return next((f"{name} {version}" for name in distributions if (version := version_of(name))), "")
 
 
@@ -64,13 +68,16 @@ class BuildOptions:
     Attributes:
         engine: eager, compile (torch.compile), one that runs packages, or auto.
         mode: torch.compile's mode, for engine compile.
-        dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic dimensions.
-        precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight, int8_dynamic
-            (torchao: linear layers' weights, or weights and activations); int8_static (convolutions and linear layers,
-            activations by ranges that the adapter's own inputs show; CPU, `STATIC_ENGINE`).
+        dynamic: whether sizes may vary, for the compiled engines; auto: where the adapter declares dynamic
+            dimensions.
+        precision: fp32; tf32 (CUDA matrix products); bf16, fp16 (weights and inputs); int8_weight,
+            int8_dynamic (torchao: linear layers' weights, or weights and activations); int8_static
+            (convolutions and linear layers, activations by ranges that the adapter's own inputs show; CPU,
+            `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
-        parts: what of the model engine compile compiles: paths of modules with commas between; "": the whole.
+        parts: what of the model engine compile compiles: paths of modules with commas between; "": the
+            whole.
     """
 
     engine: str = "eager"

@@ -1,4 +1,6 @@
-"""The one decoder of images: the pixels of an `Image` or `CompressedImage` message, or the reason why there are none.
+"""The one decoder of images.
+
+The pixels of an `Image` or `CompressedImage` message, or the reason why there are none.
 
 It imports neither torch nor ROS, so that adapters, reports and watches can all use it.
 """
@@ -16,7 +18,13 @@ from torchperf_ros.frame.errors import BadInput
 
 MOST_PIXELS: Final = 67_108_864
 # Channels in memory order. 8UC3 has no order of its own; cv_bridge, like OpenCV, means blue first.
-_COLOURS: Final = {"rgb8": (3, "rgb"), "bgr8": (3, "bgr"), "8UC3": (3, "bgr"), "rgba8": (4, "rgb"), "bgra8": (4, "bgr")}
+_COLOURS: Final = {
+    "rgb8": (3, "rgb"),
+    "bgr8": (3, "bgr"),
+    "8UC3": (3, "bgr"),
+    "rgba8": (4, "rgb"),
+    "bgra8": (4, "bgr"),
+}
 _DEEP: Final = ("mono16", "16UC1")
 _GREYS: Final = ("mono8", "8UC1", *_DEEP, "bayer_rggb8", "bayer_bggr8", "bayer_gbrg8", "bayer_grbg8")
 ENCODINGS: Final = (*_COLOURS, *_GREYS)
@@ -32,7 +40,8 @@ class Pixels:
     """Pixels of one image.
 
     Attributes:
-        array: [rows, columns, channels] uint8; maybe a view on the message, maybe fewer than the image's own.
+        array: [rows, columns, channels] uint8; maybe a view on the message, maybe fewer than the image's
+            own.
         order: "rgb", "bgr" or "mono".
     """
 
@@ -46,8 +55,14 @@ class Pixels:
         return np.ascontiguousarray(self.array[..., ::-1] if self.order == "bgr" else self.array)
 
 
-def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collection[str] = ENCODINGS) -> Pixels:  # noqa: ANN401
-    """The pixels of a decoded `sensor_msgs/msg/Image`, without padding at the ends of rows; 8 bits are not copied.
+def raw_pixels(
+    message: Any,  # noqa: ANN401
+    max_pixels: int = MOST_PIXELS,
+    encodings: Collection[str] = ENCODINGS,
+) -> Pixels:
+    """The pixels of a decoded `sensor_msgs/msg/Image`, without padding at the ends of rows.
+
+    8 bits are not copied.
 
     `max_pixels` is the largest width times height; `encodings` are those that the caller can use.
 
@@ -62,10 +77,16 @@ def raw_pixels(message: Any, max_pixels: int = MOST_PIXELS, encodings: Collectio
     channels, order = _COLOURS.get(encoding, (1, "mono"))
     pixel_bytes = 2 if encoding in _DEEP else channels
     if step < width * pixel_bytes:
-        msg = f"image step is {step} bytes, less than width {width} * {pixel_bytes} bytes = {width * pixel_bytes}"
+        msg = (
+            f"image step is {step} bytes, less than width {width} * {pixel_bytes} bytes ="
+            f" {width * pixel_bytes}"
+        )
         raise BadInput(msg)
     if message.data.size < step * height:
-        msg = f"image data has {message.data.size} bytes, less than step {step} * height {height} = {step * height}"
+        msg = (
+            f"image data has {message.data.size} bytes, less than step {step} * height {height} ="
+            f" {step * height}"
+        )
         raise BadInput(msg)
     rows = message.data[: step * height].reshape(height, step)[:, : width * pixel_bytes]
     if encoding in _DEEP:
@@ -82,21 +103,28 @@ def compressed_pixels(
 ) -> Pixels:
     """The decoded pixels of a `sensor_msgs/msg/CompressedImage`, whose bytes tell whether it is a JPEG or a PNG.
 
-    `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and height are
-    the `least` that is enough, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
+    `max_pixels`, the largest width times height, is checked before anything is decoded. Where a width and
+    height are the `least` that is enough, a large JPEG is decoded at 1/2, 1/4 or 1/8 of its size.
 
     Raises:
-        BadInput: the bytes are no such file, are cut off or damaged, or the image's size or mode is not allowed.
+        BadInput: the bytes are no such file, are cut off or damaged, or the image's size or mode is not
+            allowed.
     """
     try:
         with _open(message) as image:
             _check_size(*image.size, max_pixels)
             if image.mode not in _COMPRESSED_MODES:
-                raise BadInput(f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}")
+                raise BadInput(
+                    f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}"
+                )
             order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
-            raw = message.format.partition(";")[0].strip()  # `bayer_rggb8; jpeg compressed`, as image_transport writes
+            raw = message.format.partition(";")[
+                0
+            ].strip()  # `bayer_rggb8; jpeg compressed`, as image_transport writes
             if mode == "L" and raw.startswith("bayer_") and raw not in encodings:
-                raise BadInput(f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first")
+                raise BadInput(
+                    f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first"
+                )
             turned = _orientation(image)
             image.draft(mode, least[::-1] if least and turned >= _FIRST_ON_ITS_SIDE else least)
             upright = image if turned == _UPRIGHT else ImageOps.exif_transpose(image)
@@ -104,11 +132,18 @@ def compressed_pixels(
     except BadInput:
         raise
     except UnidentifiedImageError as error:
-        msg = f"compressed image of {message.data.size} bytes (format {message.format!r}) is neither JPEG nor PNG"
+        msg = (
+            f"compressed image of {message.data.size} bytes (format {message.format!r}) is neither JPEG"
+            " nor PNG"
+        )
         raise BadInput(msg) from error
     except Exception as error:
-        # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError, ValueError, ...
-        msg = f"compressed image of {message.data.size} bytes (format {message.format!r}) cannot be decoded: {error}"
+        # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError,
+        # ValueError, ...
+        msg = (
+            f"compressed image of {message.data.size} bytes (format {message.format!r}) cannot be decoded:"
+            f" {error}"
+        )
         raise BadInput(msg) from error
     return Pixels(array.reshape(*array.shape[:2], -1), order)
 
@@ -121,7 +156,10 @@ def compressed_size(message: Any) -> tuple[int, int]:  # noqa: ANN401
 
 
 def _orientation(image: Image.Image) -> int:
-    """How the file says that its image has to be turned, as OpenCV and cv_bridge do, 1 to 8; `_UPRIGHT`: not at all."""
+    """How the file says that its image has to be turned, as OpenCV and cv_bridge do, 1 to 8.
+
+    `_UPRIGHT`: not at all.
+    """
     if "exif" not in image.info:  # asking for it would decode a PNG
         return _UPRIGHT
     turned = image.getexif().get(_ORIENTATION, _UPRIGHT)
@@ -129,8 +167,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _open(message: Any) -> Image.Image:  # noqa: ANN401
-    # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle already has, reads the size
-    # before it decodes, can be held to two formats, and scales JPEGs while decoding.
+    # Pillow: small wheels for every platform, no OpenCV beside the one that the vehicle already has, reads
+    # the size before it decodes, can be held to two formats, and scales JPEGs while decoding.
     return Image.open(io.BytesIO(message.data), formats=_COMPRESSED_FORMATS)
 
 
@@ -138,4 +176,6 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise BadInput(f"image is empty: width {width}, height {height}")
     if width * height > max_pixels:
-        raise BadInput(f"image of {width} x {height} = {width * height} pixels is larger than max_pixels {max_pixels}")
+        raise BadInput(
+            f"image of {width} x {height} = {width * height} pixels is larger than max_pixels {max_pixels}"
+        )

@@ -29,7 +29,9 @@ _LENGTH_BYTES: Final = 4  # of a list
 _TEXTS: Final = ("string", "wstring")
 _BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `#ifndef`
-_MOST_LISTED = 70_000  # objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
+_MOST_LISTED = (
+    70_000  # objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
+)
 
 
 @functools.cache
@@ -52,7 +54,10 @@ def full_name(name: str) -> str:
     if len(parts) == _PARTS - 1:
         parts.insert(1, "msg")
     if len(parts) != _PARTS or parts[1] != "msg" or not all(parts):
-        msg = f"message type {name!r} does not have the form package/msg/Name, for example sensor_msgs/msg/Image"
+        msg = (
+            f"message type {name!r} does not have the form package/msg/Name, for example"
+            " sensor_msgs/msg/Image"
+        )
         raise UnknownMessageType(msg)
     return "/".join(parts)
 
@@ -96,24 +101,35 @@ def _known(name: str) -> str:
                 text = path.read_text(encoding="utf-8")
                 parsed = types_of_idl(text) if path.suffix == ".idl" else types_of_msg(text, name)
             except (TypesysError, OSError, UnicodeDecodeError) as error:
-                raise UnknownMessageType(f"message type {name!r} cannot be read from {path}: {error}") from error
+                raise UnknownMessageType(
+                    f"message type {name!r} cannot be read from {path}: {error}"
+                ) from error
             types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
             for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
                 if needed not in types:
                     _known(needed)
             store.register(types)
             return name
-    msg = f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install {package}"
+    msg = (
+        f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
+        f" {package}"
+    )
     raise UnknownMessageType(msg)
 
 
 def types_of_msg(text: str, name: str) -> Typesdict:
-    """The types that a definition in a `.msg` file holds; a `TypesysError` where it cannot be understood."""
+    """The types that a definition in a `.msg` file holds.
+
+    A `TypesysError` where it cannot be understood.
+    """
     return _with_wide_texts(get_types_from_msg(text, name))
 
 
 def types_of_idl(text: str) -> Typesdict:
-    """The same of an `.idl` file, as ROS writes them: with lines for a preprocessor, which name other files."""
+    """The same of an `.idl` file, as ROS writes them.
+
+    With lines for a preprocessor, which name other files.
+    """
     return _with_wide_texts(get_types_from_idl(_DIRECTIVE.sub("", text.replace("\r\n", "\n"))))
 
 
@@ -128,14 +144,17 @@ def _with_wide_texts(types: Typesdict) -> Typesdict:
             raise TypesysError("a list of wstring is not supported")
         return field
 
-    return {name: (constants, [(f, readable(of)) for f, of in fields]) for name, (constants, fields) in types.items()}
+    return {
+        name: (constants, [(f, readable(of)) for f, of in fields])
+        for name, (constants, fields) in types.items()
+    }
 
 
 def accept_any_text(store: Typestore, name: str) -> None:
     """Have the code that reads a type, and what it contains, take texts as rclpy does.
 
-    rosbags wants UTF-8 with a NUL at the end, and refuses the whole message. ROS takes what there is up to the first
-    NUL, also nothing at all, and puts a replacement character for each byte that is no UTF-8.
+    rosbags wants UTF-8 with a NUL at the end, and refuses the whole message. ROS takes what there is up to
+    the first NUL, also nothing at all, and puts a replacement character for each byte that is no UTF-8.
     """
     text = b""
 
@@ -167,8 +186,11 @@ def referenced(fields: Iterable[Any]) -> Iterator[str]:
             yield str(entry[1])
 
 
-def empty_message(name: str, /, **own: object) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
-    """A message with numbers 0, texts and lists empty but for its `own` fields; rotations turn nothing, as in ROS.
+# rosbags builds these dataclasses at run time
+def empty_message(name: str, /, **own: object) -> Any:  # noqa: ANN401
+    """A message with numbers 0, texts and lists empty but for its `own` fields.
+
+    Rotations turn nothing, as in ROS.
 
     Raises:
         UnknownMessageType: see `message_class`.
@@ -196,7 +218,9 @@ def _empty(kind: Any, of: Any) -> object:  # noqa: ANN401 - a field's type as ro
 
 
 def field_types(name: str) -> dict[str, str]:
-    """The fields of a message type: of each its message type, of a list that of its elements; "" for plain values.
+    """The fields of a message type.
+
+    Of each its message type, of a list that of its elements; "" for plain values.
 
     Raises:
         UnknownMessageType: see `message_class`.
@@ -217,7 +241,10 @@ def typestore(names: Iterable[str]) -> Typestore:
 
 
 def register(types: Typesdict) -> None:
-    """Make types known that only a log defines, as `rosbags` parses them; those that are known stay as they are."""
+    """Make types known that only a log defines, as `rosbags` parses them.
+
+    Those that are known stay as they are.
+    """
     store = _store()
     store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
 
@@ -243,7 +270,10 @@ def has_header(name: str) -> bool:
 
 
 def bytes_before_header(name: str) -> int | None:
-    """How many bytes of CDR lie before the first header: a list's length, as in a `MarkerArray`; None: it has none."""
+    """How many bytes of CDR lie before the first header.
+
+    A list's length, as in a `MarkerArray`; None: it has none.
+    """
     if has_header(name):
         return 0
     fields = _store().fielddefs[_known(name)][1]
@@ -257,8 +287,9 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
 
     Raises:
-        BadInput: the bytes are not a message of this type; or its lists hold more than 70,000 messages and texts, where
-            a stamped pose counts as seven, with those that are its fields: decoding them would take too long.
+        BadInput: the bytes are not a message of this type; or its lists hold more than 70,000 messages and
+            texts, where a stamped pose counts as seven, with those that are its fields: decoding them would
+            take too long.
         UnknownMessageType: see `message_class`.
     """
     name = _known(name)
@@ -267,7 +298,8 @@ def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
     try:
         return _store().deserialize_cdr(data, name)
     except Exception as error:
-        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError, UnicodeError, ...
+        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError,
+        # UnicodeError, ...
         msg = f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
         raise BadInput(msg) from error
 
@@ -281,8 +313,8 @@ class _Layout(NamedTuple):
     """How a message lies in CDR bytes, with the messages that are its fields taken apart.
 
     Attributes:
-        parts: of each the size of its values, how many there are, -1: a number before them says that, and the layout of
-            what it lists if that takes objects; a text is a list of bytes.
+        parts: of each the size of its values, how many there are, -1: a number before them says that, and
+            the layout of what it lists if that takes objects; a text is a list of bytes.
         objects: that decoding takes, those of lists left out.
         least_bytes: that it has at the least, those of lists left out.
         density: objects that lists can have for each byte of the message, at the most.
@@ -316,7 +348,9 @@ def _layout(name: str) -> _Layout:
             parts += one.parts * count
             objects, least_bytes = objects + one.objects * count, least_bytes + one.least_bytes * count
     lists = [listed for _, _, listed in parts if listed is not None]
-    density = max((max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0)
+    density = max(
+        (max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0
+    )
     return _Layout(tuple(parts), objects, max(least_bytes, 1), density)
 
 
@@ -334,7 +368,9 @@ def _check_lists(data: bytes | memoryview, name: str) -> None:
 
     def walk(layout: _Layout, *, is_last: bool) -> None:
         nonlocal at, objects
-        for left, (size, count, listed) in zip(range(len(layout.parts) - 1, -1, -1), layout.parts, strict=True):
+        for left, (size, count, listed) in zip(
+            range(len(layout.parts) - 1, -1, -1), layout.parts, strict=True
+        ):
             if count < 0:
                 at += -at % 4
                 (count,) = length.unpack_from(body, at)  # noqa: PLW2901 - it stands there
@@ -345,7 +381,9 @@ def _check_lists(data: bytes | memoryview, name: str) -> None:
             objects += count * listed.objects
             if objects > _MOST_LISTED:
                 msg = f"the lists of this {name} hold {objects} messages and texts, or more; at most"
-                raise BadInput(f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)")
+                raise BadInput(
+                    f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)"
+                )
             if left or not is_last or listed.density:  # else there is nothing to count in it or after it
                 for _ in range(count):
                     walk(listed, is_last=False)

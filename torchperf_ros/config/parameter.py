@@ -46,7 +46,9 @@ class Parameter:
         one = self.default[0] if isinstance(self.default, list) else self.default
         for item in value if isinstance(value, list) else [value]:
             if type(item) is not type(one) or not self._allows(item):
-                raise ConfigError(f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}")
+                raise ConfigError(
+                    f"parameter {name}: {value!r} is not allowed; it has to be {self.allowed}"
+                )
         return value
 
     def _allows(self, item: Any) -> bool:  # noqa: ANN401
@@ -54,7 +56,9 @@ class Parameter:
             return item in self.choices
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             # written so that NaN, which compares false, is refused
-            return (self.minimum is None or item >= self.minimum) and (self.maximum is None or item <= self.maximum)
+            return (self.minimum is None or item >= self.minimum) and (
+                self.maximum is None or item <= self.maximum
+            )
         return True
 
     @property
@@ -63,7 +67,9 @@ class Parameter:
         if self.choices:
             words = ", ".join(choice or "''" for choice in self.choices)
             return ("a list of: " if isinstance(self.default, list) else "one of: ") + words
-        one, each = (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
+        one, each = (
+            (self.default[0], "a list, each ") if isinstance(self.default, list) else (self.default, "")
+        )
         span = "" if self.minimum is None else f" from {self.minimum} to {self.maximum}"
         return f"{each}{_kind(one)}{span}"
 
@@ -102,7 +108,9 @@ def check_all(
     Raises:
         ConfigError: see `Parameter.check`.
     """
-    return {p.name: p.check(values.get(f"{below}{p.name}", p.default), f"{prefix}{below}") for p in parameters}
+    return {
+        p.name: p.check(values.get(f"{below}{p.name}", p.default), f"{prefix}{below}") for p in parameters
+    }
 
 
 def one_each(given: Sequence[str], tiers: Sequence[str], name: str) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
-"""The node's parameters out of a ROS 2 parameter file: the node and the commands read it by this one reader.
+"""The node's parameters out of a ROS 2 parameter file.
 
-A value is what ROS makes of it: `4e1` and `1.` are numbers, `1:40` is a text, `yes` is true. Beyond what ROS reads,
-anchors and merges (`<<`) are allowed; a name that is set twice in one document is refused.
+The node and the commands read it by this one reader.
+
+A value is what ROS makes of it: `4e1` and `1.` are numbers, `1:40` is a text, `yes` is true. Beyond what
+ROS reads, anchors and merges (`<<`) are allowed; a name that is set twice in one document is refused.
 """
 
 import json
@@ -27,7 +29,10 @@ _VALUES = "ros__parameters"
 EXAMPLE = f"/**/{NODE}: {{{_VALUES}: {{stages: [perception]}}}}"
 _ANY_NODE = frozenset({"*", "**"})
 _MOST_VALUES = 100_000  # anchors within anchors make thousands of values of a few lines
-_TRUTH = {word: word in {"y", "yes", "true", "on"} for word in ("y", "yes", "true", "on", "n", "no", "false", "off")}
+_TRUTH = {
+    word: word in {"y", "yes", "true", "on"}
+    for word in ("y", "yes", "true", "on", "n", "no", "false", "off")
+}
 _INTEGER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _NOT_FINITE = re.compile(r"[+-]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)|[+-]?(?i:inf|infinity|nan)")
@@ -49,7 +54,8 @@ def params_of_file(path: Path) -> dict[str, Any]:
     Later entries win, as in ROS; parameters of stages may be nested or dotted.
 
     Raises:
-        ConfigError: the file cannot be read, is no parameter file, or two namespaces have a node with other values.
+        ConfigError: the file cannot be read, is no parameter file, or two namespaces have a node with other
+            values.
     """
     what = f"parameter file {path}"
     return params_of(ros_yaml(_content(path, "parameter file"), what), path)
@@ -76,21 +82,29 @@ def params_of(content: object, path: Path) -> dict[str, Any]:
 
 
 def params_for_ros(path: Path, node: str) -> str:
-    """The entries for nodes of this name, and for any node, as a parameter file that `rcl` reads alike; "": none.
+    """The entries for nodes of this name, and for any node, as a parameter file that `rcl` reads alike.
+
+    "": none.
 
     Raises:
         ConfigError: the file cannot be read, or is no parameter file.
     """
     what = f"parameter file {path}"
     entries = _entries(ros_yaml(_content(path, "parameter file"), what), node, what)
-    return json.dumps({name: {_VALUES: values} for name, values in entries.items() if values}) if entries else ""
+    return (
+        json.dumps({name: {_VALUES: values} for name, values in entries.items() if values})
+        if entries
+        else ""
+    )
 
 
 def _content(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{what} {path}: cannot be read ({error.strerror}); it has to be a YAML file") from error
+        raise ConfigError(
+            f"{what} {path}: cannot be read ({error.strerror}); it has to be a YAML file"
+        ) from error
 
 
 def read_yaml(path: Path, what: str) -> object:
@@ -107,7 +121,12 @@ def read_yaml(path: Path, what: str) -> object:
     reader.version = (1, 1)
     try:
         return reader.load(_text(data, f"{what} {path}"))
-    except (YAMLError, ValueError, AttributeError, RecursionError) as error:  # as a tag or a date that does not fit
+    except (
+        YAMLError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # as a tag or a date that does not fit
         raise ConfigError(f"{what} {path}: is not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -147,7 +166,9 @@ def ros_yaml(data: bytes, what: str) -> object:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
         if "\t" in line[: len(line) - len(line.lstrip())]:
-            raise ConfigError(f"{what}: line {mark.line + 1} begins with a tab; indent it with spaces") from error
+            raise ConfigError(
+                f"{what}: line {mark.line + 1} begins with a tab; indent it with spaces"
+            ) from error
         problem = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{what}: is not YAML: {where}: {problem}") from error
     except (YAMLError, ValueError, RecursionError) as error:
@@ -173,18 +194,23 @@ class _Documents:
         for event in self._events:
             if isinstance(event, kinds.DocumentStartEvent):
                 self._anchored.clear()
-            elif not isinstance(event, (kinds.StreamStartEvent, kinds.StreamEndEvent, kinds.DocumentEndEvent)):
+            elif not isinstance(
+                event, (kinds.StreamStartEvent, kinds.StreamEndEvent, kinds.DocumentEndEvent)
+            ):
                 found = _later_wins(found, self._value(event))
         return found
 
-    def _value(self, event: Any) -> object:  # noqa: ANN401 - the parser has no common type for what has an anchor
+    # the parser has no common type for what has an anchor
+    def _value(self, event: Any) -> object:  # noqa: ANN401
         from ruamel.yaml import events as kinds
 
         line = event.start_mark.line + 1
         before = self._values
         if isinstance(event, kinds.AliasEvent):
             if event.anchor not in self._anchored:
-                raise ConfigError(f"{self._what}: line {line}: *{event.anchor} has no &{event.anchor} above it")
+                raise ConfigError(
+                    f"{self._what}: line {line}: *{event.anchor} has no &{event.anchor} above it"
+                )
             value, size = self._anchored[event.anchor]
             self._count(size)
             return value
@@ -219,7 +245,9 @@ class _Documents:
         for event in iter(self._next, None):
             line = event.start_mark.line + 1
             if not isinstance(event, kinds.ScalarEvent):
-                raise ConfigError(f"{self._what}: line {line}: a list or a mapping stands where a name belongs")
+                raise ConfigError(
+                    f"{self._what}: line {line}: a list or a mapping stands where a name belongs"
+                )
             key, value = event.value, self._value(next(self._events))
             if key == "<<" and not event.style:
                 for one in value if isinstance(value, list) else [value]:
@@ -238,7 +266,9 @@ class _Documents:
             for name, inner in value.items():
                 self._set(both, name, inner, line)
         elif key in own:
-            raise ConfigError(f"{self._what}: line {line} sets {key} again; leave one of the two in the file")
+            raise ConfigError(
+                f"{self._what}: line {line} sets {key} again; leave one of the two in the file"
+            )
         else:
             own[key] = value
 
@@ -262,7 +292,9 @@ def _scalar(text: str, style: str | None, tag: str) -> object:
         return whole if whole in _INT64 else float(whole)
     if _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
-    if _DECIMAL.fullmatch(text) and math.isfinite(number := float(text)):  # one that is too large is a text in ROS, too
+    if _DECIMAL.fullmatch(text) and math.isfinite(
+        number := float(text)
+    ):  # one that is too large is a text in ROS, too
         return number
     return text or None
 
@@ -283,7 +315,9 @@ def config_of(values: Mapping[str, Any]) -> NodeConfig:
 
 
 def _entries(content: object, node: str, what: str) -> dict[str, dict[str, Any]]:
-    """The values by dotted name under every name that stands for the node: `/perf`, `/**`, `/**/perf`, `/robot/perf`.
+    """The values by dotted name under every name that stands for the node.
+
+    `/perf`, `/**`, `/**/perf`, `/robot/perf`.
 
     Raises:
         ConfigError: they do not stand below `ros__parameters`, or are none that ROS has.
@@ -297,7 +331,9 @@ def _entries(content: object, node: str, what: str) -> dict[str, dict[str, Any]]
     return entries
 
 
-def _of_node(content: object, path: str, names: set[str], what: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _of_node(
+    content: object, path: str, names: set[str], what: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(content, Mapping):
         return
     is_node = path.rpartition("/")[2] in names

@@ -9,11 +9,16 @@ from torchperf_ros.config.parameter import check_all, declared, param, require
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Parameters `rollout.NAME` of the node; the plan itself is a parameter of the stage, `STAGE.rollout_plan`."""
+    """Parameters `rollout.NAME` of the node.
+
+    The plan itself is a parameter of the stage, `STAGE.rollout_plan`.
+    """
 
     vehicle: str = param("", "Id of the vehicle, which never changes; plans draw by it.")
     key: str = param("", "File of the public key of who signs plans.")
-    folder: str = param("", "Each node remembers below this folder; empty: rollout in XDG_STATE_HOME/torchperf_ros.")
+    folder: str = param(
+        "", "Each node remembers below this folder; empty: rollout in XDG_STATE_HOME/torchperf_ros."
+    )
     facts: tuple[str, ...] = param(
         [""], "More that plans ask about, NAME=VALUE, such as region=north; '': none.", live=True
     )

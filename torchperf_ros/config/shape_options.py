@@ -23,8 +23,8 @@ class ShapeOptions:
     """Which input shapes are prepared, and what is done with the others.
 
     Attributes:
-        policy: exact (the example's shape and the common ones), bucket (the dynamic dimensions are rounded up to a
-            width, padded, run, and cropped back) or dynamic (one engine for the declared ranges).
+        policy: exact (the example's shape and the common ones), bucket (the dynamic dimensions are rounded
+            up to a width, padded, run, and cropped back) or dynamic (one engine for the declared ranges).
         bucket_width: sizes are rounded up to multiples of it, but never beyond the declared range.
         common: shapes that are prepared as they are, whatever the policy; one shape per input each.
     """
@@ -66,8 +66,8 @@ def parse_shapes(text: str, prefix: str = "") -> Shapes:
     words = text.split()
     if not words or not all(_SHAPE.fullmatch(word) for word in words):
         raise ConfigError(
-            f"parameter {prefix}common_shapes: {text!r} is not allowed; it has to be sizes of at least 1 joined by x,"
-            " one word per input, for example '1x3x256x448' or '1x10x50 1x10'"
+            f"parameter {prefix}common_shapes: {text!r} is not allowed; it has to be sizes of at least 1"
+            " joined by x, one word per input, for example '1x3x256x448' or '1x10x50 1x10'"
         )
     return tuple(tuple(int(size) for size in word.split("x")) for word in words)
 

@@ -1,25 +1,70 @@
-"""What a stage's parameters say in lines: what follows from an alert, and which inputs belong to a trigger."""
+"""What a stage's parameters say in lines.
+
+What follows from an alert, and which inputs belong to a trigger.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchperf_ros.config.parameter import require
 
-LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF = "lower_tier", "lower_rate", "scene", "backup_active", "off"
+LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF = (
+    "lower_tier",
+    "lower_rate",
+    "scene",
+    "backup_active",
+    "off",
+)
 SWITCHES = (LOWER_RATE, BACKUP_ACTIVE, OFF)
 """Actions of one step that are in force or not, and have no more to say."""
 ACTIONS = (LOWER_TIER, LOWER_RATE, SCENE, BACKUP_ACTIVE, OFF)
 DRIFT, STALE = "drift", "stale"
 ALERTS = (
-    "worker died", "model error", "invalid output", "temperature", "gpu", "gpu memory", "memory", "memory grows",
-    "load", "restarts", "input rate", "input stopped", "input frozen", "input black", "input white",
-    "input featureless", "input saturated", "input noise", "input empty", "input stands still", STALE, "bad input",
-    "recompilation", "tier", "output", "output frozen", "output empty", "age", "jitter", "drops", DRIFT, "latency",
-    "misses", "worker failed", "result too slow", "deadline missed", "partial result", "plan refused", "plan unchecked",
+    "worker died",
+    "model error",
+    "invalid output",
+    "temperature",
+    "gpu",
+    "gpu memory",
+    "memory",
+    "memory grows",
+    "load",
+    "restarts",
+    "input rate",
+    "input stopped",
+    "input frozen",
+    "input black",
+    "input white",
+    "input featureless",
+    "input saturated",
+    "input noise",
+    "input empty",
+    "input stands still",
+    STALE,
+    "bad input",
+    "recompilation",
+    "tier",
+    "output",
+    "output frozen",
+    "output empty",
+    "age",
+    "jitter",
+    "drops",
+    DRIFT,
+    "latency",
+    "misses",
+    "worker failed",
+    "result too slow",
+    "deadline missed",
+    "partial result",
+    "plan refused",
+    "plan unchecked",
     "emergency stop",
-)  # fmt: skip
-"""Kinds of alerts, see docs/watching.md: what explains others before what it explains. Those of the machine and of the
-node count for every stage."""
+)
+"""Kinds of alerts, see docs/watching.md.
+
+What explains others before what it explains. Those of the machine and of the node count for every stage.
+"""
 _ARROW = "->"
 
 
@@ -36,38 +81,66 @@ class ActionRule:
         return f"{self.alert} {_ARROW} {self.action} {self.scene}".rstrip()
 
 
-def parse_actions(stage: str, lines: Sequence[str], scenes: Sequence[str], backup: str) -> tuple[ActionRule, ...]:
+def parse_actions(
+    stage: str, lines: Sequence[str], scenes: Sequence[str], backup: str
+) -> tuple[ActionRule, ...]:
     """The rules of a stage with these scenes and this backup.
 
     Raises:
         ConfigError: names the line and what is allowed.
     """
-    return tuple(_parse_action(f"{stage}.actions: {line!r}", line, scenes, backup) for line in lines if line.strip())
+    return tuple(
+        _parse_action(f"{stage}.actions: {line!r}", line, scenes, backup) for line in lines if line.strip()
+    )
 
 
 def _parse_action(where: str, line: str, scenes: Sequence[str], backup: str) -> ActionRule:
     alert, arrow, said = (part.strip() for part in line.partition(_ARROW))
-    require(arrow, f"{where} is not allowed; it has to be ALERT {_ARROW} ACTION, such as drift {_ARROW} {LOWER_TIER}")
-    require(alert in ALERTS, f"{where}: there is no alert {alert!r}; it has to be one of: {', '.join(ALERTS)}")
+    require(
+        arrow,
+        f"{where} is not allowed; it has to be ALERT {_ARROW} ACTION, such as drift {_ARROW} {LOWER_TIER}",
+    )
+    require(
+        alert in ALERTS, f"{where}: there is no alert {alert!r}; it has to be one of: {', '.join(ALERTS)}"
+    )
     action, _, scene = said.partition(" ")
-    require(action in ACTIONS, f"{where}: there is no action {action!r}; it has to be one of: {', '.join(ACTIONS)}")
-    require(action == SCENE or not scene, f"{where}: {scene!r} behind {action} means nothing; only scene has a name")
+    require(
+        action in ACTIONS,
+        f"{where}: there is no action {action!r}; it has to be one of: {', '.join(ACTIONS)}",
+    )
+    require(
+        action == SCENE or not scene,
+        f"{where}: {scene!r} behind {action} means nothing; only scene has a name",
+    )
     known = ", ".join(scenes)
-    require(action != SCENE or scene in scenes, f"{where}: there is no scene {scene!r}; it has to be one of: {known}")
-    require(action != BACKUP_ACTIVE or backup != "none", f"{where}: needs a second worker, and backup is none")
+    require(
+        action != SCENE or scene in scenes,
+        f"{where}: there is no scene {scene!r}; it has to be one of: {known}",
+    )
+    require(
+        action != BACKUP_ACTIVE or backup != "none", f"{where}: needs a second worker, and backup is none"
+    )
     return ActionRule(alert, action, scene)
 
 
 def alert_kind(name: str) -> str:
-    """The kind of an alert by its name, for example `camera: input frozen (/image)`; "" for one of no kind here."""
+    """The kind of an alert by its name, for example `camera.
+
+    Input frozen (/image)`; "" for one of no kind here.
+    """
     what = name.partition(": ")[2]
-    return max((kind for kind in ALERTS if what == kind or what.startswith(f"{kind} ")), key=len, default="")
+    return max(
+        (kind for kind in ALERTS if what == kind or what.startswith(f"{kind} ")), key=len, default=""
+    )
 
 
 _MOST_MS = 60_000.0
 _WORDS = {"slop": 0.0, "offset": -_MOST_MS, "wait": 0.0}
 """What a line says of its input after its name, in any order, and the least that each may be."""
-_FORM = "it has to be INPUT slop MS, then offset MS and wait MS where wanted, such as cloud slop 40 offset 0 wait 15"
+_FORM = (
+    "it has to be INPUT slop MS, then offset MS and wait MS where wanted, such as cloud slop 40 offset 0"
+    " wait 15"
+)
 
 
 @dataclass(frozen=True)
@@ -97,11 +170,14 @@ def parse_sync(stage: str, lines: Sequence[str], budgets_ms: Sequence[float]) ->
     Raises:
         ConfigError: names the line and what is allowed.
     """
-    rules = tuple(_parse_rule(f"{stage}.sync: {line!r}", line, min(budgets_ms)) for line in lines if line.strip())
+    rules = tuple(
+        _parse_rule(f"{stage}.sync: {line!r}", line, min(budgets_ms)) for line in lines if line.strip()
+    )
     topics = [rule.topic for rule in rules]
     for topic in topics:
         require(
-            topics.count(topic) == 1, f"{stage}.sync: {topic} stands in {topics.count(topic)} lines; it may have one"
+            topics.count(topic) == 1,
+            f"{stage}.sync: {topic} stands in {topics.count(topic)} lines; it may have one",
         )
     return rules
 
@@ -120,7 +196,10 @@ def check_sync(stage: str, rules: Sequence[SyncRule], inputs: Sequence[tuple[str
     known = ", ".join(stamped) or "none beside its trigger"
     for rule in rules:
         where = f"{stage}.sync: {str(rule)!r}"
-        require(rule.topic != trigger, f"{where}: {trigger} is the trigger, with which the others are synchronised")
+        require(
+            rule.topic != trigger,
+            f"{where}: {trigger} is the trigger, with which the others are synchronised",
+        )
         require(rule.topic in stamped, f"{where}: the adapter has no input {rule.topic}; it has: {known}")
         what = f"the message type of {rule.topic} does not begin with a std_msgs/Header"
         require(stamped[rule.topic], f"{where}: {what}; messages without a stamp cannot be synchronised")
@@ -138,11 +217,15 @@ def _parse_rule(where: str, line: str, budget_ms: float) -> SyncRule:
         # written so that NaN, which compares false, is refused
         allowed = _WORDS[word] <= given[word] <= _MOST_MS
         require(
-            allowed, f"{where}: {word} {text} is not allowed; it has to be from {_WORDS[word]:g} to {_MOST_MS:g} ms"
+            allowed,
+            f"{where}: {word} {text} is not allowed; it has to be from {_WORDS[word]:g} to {_MOST_MS:g} ms",
         )
     require("slop" in given, f"{where} is not allowed; {_FORM}")
     rule = SyncRule(topic, **{f"{word}_ms": value for word, value in given.items()})
-    text = f"{where}: wait {rule.wait_ms:g} is not allowed; it has to be below the shortest budget, {budget_ms:g} ms"
+    text = (
+        f"{where}: wait {rule.wait_ms:g} is not allowed; it has to be below the shortest budget,"
+        f" {budget_ms:g} ms"
+    )
     require(rule.wait_ms < budget_ms, text)
     return rule
 

@@ -12,8 +12,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def user_folder(variable: str, below_home: str) -> Path:
     """`torchperf_ros` in the folder that the environment names, else below the user's home.
 
-    Never where others may write: packages that lie there are run, and evidence shows what a camera saw. A variable that
-    holds no absolute path counts as unset. For example `user_folder("XDG_CACHE_HOME", ".cache")`.
+    Never where others may write: packages that lie there are run, and evidence shows what a camera saw. A
+    variable that holds no absolute path counts as unset. For example `user_folder("XDG_CACHE_HOME",
+    ".cache")`.
     """
     base = os.environ.get(variable, "")
     if base.startswith("/"):
@@ -26,7 +27,10 @@ def user_folder(variable: str, below_home: str) -> Path:
 
 
 def node_folder(root: Path, node: str) -> Path:
-    """The folder of a node's own below one that several may share; `node` is its fully qualified name: /front/perf."""
+    """The folder of a node's own below one that several may share.
+
+    `node` is its fully qualified name: /front/perf.
+    """
     return root.joinpath(*filter(None, node.split("/")))
 
 
@@ -49,7 +53,9 @@ def make_private(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file, in a folder of the user's own: on return the new one is on the disk, and until then the old one.
+    """Replace a file, in a folder of the user's own.
+
+    On return the new one is on the disk, and until then the old one.
 
     Raises:
         OSError: it cannot be written; the old one stays.
@@ -61,7 +67,9 @@ def replace_file(path: Path, data: bytes) -> None:
         try:
             while data:
                 data = data[os.write(handle, data) :]
-            os.fsync(handle)  # before the name: else a file system may write the name first, and nothing under it
+            os.fsync(
+                handle
+            )  # before the name: else a file system may write the name first, and nothing under it
         finally:
             os.close(handle)
         os.replace(part, path)
@@ -92,11 +100,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def exposed(path: Path) -> str:
-    """Who else than the user and root can change a file or folder, and what to do about it; "" if nobody can.
+    """Who else than the user and root can change a file or folder, and what to do about it.
 
-    Every folder on the way counts: who may write there can put other ones in the place of those below. In a sticky one
-    such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the file itself. Symbolic
-    links have to be followed before; what does not exist yet is left out.
+    "" if nobody can.
+
+    Every folder on the way counts: who may write there can put other ones in the place of those below. In a
+    sticky one such as `/tmp` nobody but their owner can, so that it may be on the way, but may not hold the
+    file itself. Symbolic links have to be followed before; what does not exist yet is left out.
     """
     holds_file = path if path.is_dir() else path.parent
     for part in (path, *path.parents):
@@ -114,7 +124,10 @@ def exposed(path: Path) -> str:
             return f"everybody can write {part} (mode {mode:04o}); choose a folder of your own"
         if mode & _OTHERS_WRITE:
             change = "700" if part == path and stat.S_ISDIR(status.st_mode) else "go-w"
-            return f"others can write {part} (mode {mode:04o}); if its content is yours: `chmod {change} {part}`"
+            return (
+                f"others can write {part} (mode {mode:04o}); if its content is yours: `chmod {change}"
+                f" {part}`"
+            )
     return ""
 
 

@@ -1,4 +1,7 @@
-"""A program that a drive starts and that ends with it, whatever happens; and files that are read while they grow."""
+"""A program that a drive starts and that ends with it, whatever happens.
+
+And files that are read while they grow.
+"""
 
 import contextlib
 import os
@@ -52,10 +55,14 @@ class ChildProcess(contextlib.AbstractContextManager["ChildProcess"]):
         path = [str(Path(torchperf_ros.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with output.open("wb") as out, errors.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", *arguments], stdin=subprocess.PIPE, stdout=out, stderr=err,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True,
+                [sys.executable, "-u", "-m", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+                start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, and no other thread runs yet
-            )  # fmt: skip
+            )
 
     @property
     def exit_status(self) -> int | None:

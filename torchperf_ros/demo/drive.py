@@ -1,4 +1,7 @@
-"""A drive on this machine: starts the node and a player in a ROS graph of their own, watches, ends them, and judges."""
+"""A drive on this machine.
+
+Starts the node and a player in a ROS graph of their own, watches, ends them, and judges.
+"""
 
 import contextlib
 import json
@@ -35,7 +38,17 @@ from torchperf_ros.world.road_scene import IMAGE_TYPE
 
 STAGES: Final = ("perception", "planning")
 _FAULTS: Final = {  # in order of their time; a replacement is ready before the next worker dies
-    "perception": ("sigkill", "stall", "poison_stall", "gil", "hang", "raise", "poison_sigsegv", "nan", "sigsegv"),
+    "perception": (
+        "sigkill",
+        "stall",
+        "poison_stall",
+        "gil",
+        "hang",
+        "raise",
+        "poison_sigsegv",
+        "nan",
+        "sigsegv",
+    ),
     "planning": ("sigkill", "raise", "stall", "poison_sigkill", "nan", "gil", "poison_hang"),
 }
 _FIRST_FAULT: Final = {"perception": 0.6, "planning": 1.6}  # in gaps between two faults
@@ -95,7 +108,11 @@ class Drive:
             self._start(Path(name), stack)
             os.nice(5)  # the processes that are looked at come first
             self._listener = stack.enter_context(NodeListener(self._state, "torchperf_demo"))
-            drawn = (lambda width, height: drive_picture(self._state, width, height)) if self._options.tui else None
+            drawn = (
+                (lambda width, height: drive_picture(self._state, width, height))
+                if self._options.tui
+                else None
+            )
             self._screen = stack.enter_context(Screen(self._state, self._console, drawn, line=drive_line))
             self._drive()
         self._state.others_share = processor.of_others() + processor.stolen()
@@ -112,14 +129,21 @@ class Drive:
         state, self._began_s = self._state, time.monotonic()
         try:
             stages = state.stages.values()  # after a while without the backup workers
-            complete = self._watch(lambda: self._ready() and all(stage.complete for stage in stages), _COMPLETE_S)
+            complete = self._watch(
+                lambda: self._ready() and all(stage.complete for stage in stages), _COMPLETE_S
+            )
             if not complete and not self._watch(self._ready, _START_S):
-                msg = f"the node was not ready after {_START_S:.0f} s:\n{self._node.errors.tail(_LOG_LINES)}"
+                msg = (
+                    f"the node was not ready after {_START_S:.0f} s:\n{self._node.errors.tail(_LOG_LINES)}"
+                )
                 raise DriveError(msg)
             self._player.say("go")
             state.phase = "driving"
             self._start_s = time.monotonic()
-            self._watch(lambda: bool(state.player) or self._player.exit_status is not None, state.seconds + _LATEST_S)
+            self._watch(
+                lambda: bool(state.player) or self._player.exit_status is not None,
+                state.seconds + _LATEST_S,
+            )
         except KeyboardInterrupt:
             state.event("note", "demo", "interrupted")
             self._player.interrupt()
@@ -163,18 +187,24 @@ class Drive:
     def _ready(self) -> bool:
         self._check("player", self._player)
         stages = self._state.stages.values()
-        started = len(stages) == len(STAGES) and all(stage.health not in {"", "STARTING"} for stage in stages)
+        started = len(stages) == len(STAGES) and all(
+            stage.health not in {"", "STARTING"} for stage in stages
+        )
         return self._state.player_ready and started
 
     def _start(self, folder: Path, stack: contextlib.ExitStack) -> None:
         parameters = folder / "parameters.yaml"
         values = drive_parameters(self._options, self._image_type, folder)
-        parameters.write_text(json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8")  # JSON is YAML, too
+        parameters.write_text(
+            json.dumps({"/**": {"ros__parameters": values}}), encoding="utf-8"
+        )  # JSON is YAML, too
         remaps = ["-r", f"image:={IMAGE_TOPICS[self._image_type]}", "-r", f"odom:={ODOMETRY_TOPIC}"]
         node = ["torchperf_ros.node.main", "--ros-args", *remaps, "--params-file", str(parameters)]
         what = [self._options.log and str(self._options.log), self._options.seconds]
         self._journals = {stage: GrowingFile(_journal(folder, stage)) for stage in STAGES}
-        self._gates = [FaultGate(stage, _gate(folder, stage)) for stage in STAGES] if self._options.sabotage else []
+        self._gates = (
+            [FaultGate(stage, _gate(folder, stage)) for stage in STAGES] if self._options.sabotage else []
+        )
         self._node = stack.enter_context(ChildProcess("node", node, folder))
         self._player = stack.enter_context(
             ChildProcess("player", ["torchperf_ros.demo.player", json.dumps(what)], folder)
@@ -182,10 +212,12 @@ class Drive:
 
 
 class FaultGate:
-    """Lets one scheduled fault of a stage through at a time: while all of its workers serve, by the node's report.
+    """Lets one scheduled fault of a stage through at a time.
 
-    A fault that found a stage without its standby would show what a busy machine does, and not what the stage does.
-    The gate is a file, which the saboteur removes as it takes a fault.
+    While all of its workers serve, by the node's report.
+
+    A fault that found a stage without its standby would show what a busy machine does, and not what the
+    stage does. The gate is a file, which the saboteur removes as it takes a fault.
     """
 
     def __init__(self, stage: str, path: Path) -> None:
@@ -207,20 +239,31 @@ class FaultGate:
 
 def drive_picture(state: DriveState, width: int, height: int) -> RenderableType:
     """The whole view, to fill a terminal of this size."""
-    words = f"{state.elapsed_s:.1f} of {state.seconds:.0f} s " if state.phase == "driving" else f"{state.phase} "
+    words = (
+        f"{state.elapsed_s:.1f} of {state.seconds:.0f} s "
+        if state.phase == "driving"
+        else f"{state.phase} "
+    )
     done = round(_PROGRESS_CELLS * min(state.elapsed_s / state.seconds, 1.0))
     title = Text.assemble((" torchperf demo ", "bold black on green3"), (f" {state.title}", "bold"))
-    progress = Text.assemble((words, "grey62"), ("━" * done, "green3"), ("━" * (_PROGRESS_CELLS - done), "grey23"))
+    progress = Text.assemble(
+        (words, "grey62"), ("━" * done, "green3"), ("━" * (_PROGRESS_CELLS - done), "grey23")
+    )
     injected = Text(f" {len(state.injections)} faults injected ", "orchid1") if state.injections else None
     waits = ["starting the node and its workers"]
     return node_picture(state, width, height, ends(title, progress, width), waits, injected)
 
 
 def drive_line(node: NodeState) -> str:
-    """The same in one line, where there is no terminal to draw in: what the start is at, then how it goes."""
+    """The same in one line, where there is no terminal to draw in.
+
+    What the start is at, then how it goes.
+    """
     if not isinstance(node, DriveState) or not node.phase.startswith("starting"):
         return node_line(node)
-    doing = [f"{stage.name}: {stage.values.get('progress') or stage.health}" for stage in node.stages.values()]
+    doing = [
+        f"{stage.name}: {stage.values.get('progress') or stage.health}" for stage in node.stages.values()
+    ]
     return f"{node.phase}: {' | '.join(doing) or 'the node and its workers'}"
 
 
@@ -229,21 +272,32 @@ def drive_parameters(options: DriveOptions, image_type: str, folder: Path) -> di
     stages: dict[str, Any] = {}
     for stage in STAGES:
         adapter = STAGE_DEFAULTS[stage]["adapter"]
-        own: dict[str, Any] = {"compressed": True} if stage == "perception" and image_type != IMAGE_TYPE else {}
+        own: dict[str, Any] = (
+            {"compressed": True} if stage == "perception" and image_type != IMAGE_TYPE else {}
+        )
         if options.sabotage:
             own = {
-                "adapter": adapter, "options": own, "journal": str(_journal(folder, stage)),
-                "gate": str(_gate(folder, stage)), "faults": faults_of(stage, options.seconds),
-            }  # fmt: skip
+                "adapter": adapter,
+                "options": own,
+                "journal": str(_journal(folder, stage)),
+                "gate": str(_gate(folder, stage)),
+                "faults": faults_of(stage, options.seconds),
+            }
             adapter = "torchperf_ros.models.sabotage:SabotagedAdapter"
         stages[stage] = {"adapter": adapter, "options": json.dumps(own), "engine": options.engine or AUTO}
-    values = {"autostart": True, "metrics_port": options.metrics_port, "compile_missing": options.engine is not None}
+    values = {
+        "autostart": True,
+        "metrics_port": options.metrics_port,
+        "compile_missing": options.engine is not None,
+    }
     return {**values, "stages": list(STAGES), **stages}
 
 
 def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
     """The end of a drive: its incidents, and what a person can do now, as commands that work here."""
-    command = "./run torchperf" if (Path(torchperf_ros.__file__).parents[1] / "run").exists() else "torchperf"
+    command = (
+        "./run torchperf" if (Path(torchperf_ros.__file__).parents[1] / "run").exists() else "torchperf"
+    )
     found = [f"Incidents of this drive, in {evidence}:", *(f"  {path.name}" for path in incidents)]
     seen = incidents[-1] if incidents else evidence / "records" / "perf" / "records.jsonl"
     return [
@@ -251,13 +305,19 @@ def what_next(evidence: Path, incidents: list[Path]) -> list[str]:
         "What next:",
         f"  see this drive as a page   {command} report {shlex.quote(str(seen))} -o report.html",
         f"  make its models faster     {command} compile --params config/perception.yaml, and drive again",
-        f"  check a model of your own  {command} check my_robot.segmenter:Segmenter   (README: Your own model)",
+        (
+            f"  check a model of your own  {command} check my_robot.segmenter:Segmenter   (README: Your own"
+            " model)"
+        ),
         "  why did it stutter         docs/looking.md",
     ]
 
 
 def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
-    """The schedule of a stage's faults: each kind at least once in the drive, the deadly ones apart from each other."""
+    """The schedule of a stage's faults.
+
+    Each kind at least once in the drive, the deadly ones apart from each other.
+    """
     kinds = _FAULTS[stage]
     gap_s = min(max(seconds / (len(kinds) + 1), 0.5), 5.0)
     every_s = gap_s * (len(kinds) + 1.5)  # so that the first kind does not come again right at the end
@@ -270,8 +330,8 @@ def faults_of(stage: str, seconds: float) -> dict[str, dict[str, float]]:
 def own_graph() -> None:
     """Have the environment name a graph in which there is no one else, unless the user named one.
 
-    Fast DDS may change the transports, and with them lose most images, where discovery is limited to this host; the
-    drive's own graph therefore differs by its domain alone.
+    Fast DDS may change the transports, and with them lose most images, where discovery is limited to this
+    host; the drive's own graph therefore differs by its domain alone.
     """
     if "ROS_DOMAIN_ID" not in os.environ:
         os.environ["ROS_DOMAIN_ID"] = str(20 + os.getpid() % 80)

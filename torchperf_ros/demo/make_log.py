@@ -1,4 +1,6 @@
-"""A drive that never was, message by message: camera, odometry, labelled objects, and whatever is to go wrong.
+"""A drive that never was, message by message.
+
+Camera, odometry, labelled objects, and whatever is to go wrong.
 
 The demo plays it; `torchperf make-log` writes it as a log: all of it, or nothing under the final name.
 """
@@ -39,8 +41,16 @@ OBJECTS_TOPIC: Final = "/ground_truth/objects"
 START_NS: Final = 1_700_000_000 * NS_PER_S
 FORMATS: Final = ("mcap", "db3", "bag")
 FAULTS: Final = (
-    "gap", "zero-stamp", "backward-stamp", "jump-stamp", "repeat-stamp", "other-size", "black", "frozen", "truncated",
-)  # fmt: skip
+    "gap",
+    "zero-stamp",
+    "backward-stamp",
+    "jump-stamp",
+    "repeat-stamp",
+    "other-size",
+    "black",
+    "frozen",
+    "truncated",
+)
 """What can go wrong for a while; `torchperf make-log --help` says what each is."""
 _OBJECTS_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 _ODOMETRY_HZ: Final = 30.0
@@ -74,7 +84,9 @@ class DriveLog:
     width: int = 1280  # of the images, in pixels
     height: int = 720
     compressed: bool = False  # JPEG images instead of rgb8
-    jitter_ms: float = 0.0  # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
+    jitter_ms: float = (
+        0.0  # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
+    )
     drop: float = 0.0  # share of the images and odometries that are lost, 0 to 1
     faults: tuple[Fault, ...] = ()  # what goes wrong
     seed: int = 1  # of delays and losses
@@ -86,7 +98,10 @@ class DriveLog:
         return list(IMAGE_TOPICS.values())[self.compressed]
 
     def messages(self) -> Iterator[LogMessage]:
-        """All messages in the order of their receipt; one image is held at a time, or as many as the jitter mixes."""
+        """All messages in the order of their receipt.
+
+        One image is held at a time, or as many as the jitter mixes.
+        """
         waiting: list[tuple[int, int, LogMessage]] = []
         for number, (stamp_ns, message) in enumerate(self._sent()):
             while waiting and waiting[0][0] <= stamp_ns:
@@ -107,7 +122,9 @@ class DriveLog:
             half = RoadScene(max(self.width // 2, 1), max(self.height // 2, 1))
         image_type = list(IMAGE_TOPICS)[self.compressed]
         images = ((number / self.rate_hz, True) for number in range(round(self.seconds * self.rate_hz)))
-        odometries = ((number / _ODOMETRY_HZ, False) for number in range(round(self.seconds * _ODOMETRY_HZ)))
+        odometries = (
+            (number / _ODOMETRY_HZ, False) for number in range(round(self.seconds * _ODOMETRY_HZ))
+        )
         for at_s, is_image in heapq.merge(images, odometries, key=operator.itemgetter(0)):
             sent_ns = START_NS + round(at_s * NS_PER_S)
             late_ns = round(float(np.clip(random.normal(), -_SPREAD, _SPREAD)) * self.jitter_ms * 1e6)
@@ -121,14 +138,21 @@ class DriveLog:
                 data = restamped(road_scene.odometry_cdr(at_s), sent_ns)
                 yield sent_ns, LogMessage(ODOMETRY_TOPIC, ODOMETRY_TYPE, data, received_ns)
             if is_image and self.labelled and not in_gap:
-                yield sent_ns, LogMessage(OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns), received_ns)
+                yield (
+                    sent_ns,
+                    LogMessage(
+                        OBJECTS_TOPIC, _OBJECTS_TYPE, _objects_cdr(scene, at_s, sent_ns), received_ns
+                    ),
+                )
 
     def _image_cdr(self, scene: RoadScene, at_s: float) -> bytes:
         frozen = self.active("frozen", at_s)
         pixels = scene.draw(frozen.start_s if frozen else at_s)
         if self.active("black", at_s):
             pixels[:] = 0
-        data = restamped(_jpeg_cdr(pixels) if self.compressed else scene.pixels_cdr(pixels), self._stamp_ns(at_s))
+        data = restamped(
+            _jpeg_cdr(pixels) if self.compressed else scene.pixels_cdr(pixels), self._stamp_ns(at_s)
+        )
         return data[: len(data) // 2] if self.active("truncated", at_s) else data
 
     def _stamp_ns(self, at_s: float) -> int:
@@ -142,7 +166,9 @@ class DriveLog:
 
 
 def fault_of(text: str) -> Fault:
-    """A fault as people write it: `gap@3` or `gap@3:0.5`, from second 3 on, for half a second, which is the default.
+    """A fault as people write it.
+
+    `gap@3` or `gap@3:0.5`, from second 3 on, for half a second, which is the default.
 
     Raises:
         ConfigError: it is not of this form, or there is no such fault.
@@ -153,15 +179,23 @@ def fault_of(text: str) -> Fault:
         fault = Fault(kind, float(start), float(duration or 0.5))
         if kind in FAULTS and fault.start_s >= 0 and fault.duration_s > 0:
             return fault
-    msg = f"fault {text!r} has to be like gap@3 or gap@3:0.5, second and duration; there are: {', '.join(FAULTS)}"
+    msg = (
+        f"fault {text!r} has to be like gap@3 or gap@3:0.5, second and duration; there are:"
+        f" {', '.join(FAULTS)}"
+    )
     raise ConfigError(msg)
 
 
 def write_drive(
-    path: Path, drive: DriveLog, *, force: bool = False,
+    path: Path,
+    drive: DriveLog,
+    *,
+    force: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Path:  # fmt: skip
-    """Write a drive, see `torchperf make-log --help`; the same arguments give the same bytes, and the path is returned.
+) -> Path:
+    """Write a drive, see `torchperf make-log --help`.
+
+    The same arguments give the same bytes, and the path is returned.
 
     `progress` is called with how much of how much of the drive has been written, in ns.
 
@@ -171,7 +205,9 @@ def write_drive(
     named = path.suffix.removeprefix(".")
     kind = named or "mcap"
     if kind not in FORMATS:
-        raise MakeLogError(f"{path}: a log is called .{', .'.join(FORMATS)}, or has no suffix as a rosbag2 folder")
+        raise MakeLogError(
+            f"{path}: a log is called .{', .'.join(FORMATS)}, or has no suffix as a rosbag2 folder"
+        )
     part = path.with_name(f".{path.name}.part") if path.name else path
     try:
         _check(path, drive, kind, force)
@@ -181,7 +217,9 @@ def write_drive(
             alone = named in _PLUGINS
             written = part / (path.stem if alone else path.name)
             with contextlib.ExitStack() as stack:
-                with held_interrupt():  # within what a message takes, some libraries swallow whatever is raised
+                with (
+                    held_interrupt()
+                ):  # within what a message takes, some libraries swallow whatever is raised
                     put, messages = stack.enter_context(_writer(written, kind)), drive.messages()
                 while True:
                     with held_interrupt():
@@ -195,12 +233,21 @@ def write_drive(
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except (OSError, sqlite3.Error) as error:
-        raise MakeLogError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise MakeLogError(
+            f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return path
 
 
 def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
-    needed = drive.seconds * drive.rate_hz * 3 * drive.width * drive.height * (_JPEG_SHARE if drive.compressed else 1.0)
+    needed = (
+        drive.seconds
+        * drive.rate_hz
+        * 3
+        * drive.width
+        * drive.height
+        * (_JPEG_SHARE if drive.compressed else 1.0)
+    )
     late = [fault for fault in drive.faults if fault.start_s >= drive.seconds]
     msg = ""
     if path.name in {"", ".."} or not path.parent.is_dir():
@@ -210,18 +257,27 @@ def _check(path: Path, drive: DriveLog, kind: str, force: bool) -> None:
     elif path.exists() and not path.is_file() and not (path / "metadata.yaml").exists():
         msg = f"{path} is no file, and no folder of a rosbag2; it is not replaced"
     elif late:
-        msg = f"fault {late[0].kind}@{late[0].start_s:g} begins after the end of the drive, at {drive.seconds:g} s"
+        msg = (
+            f"fault {late[0].kind}@{late[0].start_s:g} begins after the end of the drive, at"
+            f" {drive.seconds:g} s"
+        )
     elif kind == "bag" and any(fault.kind == "truncated" for fault in drive.faults):
         msg = "a truncated message cannot be written to a ROS 1 bag; choose mcap or db3"
     elif needed > (free := shutil.disk_usage(path.parent).free):
-        msg = f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed needs less"
+        msg = (
+            f"{path}: needs about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; --compressed"
+            " needs less"
+        )
     if msg:
         raise MakeLogError(msg)
 
 
 @contextlib.contextmanager
 def _writer(path: Path, kind: str) -> Iterator[Callable[[LogMessage], None]]:
-    """What writes messages to a ROS 1 bag, or to a rosbag2 folder; the bag has no objects: its markers are others."""
+    """What writes messages to a ROS 1 bag, or to a rosbag2 folder.
+
+    The bag has no objects: its markers are others.
+    """
     log = Writer1(path) if kind == "bag" else Writer2(path, version=_VERSION, storage_plugin=_PLUGINS[kind])
     ros1 = get_typestore(Stores.ROS1_NOETIC) if kind == "bag" else None
     connections = {}
@@ -245,19 +301,30 @@ def _jpeg_cdr(pixels: Pixels) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
     type_name, data = list(IMAGE_TOPICS)[1], np.frombuffer(buffer.getbuffer(), np.uint8)
-    message = empty_message(type_name, header=header(0, "camera"), format="rgb8; jpeg compressed bgr8", data=data)
+    message = empty_message(
+        type_name, header=header(0, "camera"), format="rgb8; jpeg compressed bgr8", data=data
+    )
     return bytes(encode(message, type_name))
 
 
 def _objects_cdr(scene: RoadScene, at_s: float, stamp_ns: int) -> bytes:
-    """A marker for each car: a cube in `base_link` (x ahead, y left); `points`: corners of its box in the image, px."""
+    """A marker for each car.
+
+    A cube in `base_link` (x ahead, y left); `points`: corners of its box in the image, px.
+    """
     head, point = header(stamp_ns, "base_link"), message_class("geometry_msgs/msg/Point")
     lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=200_000_000)
     markers = []
     for number, car in enumerate(road_scene.objects(at_s)):
         left, top, right, bottom = map(float, scene.box_px(car))
         marker = empty_message(
-            "visualization_msgs/msg/Marker", header=head, ns="car", id=number, type=_CUBE, lifetime=lifetime, text="car"
+            "visualization_msgs/msg/Marker",
+            header=head,
+            ns="car",
+            id=number,
+            type=_CUBE,
+            lifetime=lifetime,
+            text="car",
         )
         marker.texture.header = head
         marker.points = [point(x=left, y=top, z=0.0), point(x=right, y=bottom, z=0.0)]

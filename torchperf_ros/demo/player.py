@@ -1,8 +1,10 @@
-"""Publishes a drive, real or drawn, as if it happened now: a process of its own, so that nothing else sets its pace.
+"""Publishes a drive, real or drawn, as if it happened now.
+
+A process of its own, so that nothing else sets its pace.
 
 Its argument is a JSON list: the log, or null for the drawn road, and seconds.
-Its parent writes the line `go` to its standard input when the receivers are ready, and reads its standard output:
-one JSON object per line, with `event` ready, note or done.
+Its parent writes the line `go` to its standard input when the receivers are ready, and reads its standard
+output: one JSON object per line, with `event` ready, note or done.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ from torchperf_ros.world.road_scene import IMAGE_TYPE, ODOMETRY_TYPE
 
 
 def drive_topics(log: LogReader) -> list[LogTopic]:
-    """The image topic with most messages, depth images only if there are no others; then that of odometry, if any.
+    """The image topic with most messages, depth images only if there are no others.
+
+    Then that of odometry, if any.
 
     Raises:
         LogError: the log has no images.
@@ -35,7 +39,10 @@ def drive_topics(log: LogReader) -> list[LogTopic]:
     odometries = [topic for topic in filled if topic.type_name == ODOMETRY_TYPE]
     if not images:
         found = ", ".join(f"{topic.name} ({topic.type_name})" for topic in filled) or "no messages at all"
-        msg = f"log {log.path}: has {found}, but no image topic; the demo needs sensor_msgs/Image or CompressedImage"
+        msg = (
+            f"log {log.path}: has {found}, but no image topic; the demo needs sensor_msgs/Image or"
+            " CompressedImage"
+        )
         raise LogError(msg)
     image = max(images, key=lambda topic: ("depth" not in topic.name.lower(), topic.count))
     if next(log.messages({image.name}), None) is None:
@@ -71,7 +78,8 @@ def _run(log: LogReader | None, seconds: float) -> None:
         _say("ready")
         if sys.stdin.readline().strip() != "go":
             return
-        # A camera does not wait for a free processor core. The node's own priority is higher, so this costs it nothing.
+        # A camera does not wait for a free processor core. The node's own priority is higher, so this costs
+        # it nothing.
         prefer_this_process(1)
         node.wait_for_subscribers(10.0)
         player = Player(publish, prepare=HeaderStamps(set(topics), log_time=False).stamp)

@@ -1,4 +1,7 @@
-"""What is known about a drive, and what came of it: a table of the stages, one of the sabotage, and an exit status."""
+"""What is known about a drive, and what came of it.
+
+A table of the stages, one of the sabotage, and an exit status.
+"""
 
 import json
 import math
@@ -24,7 +27,9 @@ PUNCTUAL_MS: Final = 1.0
 
 
 class Shares(NamedTuple):
-    """Which shares of the frames that came, 0 to 1, a stage needs: with any answer, and with their own result in time.
+    """Which shares of the frames that came, 0 to 1, a stage needs.
+
+    With any answer, and with their own result in time.
 
     On an idle machine with two cores 98 % have their own result in time under sabotage, and 99.9 % without.
     """
@@ -57,11 +62,19 @@ class Injection:
     @property
     def report(self) -> dict[str, Any]:
         """The same for machines; null for what is not known."""
-        own, seen = {name: getattr(self, name) for name in ("stage", "kind", "stamp_ns", "pid")}, self.record
+        own, seen = (
+            {name: getattr(self, name) for name in ("stage", "kind", "stamp_ns", "pid")},
+            self.record,
+        )
         if seen is None:
             return {**own, "outcome": None, "fallback": None, "lateness_ms": None}
         fallback = None if seen.fallback is None else seen.fallback.word
-        return {**own, "outcome": seen.outcome.word, "fallback": fallback, "lateness_ms": _finite(seen.lateness_ms)}
+        return {
+            **own,
+            "outcome": seen.outcome.word,
+            "fallback": fallback,
+            "lateness_ms": _finite(seen.lateness_ms),
+        }
 
 
 class DriveState(NodeState):
@@ -98,7 +111,11 @@ class DriveState(NodeState):
         """Find the frames that injections have hit; how each was answered is an event."""
         for hit in self.injections:
             stage = self.stages.get(hit.stage)
-            if hit.record is None and stage is not None and (near := stage.nearest(hit.stamp_ns)) is not None:
+            if (
+                hit.record is None
+                and stage is not None
+                and (near := stage.nearest(hit.stamp_ns)) is not None
+            ):
                 hit.record = near
                 took = f"after {near.total_ms:.1f} ms of {near.budget_ms:.0f}"
                 self.event("sabotage", hit.stage, f"{hit.kind} in pid {hit.pid}: {hit.answer} {took}")
@@ -107,8 +124,8 @@ class DriveState(NodeState):
 class DriveResult(NamedTuple):
     """What was not as it should be, and what is worth knowing.
 
-    `short`: what a stage lacks to pass, for which a busy machine may be the reason. `busy`: what else took the machine,
-    if it was much.
+    `short`: what a stage lacks to pass, for which a busy machine may be the reason. `busy`: what else took
+    the machine, if it was much.
     """
 
     failures: list[str]
@@ -133,7 +150,9 @@ def judge(state: DriveState) -> DriveResult:
         if not stage.records:
             failures.append(f"{stage.name}: no frame was answered")
         if stage.lost is None:
-            notes.append(f"{stage.name}: the node reported no counters, so only the records seen here were judged")
+            notes.append(
+                f"{stage.name}: the node reported no counters, so only the records seen here were judged"
+            )
         elif stage.lost > _IN_FLIGHT:
             failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
         short += [f"{stage.name}: {text}" for text in _short_of(stage, NEEDED[state.sabotaged])]
@@ -151,7 +170,9 @@ def judge(state: DriveState) -> DriveResult:
             " a transport for large messages (see README) and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
         )
     if late := state.player.get("late"):
-        notes.append(f"player: {late} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms")
+        notes.append(
+            f"player: {late} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms"
+        )
     notes += [f"node: {text}" for key, text in state.node.items() if key.endswith("_warning")]
     if state.others_share > _OTHERS_SHARE:
         busy = f"other programs took {state.others_share:.0%} of the processor meanwhile"
@@ -170,13 +191,18 @@ def _short_of(stage: StageState, needed: Shares) -> list[str]:
         without = stage.unanswered + (stage.dropped or 0)
         if without > (1.0 - needed.answered) * came:
             found.append(
-                f"{without:,} of {came:,} frames had no answer; {percent(1 - needed.answered, 0)} may have none"
+                f"{without:,} of {came:,} frames had no answer; {percent(1 - needed.answered, 0)} may have"
+                " none"
             )
         if stage.on_time_share < needed.on_time:
             share = percent(stage.on_time_share)
-            found.append(f"{share} of the frames had their own result in time; {percent(needed.on_time, 0)} have to")
+            found.append(
+                f"{share} of the frames had their own result in time; {percent(needed.on_time, 0)} have to"
+            )
     if stage.worst_ms > PUNCTUAL_MS:
-        found.append(f"an answer left {stage.worst_ms:.1f} ms after its deadline; {PUNCTUAL_MS:g} ms is allowed")
+        found.append(
+            f"an answer left {stage.worst_ms:.1f} ms after its deadline; {PUNCTUAL_MS:g} ms is allowed"
+        )
     return found
 
 
@@ -198,11 +224,14 @@ def summary(state: DriveState, result: DriveResult) -> RenderableType:
         came = sum(stage.ended + (stage.dropped or 0) for stage in stages)
         latest = f"the latest {abs(worst_ms):.2f} ms {'after' if worst_ms > 0 else 'before'} its deadline"
         needed = NEEDED[state.sabotaged]
-        parts.append(Text(
-            f"  PASS  {sum(map(_answered, stages)):,} of {came:,} frames were answered, {latest}; of each stage"
-            f" {percent(needed.answered, 0)} have to be, {percent(needed.on_time, 0)} by their own result in time",
-            "bold green",
-        ))  # fmt: skip
+        parts.append(
+            Text(
+                f"  PASS  {sum(map(_answered, stages)):,} of {came:,} frames were answered, {latest}; of"
+                f" each stage {percent(needed.answered, 0)} have to be, {percent(needed.on_time, 0)} by"
+                " their own result in time",
+                "bold green",
+            )
+        )
     return Group(*parts)
 
 
@@ -210,18 +239,28 @@ def report(state: DriveState, result: DriveResult) -> dict[str, Any]:
     """The same for machines; numbers that are not known are null."""
     stages = {
         s.name: {
-            "records": s.records, "unanswered": s.unanswered, "lost": s.lost, "diagnostics": s.values,
-            "worst_lateness_ms": _finite(s.worst_ms), "later_than_5_ms": s.far_late,
+            "records": s.records,
+            "unanswered": s.unanswered,
+            "lost": s.lost,
+            "diagnostics": s.values,
+            "worst_lateness_ms": _finite(s.worst_ms),
+            "later_than_5_ms": s.far_late,
         }
         for s in state.stages.values()
-    }  # fmt: skip
+    }
     return {
-        "title": state.title, "seconds": round(state.elapsed_s, 3), "exit_status": result.status,
-        "failures": result.failures, "short": result.short, "busy": result.busy, "notes": result.notes,
+        "title": state.title,
+        "seconds": round(state.elapsed_s, 3),
+        "exit_status": result.status,
+        "failures": result.failures,
+        "short": result.short,
+        "busy": result.busy,
+        "notes": result.notes,
         "player": state.player,
-        "others_share": _finite(state.others_share), "stages": stages,
+        "others_share": _finite(state.others_share),
+        "stages": stages,
         "sabotage": [hit.report for hit in state.injections],
-    }  # fmt: skip
+    }
 
 
 def _finite(number: float) -> float | None:
@@ -243,7 +282,9 @@ def _stage_table(state: DriveState) -> Table:
             for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
         )
         p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
-        table.add_row(stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts)
+        table.add_row(
+            stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts
+        )
     table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
     return table
 
@@ -262,7 +303,9 @@ def _sabotage_table(state: DriveState) -> Table:
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=f" {title}", title_justify="left", caption_justify="left", expand=True)
+    table = Table(
+        box=SIMPLE_HEAD, title=f" {title}", title_justify="left", caption_justify="left", expand=True
+    )
     table.padding = (0, 0, 0, 1)
     table.title_style, table.caption_style = "bold", "dim"
     table.add_column(first, no_wrap=True)

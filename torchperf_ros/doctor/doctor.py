@@ -1,4 +1,7 @@
-"""`torchperf doctor`: listens to a node, or reads a log, splits the time of its frames, and says what to change."""
+"""`torchperf doctor`.
+
+Listens to a node, or reads a log, splits the time of its frames, and says what to change.
+"""
 
 import json
 import math
@@ -33,8 +36,8 @@ _LEAST_RUNS: Final = 5  # of a tier, for a figure
 _HEARD: Final = 0.5  # of the frames that were answered meanwhile
 _BAR: Final = 12
 _NOT_IN_A_LOG: Final = (
-    "a log has only what the node published: camera and transport are one part, and what subscribers, parameters and "
-    "the environment add is not in it; run `torchperf doctor` beside the node for these"
+    "a log has only what the node published: camera and transport are one part, and what subscribers,"
+    " parameters and the environment add is not in it; run `torchperf doctor` beside the node for these"
 )
 Progress = Callable[[int, int], None]
 
@@ -71,10 +74,12 @@ class Ear:
     tries: int = 0
 
     def look(self, listener: "NodeListener", state: NodeState) -> bool:
-        """Hear what the node's stages run for and publish, as soon as it says so; ask for its parameters once.
+        """Hear what the node's stages run for and publish, as soon as it says so.
 
-        Returns whether enough came of every trigger that the node has had, and an answer of the receiver, to tell
-        where the time goes.
+        Ask for its parameters once.
+
+        Returns whether enough came of every trigger that the node has had, and an answer of the receiver,
+        to tell where the time goes.
         """
         self.state, enough = state, True
         for stage in state.stages.values():
@@ -100,7 +105,9 @@ class Ear:
 
             def take(stamp_ns: int, info: Mapping[str, int], size_bytes: int) -> None:
                 times = info["source_timestamp"], info["received_timestamp"]
-                messages.append(Message(stamp_ns, *times, info.get("publication_sequence_number") or 0, size_bytes))
+                messages.append(
+                    Message(stamp_ns, *times, info.get("publication_sequence_number") or 0, size_bytes)
+                )
 
             self.problems[topic] = listener.hear(topic, take)
             if not self.problems[topic]:
@@ -132,32 +139,47 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     run = run.lives()[-1]
     splits = {
         stage: split(
-            run.stage(stage), ear.heard(state), handed_over=not state.values.get("trigger"),
+            run.stage(stage),
+            ear.heard(state),
+            handed_over=not state.values.get("trigger"),
             sim_time=own.get("use_sim_time", False),
         )
         for stage, state in ear.state.stages.items()
-    }  # fmt: skip
+    }
     sizes = [one.size_bytes for messages in ear.topics.values() for one in messages]
     clocks = [one.clock_ms for one in splits.values() if math.isfinite(one.clock_ms)]
     pid = _pid_here(ear.state.node.get("pid", ""))
-    triggers = {ear.state.stages[stage].values.get("trigger", "") for stage, one in splits.items() if one.frames}
+    triggers = {
+        ear.state.stages[stage].values.get("trigger", "") for stage, one in splits.items() if one.frames
+    }
     unheard = next((topic for topic in sorted(triggers) if ear.topics.get(topic) == []), "")
     need = Need(
-        pid, ear.state.node.get("scheduling", ""), own.get("realtime_priority", 10), own.get("lock_memory", False),
-        max(sizes, default=0), sum(one.lost for one in splits.values()), max(clocks, key=abs, default=math.nan), busy,
-        unheard, next((ear.state.node[key] for key in _CLOCK_WARNINGS if key in ear.state.node), ""),
-    )  # fmt: skip
+        pid,
+        ear.state.node.get("scheduling", ""),
+        own.get("realtime_priority", 10),
+        own.get("lock_memory", False),
+        max(sizes, default=0),
+        sum(one.lost for one in splits.values()),
+        max(clocks, key=abs, default=math.nan),
+        busy,
+        unheard,
+        next((ear.state.node[key] for key in _CLOCK_WARNINGS if key in ear.state.node), ""),
+    )
     checks = look_around(need)
     lacks = frozenset(check.name for check in checks if check.ok is False)
     cases = tuple(_live_case(ear, run.stage(name), one, lacks) for name, one in splits.items())
     notes = [why for why in ear.problems.values() if why]
     notes += [_silent(ear, stage) for stage, one in splits.items() if not one.frames]
     if actuation in ear.topics and not ear.answers:
-        came = f"{len(ear.topics[actuation])} messages of {actuation} came, none with the stamp of an output"
+        came = (
+            f"{len(ear.topics[actuation])} messages of {actuation} came, none with the stamp of an output"
+        )
         notes.append(f"{came}: how long the receiver takes is left out")
     notes += [] if own else ["the node's parameters could not be asked for: advice on these is left out"]
     if unheard:
-        notes.append(f"nothing of {unheard} came to a second subscriber, so camera and transport are one part")
+        notes.append(
+            f"nothing of {unheard} came to a second subscriber, so camera and transport are one part"
+        )
     if pid is None:
         notes.append("the node runs on another machine: the environment is of this one; run it there, too")
     return Findings(f"{name}, live", cases, tuple(advise(cases)), tuple(checks), tuple(notes))
@@ -172,13 +194,17 @@ def examine_log(path: Path, node: str | None, progress: Progress) -> list[Findin
     found = []
     for run in (life for one in read_runs(path, progress, node) for life in one.lives()):
         knows = any(stage.trigger for stage in run.stages)
-        splits = [split(stage, handed_over=knows and not stage.trigger) for stage in run.stages if len(stage)]
+        splits = [
+            split(stage, handed_over=knows and not stage.trigger) for stage in run.stages if len(stage)
+        ]
         cases = tuple(_case(run.node, run.stage(one.stage), one) for one in splits)
         if cases:
             notes = (_NOT_IN_A_LOG, *run.missing, *run.troubles)
             found.append(Findings(run.name, cases, tuple(advise(cases)), notes=notes))
     if not found:
-        raise RunLogError(f"log {path}: holds no frame that was answered; record `/perf/.*` and `/diagnostics`")
+        raise RunLogError(
+            f"log {path}: holds no frame that was answered; record `/perf/.*` and `/diagnostics`"
+        )
     return found
 
 
@@ -188,7 +214,9 @@ def _case(node: str, log: StageLog, found: Split) -> Case:
     tiers: NDArray[np.int64] = frames["tier"]
     inference_ms: Values = frames["inference_ms"]
     total_ms: Values = frames["total_ms"]
-    counts = {int(tier): int(count) for tier, count in zip(*np.unique(tiers, return_counts=True), strict=True)}
+    counts = {
+        int(tier): int(count) for tier, count in zip(*np.unique(tiers, return_counts=True), strict=True)
+    }
     runs = {
         log.tier_name(tier): float(np.nanmedian(inference_ms[tiers == tier]))
         for tier, count in sorted(counts.items())
@@ -197,33 +225,52 @@ def _case(node: str, log: StageLog, found: Split) -> Case:
     received_ns, steps = frames["t_ns"] - total_ms * 1e6, np.diff(frames["seq"])
     intervals = np.diff(received_ns)[steps > 0] / steps[steps > 0] / 1e6
     return Case(
-        found, node, log.budget_ms, float(np.median(intervals)) if len(intervals) else math.nan,
-        dropped=log.dropped or 0, trigger=log.trigger, output=log.output, tiers=runs,
+        found,
+        node,
+        log.budget_ms,
+        float(np.median(intervals)) if len(intervals) else math.nan,
+        dropped=log.dropped or 0,
+        trigger=log.trigger,
+        output=log.output,
+        tiers=runs,
         tier=log.tier_name(max(counts, key=lambda tier: counts[tier])) if counts else "",
-    )  # fmt: skip
+    )
 
 
 def _live_case(ear: Ear, log: StageLog, found: Split, lacks: frozenset[str]) -> Case:
     """What the frames say, and the node's status, its parameters and its subscribers."""
     state, own = ear.state.stages[found.stage], ear.parameters
     case, values, heard = _case(ear.node, log, found), state.values, ear.heard(state)
-    predicted = {tier: _number(values.get(f"tier_{tier}_predicted_ms")) for tier in values.get("tiers", "").split(",")}
+    predicted = {
+        tier: _number(values.get(f"tier_{tier}_predicted_ms"))
+        for tier in values.get("tiers", "").split(",")
+    }
     stages, trigger, known = (
         list(ear.state.stages),
         values.get("trigger", ""),
         all(map(math.isfinite, predicted.values())),
     )
     return replace(
-        case, message_bytes=_size(heard.triggers), output_bytes=_size(heard.outputs), trigger=trigger,
-        driver=" and ".join(ear.drivers.get(trigger, [])), output=values.get("publishes", ""), actuation=ear.actuation,
-        tier=state.tier, tiers=predicted if known else case.tiers,
+        case,
+        message_bytes=_size(heard.triggers),
+        output_bytes=_size(heard.outputs),
+        trigger=trigger,
+        driver=" and ".join(ear.drivers.get(trigger, [])),
+        output=values.get("publishes", ""),
+        actuation=ear.actuation,
+        tier=state.tier,
+        tiers=predicted if known else case.tiers,
         tiers_by="as the ladder predicts" if known else case.tiers_by,
-        engine=values.get("engine", ""), device=values.get("device", ""), lacks=lacks, stages=len(stages),
-        scheduling=ear.state.node.get("scheduling", ""), cores=len(os.sched_getaffinity(0)),
+        engine=values.get("engine", ""),
+        device=values.get("device", ""),
+        lacks=lacks,
+        stages=len(stages),
+        scheduling=ear.state.node.get("scheduling", ""),
+        cores=len(os.sched_getaffinity(0)),
         highest_priority=max((own.get(f"{stage}.priority", 0) for stage in stages), default=0),
         parameters={name.removeprefix(f"{found.stage}."): value for name, value in own.items()},
         waited=_waited(ear.first.get(found.stage, {}), values),
-    )  # fmt: skip
+    )
 
 
 def _silent(ear: Ear, name: str) -> str:
@@ -233,11 +280,17 @@ def _silent(ear: Ear, name: str) -> str:
     if not trigger:
         return f"{name}: {stage.message}"
     if not ear.drivers.get(trigger):
-        why = stage.values.get("waits_for") or f"{trigger}: no node publishes it; start the driver, or remap the topic"
+        why = (
+            stage.values.get("waits_for")
+            or f"{trigger}: no node publishes it; start the driver, or remap the topic"
+        )
         return f"{name}: no message on {why}"
     if wrong := next((event.text for event in ear.state.events if f"{trigger}: " in event.text), ""):
         return f"{name}: {wrong}"
-    came = f"{len(ear.topics.get(trigger, []))} messages of {' and '.join(ear.drivers[trigger])} came on {trigger}"
+    came = (
+        f"{len(ear.topics.get(trigger, []))} messages of {' and '.join(ear.drivers[trigger])} came on"
+        f" {trigger}"
+    )
     return f"{name}: {came}; the stage is {stage.message or 'silent'}"
 
 
@@ -245,10 +298,12 @@ def _waited(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tupl
     """By synchronised input: how many frames waited for it meanwhile, and how long together."""
     names = [key.removeprefix("input_").removesuffix("_waited") for key in now if key.endswith("_waited")]
     grown = {
-        name: [_number(now.get(key)) - _number(before.get(key, "0"))
-               for key in (f"input_{name}_waited", f"input_{name}_waited_ms")]
+        name: [
+            _number(now.get(key)) - _number(before.get(key, "0"))
+            for key in (f"input_{name}_waited", f"input_{name}_waited_ms")
+        ]
         for name in names
-    }  # fmt: skip
+    }
     return {name: (int(count), ms) for name, (count, ms) in grown.items() if count > 0}
 
 
@@ -272,7 +327,7 @@ def _pid_here(pid: str) -> int | None:
     return int(pid) if b"torchperf" in words else None
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------
+# -- what is shown
 
 
 def show(found: Findings, console: Console) -> None:
@@ -286,16 +341,24 @@ def show(found: Findings, console: Console) -> None:
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     if any(case.split.frames for case in found.cases):
-        title = "What to change, what may save the most first" if found.advice else "Nothing stands out to change."
+        title = (
+            "What to change, what may save the most first"
+            if found.advice
+            else "Nothing stands out to change."
+        )
         console.print(f"\n{title}", style="bold")
     for number, one in enumerate(found.advice, start=1):
-        console.print(f"{number}. {one.stage}, up to {one.saves_ms:.1f} ms of {one.part}: {one.do}", markup=False)
+        console.print(
+            f"{number}. {one.stage}, up to {one.saves_ms:.1f} ms of {one.part}: {one.do}", markup=False
+        )
         console.print(f"     {one.command}", style="cyan", markup=False, highlight=False, soft_wrap=True)
         console.print(f"   as {one.because}", style="grey62", markup=False, highlight=False)
     if found.checks:
         console.print("\nThe environment", style="bold")
     for check in found.checks:
-        word, style = {True: ("ok   ", "green"), False: ("lacks", "red"), None: ("-    ", "grey62")}[check.ok]
+        word, style = {True: ("ok   ", "green"), False: ("lacks", "red"), None: ("-    ", "grey62")}[
+            check.ok
+        ]
         console.print(f"{word} {check.name:12}{check.found}", style=style, markup=False, highlight=False)
         if check.ok is False and check.mend:
             console.print(f"     {check.mend}", style="cyan", markup=False, highlight=False, soft_wrap=True)
@@ -305,7 +368,10 @@ def _table(case: Case) -> Table:
     found = case.split
     places = " to ".join(filter(None, (case.trigger, case.output)))
     table = Table(
-        title=f"{found.stage}: {found.frames:,} frames, {places}", title_justify="left", box=None, pad_edge=False
+        title=f"{found.stage}: {found.frames:,} frames, {places}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
     )
     for name in ("part", "what"):
         table.add_column(name, no_wrap=True)
@@ -313,7 +379,12 @@ def _table(case: Case) -> Table:
         table.add_column(name, justify="right")
     table.add_column("", no_wrap=True, min_width=_BAR)
     before = [part for part in found.parts if part.name not in AFTER]
-    for part in (*before, found.whole, *(part for part in found.parts if part.name in AFTER), found.arrival):
+    for part in (
+        *before,
+        found.whole,
+        *(part for part in found.parts if part.name in AFTER),
+        found.arrival,
+    ):
         figures = [f"{value:.1f}" for value in (part.p50_ms, part.p99_ms)]
         shares = [f"{part.share:.0%}", "█" * round(min(part.share, 1.0) * _BAR)] if part in before else []
         if part.count:

@@ -47,8 +47,10 @@ class Need:
         lost: messages that did not reach it.
         clock_ms: how far stamps show a clock to be off; NaN if they do not.
         busy: share of the processors that was used while it was looked at; NaN where not known.
-        clock_problem: why the node says that stamps and its clock cannot fit, as one of them goes by `/clock`.
-        unheard: a topic that the node gets and a second subscriber did not: too large for its publisher's segment.
+        clock_problem: why the node says that stamps and its clock cannot fit, as one of them goes by
+            `/clock`.
+        unheard: a topic that the node gets and a second subscriber did not: too large for its publisher's
+            segment.
     """
 
     pid: int | None = None
@@ -64,7 +66,10 @@ class Need:
 
 
 def kernel_clock() -> int:
-    """What adjtimex(2) says of this machine's clock, which every user may ask; below 0: it cannot be asked."""
+    """What adjtimex(2) says of this machine's clock, which every user may ask.
+
+    Below 0: it cannot be asked.
+    """
     return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
 
 
@@ -78,9 +83,15 @@ def look_around(need: Need, root: Path = Path("/"), clock: Callable[[], int] = k
     """
     limits = _limits(root, need.pid)
     return [
-        _rtprio(need, limits), _memlock(need, limits), _governor(root), _load(need), _segment(need, root), _room(root),
-        _clock(need, clock), _udp(need, root),
-    ]  # fmt: skip
+        _rtprio(need, limits),
+        _memlock(need, limits),
+        _governor(root),
+        _load(need),
+        _segment(need, root),
+        _room(root),
+        _clock(need, clock),
+        _udp(need, root),
+    ]
 
 
 def _rtprio(need: Need, limits: Mapping[str, float]) -> Check:
@@ -115,9 +126,16 @@ def _load(need: Need) -> Check:
 
 
 def _segment(need: Need, root: Path) -> Check:
-    """Fast DDS's segments of all participants here; a message larger than its sender's goes by UDP, or is lost."""
+    """Fast DDS's segments of all participants here.
+
+    A message larger than its sender's goes by UDP, or is lost.
+    """
     sizes = [file.stat().st_size for file in (root / "dev/shm").glob("fast*") if _SEGMENT.match(file.name)]
-    found = f"{len(sizes)} participants have {min(sizes) / _MIB:.1f} MiB and more" if sizes else "no Fast DDS segment"
+    found = (
+        f"{len(sizes)} participants have {min(sizes) / _MIB:.1f} MiB and more"
+        if sizes
+        else "no Fast DDS segment"
+    )
     message = f"; the largest message has {need.message_bytes / _MIB:.1f}"
     if need.unheard:
         found += f"; a second subscriber gets nothing of {need.unheard}: too large for its publisher's"
@@ -141,7 +159,10 @@ def _room(root: Path) -> Check:
 def _clock(need: Need, clock: Callable[[], int]) -> Check:
     mend = "chronyc tracking   # on both machines; sudo systemctl enable --now chrony"
     if need.clock_problem:
-        mend = "ros2 param get NODE use_sim_time   # the same for every node; /clock: simulation, or play --clock"
+        mend = (
+            "ros2 param get NODE use_sim_time   # the same for every node; /clock: simulation, or play"
+            " --clock"
+        )
         return Check("clock", False, need.clock_problem, mend)
     state = clock()
     kernel = "not synchronised" if state == _TIME_ERROR else "synchronised" if state >= 0 else "not known"
@@ -172,7 +193,9 @@ def _limits(root: Path, pid: int | None) -> dict[str, float]:
         except OSError:
             continue
         rows = (re.split(r"\s{2,}", line) for line in lines[1:])
-        return {row[0]: math.inf if row[1] == "unlimited" else float(row[1]) for row in rows if len(row) > 1}
+        return {
+            row[0]: math.inf if row[1] == "unlimited" else float(row[1]) for row in rows if len(row) > 1
+        }
     return {}
 
 

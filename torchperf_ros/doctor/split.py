@@ -1,4 +1,7 @@
-"""Where the time between a frame's stamp and its output goes: a figure for each part, computed from every frame."""
+"""Where the time between a frame's stamp and its output goes.
+
+A figure for each part, computed from every frame.
+"""
 
 import math
 from collections.abc import Sequence
@@ -60,7 +63,9 @@ class Heard:
         for one in self.outputs:
             sent_ns.setdefault(one.stamp_ns, one.sent_ns)
         first = {one.stamp_ns: one.sent_ns for one in reversed(self.actuations) if one.stamp_ns}
-        return np.array([(at_ns - sent_ns[stamp]) / NS_PER_MS for stamp, at_ns in first.items() if stamp in sent_ns])
+        return np.array(
+            [(at_ns - sent_ns[stamp]) / NS_PER_MS for stamp, at_ns in first.items() if stamp in sent_ns]
+        )
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,13 @@ class Split:
         whole: stamp to publish; receipt to publish where no frame has a usable stamp.
         arrival: how old outputs are when another subscriber has them; of no messages where nobody listened.
         age_ms: p50 of stamp to receipt, 0 where unknown.
-        slow_part: the part that makes the slowest 5 % of the frames slow, empty if it is the largest part, or none.
+        slow_part: the part that makes the slowest 5 % of the frames slow, empty if it is the largest part,
+            or none.
         slow_ms: how much longer than usual it takes in these.
         published: triggers that were published between the first frame and the last; 0 where not known.
         lost: those of them that came neither to the node nor to another subscriber.
-        clock_ms: how far the clock of who stamps, or publishes, is off, as far as it is seen; NaN if it is not.
+        clock_ms: how far the clock of who stamps, or publishes, is off, as far as it is seen; NaN if it is
+            not.
         notes: what cannot be split or said, and why.
     """
 
@@ -114,7 +121,9 @@ class Split:
         return max(self.parts, key=lambda part: part.mean_ms, default=None)
 
 
-def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = False, sim_time: bool = False) -> Split:
+def split(
+    log: StageLog, heard: Heard | None = None, *, handed_over: bool = False, sim_time: bool = False
+) -> Split:
     """Split the time of a stage's frames; those that came while it started are left out.
 
     Args:
@@ -125,7 +134,9 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     """
     heard = heard or Heard()
     frames = log.frames[log.counted & np.isfinite(log.total_ms)]
-    age: Values = frames["age_ms"]  # with a type for each column, which mypy takes seconds to work out itself
+    age: Values = frames[
+        "age_ms"
+    ]  # with a type for each column, which mypy takes seconds to work out itself
     total: Values = frames["total_ms"]
     wait: Values = frames["wait_ms"]
     inference: Values = frames["inference_ms"]
@@ -138,7 +149,9 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     early_ms = min(_median(camera), _median(age - camera))
     columns: dict[str, Values] = {"before" if handed_over else "input": age}
     if early_ms < -_CLOCK_MS:
-        notes.append(f"a message is sent, or received, {-early_ms:.1f} ms before its time: clocks differ; not split")
+        notes.append(
+            f"a message is sent, or received, {-early_ms:.1f} ms before its time: clocks differ; not split"
+        )
         clock_ms = early_ms if math.isnan(clock_ms) else clock_ms
     elif np.isfinite(camera).any():
         columns = {"camera": camera, "transport": age - camera}
@@ -158,12 +171,18 @@ def split(log: StageLog, heard: Heard | None = None, *, handed_over: bool = Fals
     begin = "stamp" if usable.any() or not len(frames) else "receipt"
     largest = max(parts, key=lambda part: part.mean_ms, default=None)
     return Split(
-        log.name, len(frames), tuple(parts), _part(f"{begin} to publish", whole, whole),
+        log.name,
+        len(frames),
+        tuple(parts),
+        _part(f"{begin} to publish", whole, whole),
         _part("stamp to arrival", arrival if usable.any() and not sim_time else np.empty(0), whole),
         max(_median(age), 0.0),
-        "" if largest is None or slow_part == largest.name else slow_part, slow_ms,
-        *_lost(frames["seq"], match, heard.triggers), clock_ms, tuple(notes),
-    )  # fmt: skip
+        "" if largest is None or slow_part == largest.name else slow_part,
+        slow_ms,
+        *_lost(frames["seq"], match, heard.triggers),
+        clock_ms,
+        tuple(notes),
+    )
 
 
 def _about_stamps(frames: NDArray[np.void], *, sim_time: bool) -> tuple[list[str], float]:
@@ -172,14 +191,19 @@ def _about_stamps(frames: NDArray[np.void], *, sim_time: bool) -> tuple[list[str
     odd = (age < -_CLOCK_MS) | (age > USABLE_AGE_MS)
     notes, without = [], int(np.isnan(age).sum())
     if without:
-        notes.append(f"{without:,} of {len(age):,} frames have no stamp: camera and transport of these are not known")
+        notes.append(
+            f"{without:,} of {len(age):,} frames have no stamp: camera and transport of these are not known"
+        )
     if odd.any():
         notes.append(
-            f"{int(odd.sum()):,} of {len(age):,} stamps lie in the future or more than 10 s back (median of stamp to "
-            f"receipt {_median(age[odd]):,.1f} ms): clocks differ; these frames count from receipt"
+            f"{int(odd.sum()):,} of {len(age):,} stamps lie in the future or more than 10 s back (median of"
+            f" stamp to receipt {_median(age[odd]):,.1f} ms): clocks differ; these frames count from"
+            " receipt"
         )
     if sim_time:
-        notes.append("use_sim_time: stamps are by a simulated clock, so camera and transport cannot be told apart")
+        notes.append(
+            "use_sim_time: stamps are by a simulated clock, so camera and transport cannot be told apart"
+        )
     return notes, _median(age[odd]) if odd.any() and not sim_time else math.nan
 
 
@@ -203,8 +227,8 @@ def _matches(frames: NDArray[np.void], triggers: Sequence[Message]) -> NDArray[n
 def _lost(seq: NDArray[np.int64], match: NDArray[np.int64], triggers: Sequence[Message]) -> tuple[int, int]:
     """How many triggers were published between the first matched frame and the last, and how many were lost.
 
-    Lost is what came neither to the node nor here: an input keeps only its newest message, so what came here alone was
-    replaced by a newer one before the node took it.
+    Lost is what came neither to the node nor here: an input keeps only its newest message, so what came
+    here alone was replaced by a newer one before the node took it.
     """
     matched = np.flatnonzero(match >= 0)
     if len(matched) < 2:  # noqa: PLR2004

@@ -52,7 +52,10 @@ class BuiltTier:
     frames: Sequence[Inputs] = field(default=(), kw_only=True)
 
     def usual_inputs(self) -> Sequence[Inputs]:
-        """Inputs as frames have them: of a log, else those that the adapter scores by; constant ones do not count."""
+        """Inputs as frames have them.
+
+        Of a log, else those that the adapter scores by; constant ones do not count.
+        """
         return [inputs for inputs in self.frames or self.scored_inputs() if says_something(inputs)]
 
     def scored_inputs(self) -> Sequence[Inputs]:
@@ -73,8 +76,9 @@ class BuiltTier:
         if count >= _FEWEST_FRAMES:
             return ""
         return (
-            f"ranges of activations come from inputs as frames have them, and answers are compared on others; there are"
-            f" {count} that are not constant, {_FEWEST_FRAMES} are needed: --log LOG, or Adapter.score_inputs"
+            "ranges of activations come from inputs as frames have them, and answers are compared on"
+            f" others; there are {count} that are not constant, {_FEWEST_FRAMES} are needed: --log LOG, or"
+            " Adapter.score_inputs"
         )
 
     def inputs_by_size(self) -> list[Inputs]:
@@ -96,12 +100,16 @@ def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
 
     def accuracy(call: Call) -> tuple[str, float] | None:
         task = task_of()
-        if task is None or not getattr(task, "higher_is_better", True):  # a task need not derive from `Task`
+        if task is None or not getattr(
+            task, "higher_is_better", True
+        ):  # a task need not derive from `Task`
             return None
         return judged(task, call, task.judged, device)
 
     return Scoring(
-        adapter.score, lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)], accuracy
+        adapter.score,
+        lambda: [tuple(t.to(device) for t in inputs) for inputs in adapter.score_inputs(tier)],
+        accuracy,
     )
 
 
@@ -116,7 +124,10 @@ def drawing_task(adapter: Adapter) -> Any:  # noqa: ANN401 - a `train.task.Task`
 
 
 def judged(task: Any, call: Call, count: int, device: torch.device) -> tuple[str, float]:  # noqa: ANN401
-    """Name and value of a call's accuracy on so many held-out examples, by a training task; or an `AdapterError`."""
+    """Name and value of a call's accuracy on so many held-out examples, by a training task.
+
+    Or an `AdapterError`.
+    """
     try:
         figures = dict(task.judge(call, HELD_OUT, count, device))
     except Exception as error:  # the user's code
@@ -137,7 +148,9 @@ def read_frames(path: str, example: Inputs, device: torch.device) -> list[Inputs
     count = 1 + max((int(name.partition(".")[0]) for name in tensors), default=-1)
     frames = [tuple(tensors[f"{frame}.{index}"] for index in range(len(example))) for frame in range(count)]
     usual = [signature_of(tensor) for tensor in example]
-    return [tuple(t.to(device) for t in each) for each in frames if [signature_of(t) for t in each] == usual]
+    return [
+        tuple(t.to(device) for t in each) for each in frames if [signature_of(t) for t in each] == usual
+    ]
 
 
 def write_frames(frames: Sequence[Inputs], path: Path) -> None:
@@ -166,7 +179,8 @@ def build_model(adapter: Adapter, tier: str) -> torch.nn.Module:
         hint = "; its .module() is one" if type(model).__name__ == "ExportedProgram" else ""
         raise AdapterError(f"{where} gave {described(model)}, not a torch.nn.Module{hint}")
     for module in model.modules():
-        # The module of an exported program raises, as it is what it was exported as, and so do those around it.
+        # The module of an exported program raises, as it is what it was exported as, and so do those around
+        # it.
         with contextlib.suppress(NotImplementedError):
             module.train(mode=False)
     return model
@@ -176,5 +190,7 @@ def varying_dims(options: BuildOptions, declared: DynamicDims) -> DynamicDims:
     """The dimensions that an engine with these options has to let vary; a range of one size does not."""
     if options.dynamic == "never":
         return {}
-    varying = {i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()}
+    varying = {
+        i: {dim: span for dim, span in spans.items() if span[0] != span[1]} for i, spans in declared.items()
+    }
     return {index: spans for index, spans in varying.items() if spans}

@@ -1,12 +1,15 @@
-"""Entry of the process that compiles: builds packages, or does another job. The job is a JSON object on stdin.
+"""Entry of the process that compiles.
+
+Builds packages, or does another job. The job is a JSON object on stdin.
 
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
-Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and `packages` (the
-user's file in place of the adapter's model, or ""); `guessed` (nobody named the tiers: those that the adapter builds);
-`cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead, or absent); `dry_run` (only plan what would
-be built); `force` (build even what is there); `background`. For another job `does` is the module whose `do_job` does
-it, and `folder` is for what compilers keep and all that is temporary.
+Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and
+`packages` (the user's file in place of the adapter's model, or ""); `guessed` (nobody named the tiers:
+those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
+or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`. For
+another job `does` is the module whose `do_job` does it, and `folder` is for what compilers keep and all
+that is temporary.
 """
 
 import contextlib
@@ -28,7 +31,9 @@ _BUILDS_PACKAGES = "torchperf_ros.engines.package_build"
 def main() -> int:
     """Do the job. Returns 0, or 1 if a tier failed or none could be tried."""
     detach_from_node()
-    news = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")  # stdout is left to whoever prints
+    news = os.fdopen(
+        int(sys.argv[1]), "w", buffering=1, encoding="utf-8"
+    )  # stdout is left to whoever prints
     os.set_inheritable(news.fileno(), False)
     job = json.load(sys.stdin)
 
@@ -48,7 +53,9 @@ def main() -> int:
         else:
             kept = use_compiler_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024) << 20)
         gc.disable()  # what is imported stays: looking through it again and again takes part of a second
-        work = importlib.import_module(job.get("does", _BUILDS_PACKAGES))  # imports torch, which takes seconds
+        work = importlib.import_module(
+            job.get("does", _BUILDS_PACKAGES)
+        )  # imports torch, which takes seconds
         gc.freeze()
         gc.enable()
         return 0 if work.do_job(job, say) else 1

@@ -1,4 +1,7 @@
-"""The engines: ways to run a model. Each takes the adapter's model and gives a callable with the same inputs."""
+"""The engines.
+
+Ways to run a model. Each takes the adapter's model and gives a callable with the same inputs.
+"""
 
 import tempfile
 import time
@@ -32,11 +35,15 @@ from torchperf_ros.packages.package_manifest import (
     manifest_path,
 )
 
-ENGINES: dict[str, PackageEngine] = {engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())}
+ENGINES: dict[str, PackageEngine] = {
+    engine.name: engine for engine in (Aoti(), OnnxRuntime(), OpenVino(), TensorRt())
+}
 """Every engine that runs packages; `compile` and `eager` run the model itself."""
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
-_PACE_S = 1 / 30  # a camera's: between two frames caches go cold, and threads that wait for work go to sleep
+_PACE_S = (
+    1 / 30
+)  # a camera's: between two frames caches go cold, and threads that wait for work go to sleep
 _ROUNDS = 40
 _CAPTURE_WARM_UP_RUNS = 3
 
@@ -50,7 +57,8 @@ class Runner:
         cache_hits: graphs that came out of the compiler's own cache on disk.
         package: key of the package, "" where there is none.
         model: hashes of weights and code that a user's package was built from, where that is known.
-        static: whether it takes the example's shapes only, and does not notice others: it would give wrong results.
+        static: whether it takes the example's shapes only, and does not notice others: it would give wrong
+            results.
         engine: of a user's package; "" where the options name it.
         parts: paths of the modules that are compiled, where not the whole is; "" elsewhere.
         known: what the build has found of the package's parity, where that is known.
@@ -95,7 +103,10 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
 
 
 def finished(runner: Runner, options: BuildOptions, example: Inputs, device: torch.device) -> Runner:
-    """The same with what concerns CUDA only: tf32, or captured as one graph, a `ConfigError` on another device."""
+    """The same with what concerns CUDA only.
+
+    Tf32, or captured as one graph, a `ConfigError` on another device.
+    """
     if options.cuda_graphs and options.engine != "compile":  # which captures its own
         if device.type != "cuda":
             raise ConfigError(f"parameter cuda_graphs: true is for CUDA; the device here is {device}")
@@ -117,8 +128,12 @@ def open_package(
     return finished(runner, options, tier.example, tier.device)
 
 
-def _loaded(path: Path, built: Built | Manifest | None, options: BuildOptions, device: torch.device) -> Runner:
-    return Runner(ENGINES[options.engine].load(path, built.outputs if built else "", options, device), graphs=1)
+def _loaded(
+    path: Path, built: Built | Manifest | None, options: BuildOptions, device: torch.device
+) -> Runner:
+    return Runner(
+        ENGINES[options.engine].load(path, built.outputs if built else "", options, device), graphs=1
+    )
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -135,8 +150,8 @@ def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
 def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
 
-    Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then on, and only
-    its log would say so.
+    Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then
+    on, and only its log would say so.
     """
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
@@ -158,7 +173,9 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     else:
         compiled = torch.compile(tier.model, mode=mode, dynamic=None if dims else dynamic)
     for usual in tier.inputs_by_size():
-        inputs = tuple(tensor.clone() for tensor in usual)  # marks stay on a tensor, and the example is the adapter's
+        inputs = tuple(
+            tensor.clone() for tensor in usual
+        )  # marks stay on a tensor, and the example is the adapter's
         for index, spans in from_front(dims, tier.example).items():
             for dim, (low, high) in spans.items():
                 if inputs[index].shape[dim] > 1:  # sizes 0 and 1 have a graph of their own
@@ -194,11 +211,15 @@ class InParts:
         self._check_run(tier.example)
         # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
         self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in self._parts.values()]
-        self._own = [attributes.get("forward") for attributes, _ in self._forwards]  # mostly None: it is the class's
+        self._own = [
+            attributes.get("forward") for attributes, _ in self._forwards
+        ]  # mostly None: it is the class's
 
     def _check_run(self, example: Inputs) -> None:
         run: set[torch.nn.Module] = set()
-        hooks = [part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in self._parts.values()]
+        hooks = [
+            part.register_forward_pre_hook(lambda part, _: run.add(part)) for part in self._parts.values()
+        ]
         try:
             self._model(*example)
         finally:
@@ -228,12 +249,17 @@ def _counters() -> dict[str, int]:
     return {
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": sum(counters["graph_break"].values()),
-        "cache_hits": counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"],
+        "cache_hits": (
+            counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+        ),
     }
 
 
 def choice_of(tier: BuiltTier, options: BuildOptions) -> tuple[list[PackageEngine], Identity]:
-    """The engines that are installed and can do what the options ask for here; and the identity of a choice of them."""
+    """The engines that are installed and can do what the options ask for here.
+
+    And the identity of a choice of them.
+    """
     engines = [engine for engine in ENGINES.values() if not engine.why_not(options, tier.dims, tier.device)]
     return engines, identify(tier, options, ", ".join(engine.version or engine.name for engine in engines))
 
@@ -247,33 +273,45 @@ def identity_of(identity: Identity, engine: PackageEngine) -> Identity:
 def compare(
     calls: Mapping[str, Call], example: Inputs, device: torch.device, left_out: Mapping[str, str]
 ) -> EngineChoice:
-    """Time engines in turns on the example inputs, at a camera's pace, and choose; call it under inference mode.
+    """Time engines in turns on the example inputs, at a camera's pace, and choose.
+
+    Call it under inference mode.
 
     `calls` are those that are right, eager among them; `left_out` has the reason for every other engine.
     """
-    bound = {name: (lambda call=call: call(*example)) for name, call in calls.items()}
-    found = time_interleaved(bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S)
+    bound = {name: lambda call=call: call(*example) for name, call in calls.items()}
+    found = time_interleaved(
+        bound, device, seconds=0.0, rounds=(_ROUNDS, _ROUNDS), inner=1, pause_s=_PACE_S
+    )
     calibrations = {name: timing.calibration for name, timing in found.items()}
     timings_ms = {name: [one.median_ms, one.p99_ms] for name, one in calibrations.items()}
     return EngineChoice(choose_engine(calibrations), timings_ms, dict(left_out))
 
 
 def load_ready_package(
-    path: Path, folders: Sequence[str] | None, device: torch.device, example: Inputs, dynamic_dims: DynamicDims
+    path: Path,
+    folders: Sequence[str] | None,
+    device: torch.device,
+    example: Inputs,
+    dynamic_dims: DynamicDims,
 ) -> Runner:
     """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
 
     Raises:
-        PackageError: it is not there or not to be loaded from there, it is an exported program, its hash, machine or
-            engine does not match, or it does not run on the example's shapes.
+        PackageError: it is not there or not to be loaded from there, it is an exported program, its hash,
+            machine or engine does not match, or it does not run on the example's shapes.
         EngineUnavailable: its engine cannot run it here.
     """
     path = find_package(path, folders)
     manifest = _check_hash(path, device, example)
     identity = manifest.identity if manifest else None
     if identity and identity.dynamic not in ([], declared_dims(dynamic_dims)):
-        msg = f"package {path} was built for the dynamic dimensions {identity.dynamic}; the adapter declares"
-        raise PackageError(f"{msg} {declared_dims(dynamic_dims)}, each [input, dimension, smallest, largest]")
+        msg = (
+            f"package {path} was built for the dynamic dimensions {identity.dynamic}; the adapter declares"
+        )
+        raise PackageError(
+            f"{msg} {declared_dims(dynamic_dims)}, each [input, dimension, smallest, largest]"
+        )
     options = BuildOptions(**identity.options) if identity else BuildOptions("aoti")
     engine = ENGINES[options.engine]
     engine.check(options, {}, device)
@@ -288,9 +326,13 @@ def load_ready_package(
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
             msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
             raise PackageError(msg) from error
-    if not all(bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()):
+    if not all(
+        bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()
+    ):
         raise PackageError(f"package {path} gives NaN or Inf on random inputs like the adapter's example")
-    numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]  # classes may agree
+    numbers = [
+        [t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs
+    ]  # classes may agree
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
@@ -308,35 +350,48 @@ def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest |
         here = [torch.__version__, name, capability, *map(signature_of, example)]
         built = [identity.torch, identity.device, identity.capability, *identity.signature]
         if here != built:
-            raise PackageError(f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}")
+            raise PackageError(
+                f"package {path} was built for {'; '.join(built)}; this is {'; '.join(here)}"
+            )
         return manifest
     beside = path.with_name(f"{path.name}.sha256")
     digest = file_sha256(path)
     try:
         expected = beside.read_text(encoding="utf-8").split()
     except OSError:
-        msg = f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the latter"
+        msg = (
+            f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the"
+            " latter"
+        )
         raise PackageError(msg) from None
     if expected[:1] != [digest]:
-        msg = f"package {path} has the SHA-256 {digest}; {beside.name} says {' '.join(expected[:1]) or 'nothing'}"
+        msg = (
+            f"package {path} has the SHA-256 {digest}; {beside.name} says"
+            f" {' '.join(expected[:1]) or 'nothing'}"
+        )
         raise PackageError(msg)
     return None
 
 
 class CaptureFailed(TorchperfError):
-    """A model cannot be captured as a CUDA graph; this process has to end, and the next one to do without graphs.
+    """A model cannot be captured as a CUDA graph.
 
-    torch leaves the capture's stream as the current one, and its allocator counts a capture that never ends: later
-    calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and 190308).
+    This process has to end, and the next one to do without graphs.
+
+    torch leaves the capture's stream as the current one, and its allocator counts a capture that never
+    ends: later calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and
+    190308).
     """
 
 
 class GraphReplay:
-    """Replays a model on inputs of the shapes that it was captured with; on others it calls the model itself.
+    """Replays a model on inputs of the shapes that it was captured with.
+
+    On others it calls the model itself.
 
     The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
-    semantics). A model that waits for the device, or changes what it does with the values of its inputs, cannot be
-    captured.
+    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
+    cannot be captured.
     """
 
     def __init__(self, call: Call, example: Inputs) -> None:
@@ -366,7 +421,8 @@ def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
     caller.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
-        # what the collector frees may call the driver, which ends a capture; so may other threads, hence the mode
+        # what the collector frees may call the driver, which ends a capture; so may other threads, hence
+        # the mode
         with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             outputs = call(*inputs)
     except Exception as error:

@@ -1,4 +1,7 @@
-"""What a model is, in hashes: weights, source files, signature, and the machine that a package is built for."""
+"""What a model is, in hashes.
+
+Weights, source files, signature, and the machine that a package is built for.
+"""
 
 import ast
 import contextlib
@@ -31,7 +34,12 @@ from torchperf_ros.model.adapter import Adapter
 from torchperf_ros.packages.package_manifest import Identity
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_KNOWN: Final = sys.stdlib_module_names | {"builtins", "numpy", "torch", "triton"}  # versions and parity say enough
+_KNOWN: Final = sys.stdlib_module_names | {
+    "builtins",
+    "numpy",
+    "torch",
+    "triton",
+}  # versions and parity say enough
 _OURS, _OUR_MODELS = "torchperf_ros", "torchperf_ros.models"
 _INSTALLED: Final = tuple(f"{folder}/" for folder in (*site.getsitepackages(), site.getusersitepackages()))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))
@@ -51,7 +59,9 @@ def identify(tier: BuiltTier, options: BuildOptions, library: str = "") -> Ident
         torch=torch.__version__,
         device=name,
         capability=capability,
-        options=replace(options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs).as_identity(),
+        options=replace(
+            options, mode=plain.mode, dynamic=plain.dynamic, cuda_graphs=plain.cuda_graphs
+        ).as_identity(),
         signature=[signature_of(tensor) for tensor in tier.example],
         dynamic=declared_dims(tier.dims),
         weights=weights_hash(tier.model),
@@ -66,7 +76,9 @@ def _quantised(tier: BuiltTier, precision: str) -> str:
     if precision not in INT8_PRECISIONS:
         return ""
     digest = hashlib.sha256()
-    for tensor in (each for inputs in tier.scored_inputs() for each in inputs) if precision == INT8_STATIC else ():
+    for tensor in (
+        (each for inputs in tier.scored_inputs() for each in inputs) if precision == INT8_STATIC else ()
+    ):
         digest.update(signature_of(tensor).encode())
         digest.update(_content(tensor))
     return f"{installed(['torchao'])} {digest.hexdigest()[:16]}"
@@ -74,7 +86,9 @@ def _quantised(tier: BuiltTier, precision: str) -> str:
 
 def declared_dims(dynamic_dims: DynamicDims) -> list[list[int]]:
     """As manifests hold them: [input, dimension, smallest, largest]."""
-    return [[i, dim, *span] for i, dims in sorted(dynamic_dims.items()) for dim, span in sorted(dims.items())]
+    return [
+        [i, dim, *span] for i, dims in sorted(dynamic_dims.items()) for dim, span in sorted(dims.items())
+    ]
 
 
 def machine_facts(device: torch.device) -> tuple[str, str]:
@@ -88,7 +102,10 @@ def machine_facts(device: torch.device) -> tuple[str, str]:
 
 
 def weights_hash(model: torch.nn.Module) -> str:
-    """Hash of every parameter and buffer, and of what else its state holds: name, type, shape and values."""
+    """Hash of every parameter and buffer, and of what else its state holds.
+
+    Name, type, shape and values.
+    """
     digest = hashlib.sha256()
     tensors = _tensors(model)
     for name, tensor in tensors:
@@ -114,18 +131,28 @@ def uninitialised(model: torch.nn.Module) -> str:
 
 
 def changing_weights(tier: str, model: torch.nn.Module, again: torch.nn.Module) -> str:
-    """Why no package of a tier could be kept: two builds of it have other weights; "" where they have the same."""
+    """Why no package of a tier could be kept.
+
+    Two builds of it have other weights; "" where they have the same.
+    """
     others = {name: _content(tensor) for name, tensor in _tensors(again)}
     names = [name for name, tensor in _tensors(model) if others.get(name) != _content(tensor)]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return "" if not names else (
-        f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"
-        " load them from a file, or call torch.manual_seed before they are drawn"
-    )  # fmt: skip
+    return (
+        ""
+        if not names
+        else (
+            f"no package can be kept: build({tier!r}) gives other weights at every call ({names[0]}{more});"
+            " load them from a file, or call torch.manual_seed before they are drawn"
+        )
+    )
 
 
 def tiers_of(adapter: Adapter) -> tuple[str, ...]:
-    """Those of the node's default tiers that it builds, of several with one model the first; or an `AdapterError`."""
+    """Those of the node's default tiers that it builds, of several with one model the first.
+
+    Or an `AdapterError`.
+    """
     found: dict[str, str] = {}
     reason = ""
     for tier in _USUAL:
@@ -137,8 +164,8 @@ def tiers_of(adapter: Adapter) -> tuple[str, ...]:
             reason = reason or one_line(error)
     if not found:
         raise AdapterError(
-            f"{type(adapter).__name__} builds none of the tiers {', '.join(_USUAL)} ({reason}); name its own, most"
-            " accurate first"
+            f"{type(adapter).__name__} builds none of the tiers {', '.join(_USUAL)} ({reason}); name its"
+            " own, most accurate first"
         )
     return tuple(found.values())
 
@@ -148,7 +175,10 @@ def _tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    """A hash of a tensor's type, shape and values; of a kind whose values cannot be read, its class counts."""
+    """A hash of a tensor's type, shape and values.
+
+    Of a kind whose values cannot be read, its class counts.
+    """
     if is_lazy(tensor):
         return b"not initialised"
     digest = hashlib.sha256(f"{signature_of(tensor)};".encode())
@@ -162,9 +192,9 @@ def _content(tensor: torch.Tensor) -> bytes:
 def code_hash(model: torch.nn.Module) -> str:
     """Hash of the structure, of the modules' attributes, and of the source files that the model's classes come from.
 
-    Files that these import count as well, however deep; of an installed package its version and the imported file do.
-    What cannot be named, as a class that is written in C, counts by its type: the comparison with eager at every load
-    refuses a package that has become wrong in a way that no file shows.
+    Files that these import count as well, however deep; of an installed package its version and the
+    imported file do. What cannot be named, as a class that is written in C, counts by its type: the
+    comparison with eager at every load refuses a package that has become wrong in a way that no file shows.
     """
     lines, roots = list[str](), set[str]()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -199,11 +229,12 @@ def _attributes(module: torch.nn.Module, roots: set[str]) -> list[str]:
     return sorted(f"{key}={_described(value, roots)}" for key, value in {**values, **hooks}.items())
 
 
-def _described(value: object, roots: set[str], within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911 - one a kind
+# one a kind
+def _described(value: object, roots: set[str], within: tuple[int, ...] = ()) -> str:  # noqa: PLR0911
     """The value as text that is the same in every process; of an unknown kind its class.
 
-    `roots` gets the names of the modules that functions and classes come from; `within` are the tables that the value
-    is in, as one may hold itself.
+    `roots` gets the names of the modules that functions and classes come from; `within` are the tables that
+    the value is in, as one may hold itself.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -233,7 +264,10 @@ def _described(value: object, roots: set[str], within: tuple[int, ...] = ()) -> 
 
 
 def name_of(value: Any) -> str:  # noqa: ANN401 - a function or a class
-    """The name of a function or class with its module's, as far as it has them: code in C may have neither."""
+    """The name of a function or class with its module's, as far as it has them.
+
+    Code in C may have neither.
+    """
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
 
 

@@ -1,4 +1,7 @@
-"""What a model keeps between calls, as its build gave it: checks, warm-up and calibration leave nothing behind."""
+"""What a model keeps between calls, as its build gave it.
+
+Checks, warm-up and calibration leave nothing behind.
+"""
 
 import copy
 from collections import deque
@@ -18,7 +21,9 @@ _OF_EVERY_MODULE: Final = frozenset(vars(torch.nn.Module()))
 
 
 class KeptState:
-    """Copies of a model's buffers and of its modules' own attributes; weights are not copied, no forward changes them.
+    """Copies of a model's buffers and of its modules' own attributes.
+
+    Weights are not copied, no forward changes them.
 
     What Python cannot copy, as an object of a library in C, stays as it is.
     """
@@ -32,7 +37,8 @@ class KeptState:
         ]
         self._own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
         memo = dict(self._own)
-        # A script keeps its attributes in C++, where only buffers can be reached; a lazy module becomes another one.
+        # A script keeps its attributes in C++, where only buffers can be reached; a lazy module becomes
+        # another one.
         self._attributes = [
             (module, {name: _copied(value, memo) for name, value in _attributes_of(module)})
             for module in model.modules()
@@ -91,7 +97,8 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an attri
         return value
 
 
-def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # noqa: ANN401, PLR0911 - one a kind, PLR0911 - one a kind
+# one a kind, PLR0911 - one a kind
+def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # noqa: ANN401, PLR0911
     """Whether a value is as its copy; of an object that hides what it holds, that is taken for granted."""
     if now is saved or id(saved) in seen:
         return True
@@ -121,4 +128,8 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
 def _parts_of(value: Any) -> list[Any]:  # noqa: ANN401
     """What an object would be made of again, as `copy` and `pickle` ask for it."""
     made = value.__reduce_ex__(4)
-    return [made] if isinstance(made, str) else [list(part) if isinstance(part, Iterator) else part for part in made]
+    return (
+        [made]
+        if isinstance(made, str)
+        else [list(part) if isinstance(part, Iterator) else part for part in made]
+    )

@@ -1,4 +1,7 @@
-"""Engines of other libraries: ONNX Runtime, OpenVINO and TensorRT; each is imported where it is used, nowhere else."""
+"""Engines of other libraries.
+
+ONNX Runtime, OpenVINO and TensorRT; each is imported where it is used, nowhere else.
+"""
 
 import ctypes.util
 import functools
@@ -23,7 +26,8 @@ from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
 _CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-_ERRORS_ONLY = 3  # of ONNX Runtime's log: a warning of its own about each optimised file says what the cache's key does
+# of ONNX Runtime's log: a warning of its own about each optimised file says what the cache's key does
+_ERRORS_ONLY = 3
 _INT8 = "int8_dynamic"
 _TYPES: dict[str, tuple[torch.dtype, type]] = {
     "tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16),
@@ -37,8 +41,8 @@ _TYPES: dict[str, tuple[torch.dtype, type]] = {
 class OnnxRuntime(PackageEngine):
     """ONNX Runtime on the CPU, and on CUDA where its build has that provider, with TensorRT below where that is there.
 
-    On the CPU int8_dynamic is its own dynamic quantisation of matrix products; it has no kernels for half precision
-    there. Denormals are computed as they are, as torch does.
+    On the CPU int8_dynamic is its own dynamic quantisation of matrix products; it has no kernels for half
+    precision there. Denormals are computed as they are, as torch does.
     """
 
     name = "onnxruntime"
@@ -66,13 +70,17 @@ class OnnxRuntime(PackageEngine):
                 warnings.simplefilter("ignore")
                 graph = torch.onnx.export(program, dynamo=True, external_data=False, verbose=False)
             assert graph is not None
-            graph.save(str(plain), external_data=False)  # one file: what the manifest's hash covers is all there is
+            graph.save(
+                str(plain), external_data=False
+            )  # one file: what the manifest's hash covers is all there is
             if options.precision == _INT8:
                 plain = _quantised(plain)
                 built = replace(built, left=built.left - int8_in_onnx(plain))
             settings = _onnx_settings()
             if "TensorrtExecutionProvider" in _providers(options, tier.device):
-                settings.add_session_config_entry("ep.context_enable", "1")  # the built engine inside of the file
+                settings.add_session_config_entry(
+                    "ep.context_enable", "1"
+                )  # the built engine inside of the file
                 settings.add_session_config_entry("ep.context_embed_mode", "1")
                 settings.add_session_config_entry("ep.context_file_path", str(path))
             else:
@@ -106,15 +114,20 @@ class OnnxRuntime(PackageEngine):
 
 
 class _CudaCall:
-    """Calls with inputs and outputs in torch's own device memory; outputs of sizes that vary come by way of the host.
+    """Calls with inputs and outputs in torch's own device memory.
 
-    ONNX Runtime waits for its stream before it returns. Where that is not the one that made the inputs, these are
-    waited for first.
+    Outputs of sizes that vary come by way of the host.
+
+    ONNX Runtime waits for its stream before it returns. Where that is not the one that made the inputs,
+    these are waited for first.
     """
 
-    def __init__(self, session: Any, device: torch.device) -> None:  # noqa: ANN401 - the library has no types
+    # the library has no types
+    def __init__(self, session: Any, device: torch.device) -> None:  # noqa: ANN401
         self._session, self._device, self._index = session, device, device.index or 0
-        self._stream = torch.cuda.current_stream(device).cuda_stream  # 0, the default one, is not handed over
+        self._stream = torch.cuda.current_stream(
+            device
+        ).cuda_stream  # 0, the default one, is not handed over
         self._inputs = [(each.name, *_TYPES[each.type]) for each in session.get_inputs()]
         self._outputs = [(each.name, *_TYPES[each.type], each.shape) for each in session.get_outputs()]
         self._fixed = all(isinstance(size, int) for *_, shape in self._outputs for size in shape)
@@ -154,11 +167,16 @@ def _onnx_settings() -> Any:  # noqa: ANN401 - the library has no types
 def _onnx_session(path: Path, settings: Any, options: BuildOptions, device: torch.device) -> Any:  # noqa: ANN401
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(path), settings, providers=list(_providers(options, device).items()))
+    return onnxruntime.InferenceSession(
+        str(path), settings, providers=list(_providers(options, device).items())
+    )
 
 
 def _providers(options: BuildOptions, device: torch.device) -> dict[str, dict[str, str]]:
-    """Execution providers with their settings, the preferred one first; the CPU's takes what the others have not."""
+    """Execution providers with their settings, the preferred one first.
+
+    The CPU's takes what the others have not.
+    """
     if device.type == "cpu":
         return {"CPUExecutionProvider": {}}
     import onnxruntime
@@ -180,7 +198,9 @@ def _quantised(plain: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model, path = onnx.load(str(plain)), plain.with_name("quantised.onnx")
-    del model.graph.value_info[:]  # shapes of weights, some of which it transposes and then compares with these
+    del model.graph.value_info[
+        :
+    ]  # shapes of weights, some of which it transposes and then compares with these
     quantize_dynamic(model, str(path), weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul", "Gemm"])
     return path
 
@@ -188,8 +208,8 @@ def _quantised(plain: Path) -> Path:
 class OpenVino(PackageEngine):
     """OpenVINO on the CPU.
 
-    Half precision is a hint to it: weights stay in fp32, and it computes in what the processor has. Denormals are
-    computed as they are, as torch does.
+    Half precision is a hint to it: weights stay in fp32, and it computes in what the processor has.
+    Denormals are computed as they are, as torch does.
     """
 
     name = "openvino"
@@ -210,7 +230,9 @@ class OpenVino(PackageEngine):
             converted = openvino.convert_model(program)
         for index, tensor in enumerate(tier.example):
             spans = {dim % tensor.dim(): span for dim, span in tier.dims.get(index, {}).items()}
-            sizes = [openvino.Dimension(*spans.get(dim, (size, size))) for dim, size in enumerate(tensor.shape)]
+            sizes = [
+                openvino.Dimension(*spans.get(dim, (size, size))) for dim, size in enumerate(tensor.shape)
+            ]
             converted.inputs[index].get_node().set_partial_shape(openvino.PartialShape(sizes))
         converted.validate_nodes_and_infer_types()
         check_count(len(converted.outputs), built)
@@ -222,7 +244,9 @@ class OpenVino(PackageEngine):
         """Load what was compiled."""
         import openvino
 
-        compiled = _openvino_core().import_model(io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options))
+        compiled = _openvino_core().import_model(
+            io.BytesIO(path.read_bytes()), "CPU", _openvino_settings(options)
+        )
         request, numbers = compiled.create_infer_request(), range(len(compiled.outputs))
         held: list[Any] = []  # an output may be an input as it is, and then it lies in the input's memory
 
@@ -241,8 +265,9 @@ class OpenVino(PackageEngine):
 def _openvino_core() -> Any:  # noqa: ANN401 - `openvino.Core`, of a library that may be absent
     """One for the process, never released.
 
-    Its part for processors gives the thread that loads it a signal stack and unmaps that when it is released, from
-    another thread also while it is in use: the next signal then ends the process without a word.
+    Its part for processors gives the thread that loads it a signal stack and unmaps that when it is
+    released, from another thread also while it is in use: the next signal then ends the process without a
+    word.
     """
     import openvino
 
@@ -256,7 +281,8 @@ def _openvino_settings(options: BuildOptions) -> dict[str, Any]:
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         # by its own default bf16 where the processor has it: fp32 means fp32
         "INFERENCE_PRECISION_HINT": _HINTS[options.precision],
-        # by its own default it binds its threads to the first processors: those of every worker to the same ones
+        # by its own default it binds its threads to the first processors: those of every worker to the same
+        # ones
         "ENABLE_CPU_PINNING": False,
     }
 
@@ -264,8 +290,9 @@ def _openvino_settings(options: BuildOptions) -> dict[str, Any]:
 class TensorRt(PackageEngine):
     """Torch-TensorRT on CUDA: operators that TensorRT has run there, the others as Inductor compiles them.
 
-    Precision is what the weights have been cast to: TensorRT takes the types of the graph as they are. Sizes are fixed:
-    the package is exported again around the engines, and what that keeps of ranges has not been tried.
+    Precision is what the weights have been cast to: TensorRT takes the types of the graph as they are.
+    Sizes are fixed: the package is exported again around the engines, and what that keeps of ranges has not
+    been tried.
     """
 
     name = "tensorrt"
@@ -279,10 +306,15 @@ class TensorRt(PackageEngine):
 
         program, built = exported(tier)
         graph = torch_tensorrt.dynamo.compile(
-            program, arg_inputs=list(tier.example), device=tier.device, use_explicit_typing=True,
+            program,
+            arg_inputs=list(tier.example),
+            device=tier.device,
+            use_explicit_typing=True,
             disable_tf32=options.precision != "tf32",
-        )  # fmt: skip
-        torch_tensorrt.save(graph, str(path), output_format="aot_inductor", arg_inputs=list(tier.example), retrace=True)
+        )
+        torch_tensorrt.save(
+            graph, str(path), output_format="aot_inductor", arg_inputs=list(tier.example), retrace=True
+        )
         return Built(built.graph)  # the file says how outputs are nested
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:

@@ -26,26 +26,33 @@ _CPU_INSTRUCTIONS: Final = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-_TF32_CAPABILITY: Final = (8, 0)  # Ampere, the first with tf32 (CUDA programming guide, compute capabilities)
+_TF32_CAPABILITY: Final = (
+    8,
+    0,
+)  # Ampere, the first with tf32 (CUDA programming guide, compute capabilities)
 _IMAGE_RANK: Final = 4
 
 
 def transform(model: nn.Module, options: BuildOptions, device: torch.device, example: Inputs) -> nn.Module:
     """The model as the options want it, for the same inputs and with outputs of the same types.
 
-    In another floating-point type, a copy of the model answers the example inputs once: that shows its own types.
+    In another floating-point type, a copy of the model answers the example inputs once: that shows its own
+    types.
 
-    The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is, the very same
-    object comes back. The result has the model's own signature (inputs are cast and laid out by a hook before
-    `forward`, outputs cast back by one after it), so it is exported and compiled like the model. Of the options
-    precision and channels_last are read; tf32 is a matter of the process, see `matrix_precision`, and int8_static of
-    the engines that have it.
+    The model itself stays as it is, as the reference; only what is changed is a copy, and if nothing is,
+    the very same object comes back. The result has the model's own signature (inputs are cast and laid out
+    by a hook before `forward`, outputs cast back by one after it), so it is exported and compiled like the
+    model. Of the options precision and channels_last are read; tf32 is a matter of the process, see
+    `matrix_precision`, and int8_static of the engines that have it.
 
     Raises:
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
     """
     if options.precision not in PRECISIONS:
-        msg = f"parameter precision: {options.precision!r} is not allowed; it has to be {', '.join(PRECISIONS)}"
+        msg = (
+            f"parameter precision: {options.precision!r} is not allowed; it has to be"
+            f" {', '.join(PRECISIONS)}"
+        )
         raise ConfigError(msg)
     int8 = options.precision in {*INT8_PRECISIONS} - {INT8_STATIC} and _has(model, nn.Linear)
     half = _HALF.get(options.precision)
@@ -62,13 +69,19 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
 
 
 def _moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on the device; where all of it is there, untouched: exported weights in int8 cannot be moved at all."""
+    """The model on the device.
+
+    Where all of it is there, untouched: exported weights in int8 cannot be moved at all.
+    """
     there = all(tensor.device == device for tensor in chain(model.parameters(), model.buffers()))
     return model if there else model.to(device)
 
 
 def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> str:
-    """The first reason why the options change nothing here, or nothing for the better; empty: they apply."""
+    """The first reason why the options change nothing here, or nothing for the better.
+
+    Empty: they apply.
+    """
     reasons = [_why_not_precision(model, options.precision, device)]
     if options.channels_last:
         reasons.append(_why_not_channels_last(model))
@@ -81,8 +94,8 @@ def applies(model: nn.Module, options: BuildOptions, device: torch.device) -> st
 def matrix_precision(precision: str, device: torch.device) -> Iterator[None]:
     """Matrix products and convolutions of fp32 tensors on CUDA: in tf32 for tf32, otherwise in fp32 proper.
 
-    A setting of the process, and by torch's own default different for the two (products fp32, convolutions tf32),
-    so the reference and each tier run and compile inside of this. On the CPU it does nothing.
+    A setting of the process, and by torch's own default different for the two (products fp32, convolutions
+    tf32), so the reference and each tier run and compile inside of this. On the CPU it does nothing.
     """
     if device.type != "cuda":
         yield
@@ -101,17 +114,20 @@ def in_precision(call: Callable[..., Any], precision: str, device: torch.device)
     return matrix_precision(precision, device)(call) if device.type == "cuda" else call
 
 
-def _convert(model: nn.Module, half: torch.dtype | None, types: dict[int, torch.dtype], *, images: bool) -> None:
+def _convert(
+    model: nn.Module, half: torch.dtype | None, types: dict[int, torch.dtype], *, images: bool
+) -> None:
     """Cast inputs to the model's type and images to its layout before `forward`, and outputs back after it.
 
-    Outputs get the layout that they had, too, as adapters may `view` them. `types` are theirs, by place in the nest;
-    an output that the example did not have gets the type of the weights.
+    Outputs get the layout that they had, too, as adapters may `view` them. `types` are theirs, by place in
+    the nest; an output that the example did not have gets the type of the weights.
     """
     weights = next(iter(_float_types(model)), torch.float32)
     if half:
         model.to(half)
     if images:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+        # missing in torch's overloads
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def cast_input(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.to(half) if half and tensor.is_floating_point() else tensor
@@ -128,12 +144,17 @@ def _convert(model: nn.Module, half: torch.dtype | None, types: dict[int, torch.
         leaves, nest = pytree.tree_flatten(outputs)
         return pytree.tree_unflatten([cast_output(*place) for place in enumerate(leaves)], nest)
 
-    model.register_forward_pre_hook(lambda _, inputs: pytree.tree_map_only(torch.Tensor, cast_input, inputs))
+    model.register_forward_pre_hook(
+        lambda _, inputs: pytree.tree_map_only(torch.Tensor, cast_input, inputs)
+    )
     model.register_forward_hook(cast_outputs)
 
 
 def _output_types(model: nn.Module, example: Inputs) -> dict[int, torch.dtype]:
-    """The types of the model's output tensors by place in their nest; a model may change itself and its inputs."""
+    """The types of the model's output tensors by place in their nest.
+
+    A model may change itself and its inputs.
+    """
     with torch.inference_mode():
         outputs = copy.deepcopy(model)(*(tensor.clone() for tensor in example))
     leaves = enumerate(pytree.tree_leaves(outputs))
@@ -152,7 +173,9 @@ def _why_not_channels_last(model: nn.Module) -> str:
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
     if not convolutions:
         return "no two-dimensional convolution"
-    weights = [m.weight for m in convolutions if not m.weight.is_contiguous()]  # those of 1x1 are as good as both
+    weights = [
+        m.weight for m in convolutions if not m.weight.is_contiguous()
+    ]  # those of 1x1 are as good as both
     if weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
         return "the model does so itself"
     return ""
@@ -181,7 +204,11 @@ def why_slow(precision: str, device: torch.device) -> str:
         return "this GPU has no bf16 instructions; it would run, but slowly" if slow else ""
     known = _CPU_INSTRUCTIONS[precision]
     slow = cpu_flags().isdisjoint(known)
-    return f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly" if slow else ""
+    return (
+        f"this CPU has no {precision} instructions ({' / '.join(known)}); it would run, but slowly"
+        if slow
+        else ""
+    )
 
 
 def cpu_flags() -> frozenset[str]:

@@ -23,7 +23,10 @@ _RULE_CHECKS = 5
 
 
 class ShapesRefused(TorchperfError):
-    """A shape policy does not go with the model or engine; or output sizes do not follow from input sizes."""
+    """A shape policy does not go with the model or engine.
+
+    Or output sizes do not follow from input sizes.
+    """
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class SizeRule:
     def learn(cls, size_of: Callable[[int], int], low: int, high: int) -> "SizeRule | None":
         """Find the rule from a few sizes between `low` and `high`; None where no rule fits what was asked.
 
-        `size_of`, the output's size for an input's, is asked about twice log2(stride) times, and a few times to check.
+        `size_of`, the output's size for an input's, is asked about twice log2(stride) times, and a few
+        times to check.
         """
         smallest, largest = size_of(low), size_of(high)
         first = _next_growth(size_of, low, high)
@@ -68,7 +72,11 @@ class SizeRule:
             rule = cls(base, base - smallest, first, stride)
         # spread by the golden ratio, so that no period of the sizes is hit only
         sizes = {low + round((high - low) * (0.618034 * n % 1.0)) for n in range(1, _RULE_CHECKS + 1)}
-        fits = rule(low) == smallest and rule(high) == largest and all(rule(size) == size_of(size) for size in sizes)
+        fits = (
+            rule(low) == smallest
+            and rule(high) == largest
+            and all(rule(size) == size_of(size) for size in sizes)
+        )
         return rule if fits else None
 
 
@@ -85,16 +93,22 @@ def _next_growth(size_of: Callable[[int], int], start: int, high: int) -> int | 
 
 @dataclass(frozen=True)
 class OutputSizes:
-    """What sizes follow from: per output {dimension: (axis, rule)}; a dimension that is missing is constant."""
+    """What sizes follow from.
+
+    Per output {dimension: (axis, rule)}; a dimension that is missing is constant.
+    """
 
     follows: tuple[dict[int, tuple[Axis, SizeRule]], ...] = ()
 
     @classmethod
     def learn(cls, model: Call, example: Inputs, axes: Sequence[Axis]) -> "OutputSizes":
-        """Run the model on sizes of each axis alone; that they hold together, a comparison with eager has to show.
+        """Run the model on sizes of each axis alone.
+
+        That they hold together, a comparison with eager has to show.
 
         Raises:
-            ShapesRefused: an output's size follows from several axes, or by no rule; the message says which.
+            ShapesRefused: an output's size follows from several axes, or by no rule; the message says
+                which.
         """
         base = shapes_of(example)
         usual = tuple(axis.size_in(base) for axis in axes)
@@ -128,7 +142,8 @@ class OutputSizes:
     def crop(self, shapes: Shapes) -> Crop:
         """What of each output belongs to inputs of these shapes."""
         return tuple(
-            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items()) for dims in self.follows
+            tuple((dim, rule(axis.size_in(shapes))) for dim, (axis, rule) in dims.items())
+            for dims in self.follows
         )
 
 

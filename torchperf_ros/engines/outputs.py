@@ -14,11 +14,14 @@ _PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS: Final = "biufc"  # kinds of arrays that hold numbers
 
 
-def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # noqa: ANN401 - whatever a model returns
-    """Every value in a nest, in order: tensors, arrays, plain values, and objects in which nothing can be found.
+# whatever a model returns
+def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # noqa: ANN401
+    """Every value in a nest, in order.
 
-    A nest is a tuple, list, set, mapping, dataclass, namespace, or any object with attributes; `within` are those that
-    it is in, as one may hold itself.
+    Tensors, arrays, plain values, and objects in which nothing can be found.
+
+    A nest is a tuple, list, set, mapping, dataclass, namespace, or any object with attributes; `within` are
+    those that it is in, as one may hold itself.
     """
     if isinstance(outputs, (torch.Tensor, np.ndarray, np.generic, *_PLAIN_VALUES)):
         yield outputs
@@ -42,13 +45,20 @@ def _held_by(value: Any) -> Collection[Any] | None:  # noqa: ANN401
 
 
 def _attributes(value: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The attributes of an object that holds results: none of code, and none of modules, which hold weights."""
+    """The attributes of an object that holds results.
+
+    None of code, and none of modules, which hold weights.
+    """
     if isinstance(value, (torch.nn.Module, type, ModuleType, Iterator)) or callable(value):
         return {}
     slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
     found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     found |= getattr(value, "__dict__", {})
-    return {name: held for name, held in found.items() if not isinstance(held, torch.nn.Module) and not callable(held)}
+    return {
+        name: held
+        for name, held in found.items()
+        if not isinstance(held, torch.nn.Module) and not callable(held)
+    }
 
 
 def _names(slots: str | Iterable[str]) -> Iterable[str]:
@@ -72,7 +82,10 @@ def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatev
 
 
 def hidden_in(outputs: Any) -> str:  # noqa: ANN401 - whatever a model returns
-    """What of outputs cannot be looked into, in words; "" where everything can be, and numbers are there."""
+    """What of outputs cannot be looked into, in words.
+
+    "" where everything can be, and numbers are there.
+    """
     has_numbers = False
     for leaf in leaves_in(outputs):
         is_number = isinstance(leaf, (torch.Tensor, np.number, int, float, complex))
@@ -96,7 +109,9 @@ def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     elif tensor.layout is not torch.strided:
         is_row = tensor.layout in {torch.sparse_csr, torch.sparse_bsr}
         yield from (
-            (tensor.crow_indices(), tensor.col_indices()) if is_row else (tensor.ccol_indices(), tensor.row_indices())
+            (tensor.crow_indices(), tensor.col_indices())
+            if is_row
+            else (tensor.ccol_indices(), tensor.row_indices())
         )
         yield from numbers_of(tensor.values())
     elif tensor.is_quantized:
@@ -110,7 +125,10 @@ def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class Drawn(Iterator[Any]):
-    """What a model's generator gives, drawn once: `values` can be checked before whoever iterates has them."""
+    """What a model's generator gives, drawn once.
+
+    `values` can be checked before whoever iterates has them.
+    """
 
     def __init__(self, lazy: Iterator[Any]) -> None:
         """Run the generator to its end."""
@@ -134,10 +152,15 @@ def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - whatever a model returns
 
 
 def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
-    """The numbers in outputs, in order, as float64 on the CPU: those of every tensor, and plain ones with a point."""
+    """The numbers in outputs, in order, as float64 on the CPU.
+
+    Those of every tensor, and plain ones with a point.
+    """
     found = list[torch.Tensor]()
     for leaf in leaves_in(outputs):
-        if isinstance(leaf, (float, complex)):  # one that follows from the inputs is as near as a tensor would be
+        if isinstance(
+            leaf, (float, complex)
+        ):  # one that follows from the inputs is as near as a tensor would be
             found.append(torch.tensor([leaf.real, leaf.imag], dtype=torch.float64))
         for tensor in tensors_in(leaf) if isinstance(leaf, (torch.Tensor, np.ndarray)) else ():
             found += [part.to("cpu", torch.float64) for part in numbers_of(tensor.detach())]

@@ -1,4 +1,7 @@
-"""Engine aoti: a model exported, compiled ahead of time by AOTInductor into a `.pt2` file, loaded in milliseconds."""
+"""Engine aoti.
+
+A model exported, compiled ahead of time by AOTInductor into a `.pt2` file, loaded in milliseconds.
+"""
 
 import ctypes
 import hashlib
@@ -74,7 +77,12 @@ def name_torch_unquoted() -> None:
 
 
 def build_package(
-    model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims, path: Path, *, frozen_only: bool = False
+    model: torch.nn.Module,
+    example: Inputs,
+    dynamic_dims: DynamicDims,
+    path: Path,
+    *,
+    frozen_only: bool = False,
 ) -> Built:
     """Export a model, compile it in each of its variants, and keep the fastest as the file `path`.
 
@@ -99,9 +107,13 @@ def build_package(
             file = files[name] = path.with_name(f"{path.stem}.{len(files)}.pt2")
             try:
                 exported = program if variant is model else export(variant, example, dynamic_dims)
-                with torch.no_grad():  # where gradients are recorded, Inductor freezes nothing and does not say so
+                with (
+                    torch.no_grad()
+                ):  # where gradients are recorded, Inductor freezes nothing and does not say so
                     configs = {"freezing": frozen}
-                    torch._inductor.aoti_compile_and_package(exported, package_path=str(file), inductor_configs=configs)
+                    torch._inductor.aoti_compile_and_package(
+                        exported, package_path=str(file), inductor_configs=configs
+                    )
                 check_linked(file)
                 calls[name] = partial(load_package(file, device), *example)
             except Exception as error:  # the compiler's boundary: another variant may do
@@ -116,7 +128,9 @@ def build_package(
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return Built(graph, variants_ms={name: times_ms[name] for name in ranked}, left=layers_of(program.graph))
+    return Built(
+        graph, variants_ms={name: times_ms[name] for name in ranked}, left=layers_of(program.graph)
+    )
 
 
 def _variants(
@@ -124,10 +138,11 @@ def _variants(
 ) -> dict[str, tuple[torch.nn.Module, bool]]:
     """The ways to compile a model out of which the fastest is kept: name -> model, frozen.
 
-    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as the
-    machine's kernels want them. With convolutions that pays, so that it is the memory format that is open; without,
-    packed weights may be slower for the few rows that a vehicle has, and `plain` is the other one. A model without
-    weights has nothing to freeze; of one that writes to its buffers, Inductor would freeze what changes.
+    `frozen`: Inductor folds what follows from weights alone, batch normalisation too, and packs weights as
+    the machine's kernels want them. With convolutions that pays, so that it is the memory format that is
+    open; without, packed weights may be slower for the few rows that a vehicle has, and `plain` is the
+    other one. A model without weights has nothing to freeze; of one that writes to its buffers, Inductor
+    would freeze what changes.
     """
     if not program.state_dict or "buffers" in written_to(program):
         return {"plain": (model, False)}
@@ -142,35 +157,42 @@ def check_toolkit() -> None:
     from torch.utils import cpp_extension
 
     try:
-        folders = [*cpp_extension.include_paths("cuda"), "/usr/include"]  # Debian's, which the compiler knows itself
+        folders = [
+            *cpp_extension.include_paths("cuda"),
+            "/usr/include",
+        ]  # Debian's, which the compiler knows itself
     except OSError:  # no toolkit at all
         folders = []
     if not any(Path(folder, _CUDA_HEADER).is_file() for folder in folders):
         where = ", ".join(folders) or "no toolkit was found"
         raise PackageError(
-            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA toolkit "
-            "or set CUDA_HOME, or build them on a machine with the same card and torch"
+            f"packages for CUDA cannot be built here: {_CUDA_HEADER} is missing ({where}); install a CUDA"
+            " toolkit or set CUDA_HOME, or build them on a machine with the same card and torch"
         )
 
 
 def check_linked(path: Path) -> None:
-    """A `PackageError` for a package with a C++ library of its own: beside torch's, loading it ends the process."""
+    """A `PackageError` for a package with a C++ library of its own.
+
+    Beside torch's, loading it ends the process.
+    """
     with zipfile.ZipFile(path) as package:
         libraries = [name for name in package.namelist() if name.endswith(".so")]
         if all(_CPP_LIBRARY in package.read(name) for name in libraries):
             return
     raise PackageError(
-        f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the package, which "
-        "would crash beside torch's; set CXX and CC to one that links the system's, such as /usr/bin/g++"
+        f"the compiler {os.environ.get('CXX', 'g++')} has linked a C++ library of its own into the package,"
+        " which would crash beside torch's; set CXX and CC to one that links the system's, such as"
+        " /usr/bin/g++"
     )
 
 
 def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
     """Load a package, which takes the model's inputs, positional tensors, and does not check their sizes.
 
-    The loader is called without its Python wrapper, whose import alone takes longer than a worker has to start. It
-    runs for one thread: for several it would ask the device whether earlier runs are over, which no capture as a CUDA
-    graph permits.
+    The loader is called without its Python wrapper, whose import alone takes longer than a worker has to
+    start. It runs for one thread: for several it would ask the device whether earlier runs are over, which
+    no capture as a CUDA graph permits.
     """
     index = -1 if device.type == "cpu" else device.index or 0
     loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
@@ -180,10 +202,13 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
 
 
 def _give_back_constants() -> None:
-    """Give back the pages of packages' constants: the loader has copied them, and nobody reads the file's again.
+    """Give back the pages of packages' constants.
 
-    That was as much memory again as all weights take, in each worker. Only mappings are meant that nobody can write to
-    and nobody has written to (`Anonymous`, see proc(5)): whoever reads one all the same has its pages from the file.
+    The loader has copied them, and nobody reads the file's again.
+
+    That was as much memory again as all weights take, in each worker. Only mappings are meant that nobody
+    can write to and nobody has written to (`Anonymous`, see proc(5)): whoever reads one all the same has
+    its pages from the file.
     """
     try:
         mappings = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")

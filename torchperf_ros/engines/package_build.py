@@ -14,7 +14,15 @@ from typing import Any
 import torch
 
 from torchperf_ros.config.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, build_model, read_frames, scoring_of, varying_dims
+from torchperf_ros.engines.built_tier import (
+    BuiltTier,
+    Call,
+    Inputs,
+    build_model,
+    read_frames,
+    scoring_of,
+    varying_dims,
+)
 from torchperf_ros.engines.engine import (
     ENGINES,
     choice_of,
@@ -45,11 +53,17 @@ from torchperf_ros.packages.package_manifest import (
 
 _TIMING_SECONDS = 1.0
 _ROUNDS = (5, 200)
-_BRIEFLY = (5, 20)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
+_BRIEFLY = (
+    5,
+    20,
+)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
-    """Build every tier of a job, see `compile_main`: whether all are there now; a `TorchperfError` if none can be."""
+    """Build every tier of a job, see `compile_main`.
+
+    Whether all are there now; a `TorchperfError` if none can be.
+    """
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = open_adapter(job["adapter"], job["options"], device)
     cache = open_cache(job.get("cache_dir", ""), job.get("cache_mib", 1024))
@@ -70,12 +84,17 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
             if tier is None:
                 say("planned", tier=name, text=f"is compiled: {package}")
                 continue
-            builder = (_ChoiceBuild if engine == AUTO else _PackageBuild)(_Work(job, name, tier, options, cache, step))
+            builder = (_ChoiceBuild if engine == AUTO else _PackageBuild)(
+                _Work(job, name, tier, options, cache, step)
+            )
             if job.get("dry_run"):
                 say("planned", tier=name, text=builder.plan())
                 continue
             stored = builder.store()
-        except (Exception, SystemExit) as error:  # one tier's boundary: the compiler's errors are of every kind
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # one tier's boundary: the compiler's errors are of every kind
             good, text = False, one_line(error)
             detail = str(error) if isinstance(error, TorchperfError) else traceback.format_exc(limit=-6)
             say("failed", tier=name, text=text, detail="" if detail == text else detail)
@@ -100,13 +119,21 @@ def _tier_of(
         raise AdapterError(why)
     scoring = scoring_of(adapter, name, device)
     return BuiltTier(
-        model.to(device), example, dims, device, scoring=scoring, frames=read_frames(frames, example, device)
+        model.to(device),
+        example,
+        dims,
+        device,
+        scoring=scoring,
+        frames=read_frames(frames, example, device),
     )
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Package and manifest, "" and None for eager; whether they are `new`, and how engine auto has chosen, in words."""
+    """Package and manifest, "" and None for eager.
+
+    Whether they are `new`, and how engine auto has chosen, in words.
+    """
 
     package: str
     manifest: Manifest | None
@@ -126,7 +153,10 @@ class _Work:
 
 class _PackageBuild:
     def __init__(self, work: "_Work", identity: Identity | None = None) -> None:
-        """Take a tier, and the identity of its package where that is known already; then others are built beside it."""
+        """Take a tier, and the identity of its package where that is known already.
+
+        Then others are built beside it.
+        """
         self._work, self._engine = work, ENGINES[work.options.engine]
         self._engine.check(work.options, work.tier.dims, work.tier.device)
         self._identity = identity or identify(work.tier, work.options, self._engine.version)
@@ -146,7 +176,9 @@ class _PackageBuild:
             check_package(self._path, self._identity)
         except PackageError as error:
             return f"would be built: {error}"
-        return f"is there: {self._path}" + ("; it would be built again" if self._work.job.get("force") else "")
+        return f"is there: {self._path}" + (
+            "; it would be built again" if self._work.job.get("force") else ""
+        )
 
     def store(self) -> _Stored:
         path = self._path
@@ -168,7 +200,9 @@ class _PackageBuild:
                 for left in (part, manifest_path(part)):
                     left.unlink(missing_ok=True)
         if path.parent == self._work.cache.folder:
-            with contextlib.suppress(ConfigError):  # an entry of somebody else's: the package is there all the same
+            with contextlib.suppress(
+                ConfigError
+            ):  # an entry of somebody else's: the package is there all the same
                 self._work.cache.shrink(keep=path)
         return _Stored(str(path), manifest, new=True)
 
@@ -186,27 +220,42 @@ class _PackageBuild:
             call = self.load(part, built, graphs=False)  # it runs in the precision that it is checked in
             precision = self._work.options.precision
             scoring = tier.scoring and replace(tier.scoring, judges=True, held_out=tier.held_out())
-            parity = check_engine(tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring)
+            parity = check_engine(
+                tier.model, call, tier.example, tier.dims, precision, seeds=4, scoring=scoring
+            )
             briefly = self._work.job.get("background") and tier.device.type == "cuda"
             self._work.step(self._prefix + ("timing, briefly" if briefly else "timing"))
             with no_garbage_collection():  # once: with a compiler in memory it takes a quarter of a second
                 timings = {
-                    ", ".join(map(signature_of, inputs)): self._timed(call, inputs, _BRIEFLY if briefly else _ROUNDS)
+                    ", ".join(map(signature_of, inputs)): self._timed(
+                        call, inputs, _BRIEFLY if briefly else _ROUNDS
+                    )
                     for inputs in tier.inputs_by_size()
                 }
         return Manifest(
-            identity=self._identity, adapter=self._work.job["adapter"], tier=self._work.name,
-            package_sha256=file_sha256(part), package_bytes=part.stat().st_size, graph=built.graph,
-            parity=asdict(parity), timings=timings, peak_memory_bytes=peak_memory_bytes(tier.device),
-            compile_s=compile_s, built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            variants_ms=built.variants_ms, outputs=built.outputs, int8=built.int8,
+            identity=self._identity,
+            adapter=self._work.job["adapter"],
+            tier=self._work.name,
+            package_sha256=file_sha256(part),
+            package_bytes=part.stat().st_size,
+            graph=built.graph,
+            parity=asdict(parity),
+            timings=timings,
+            peak_memory_bytes=peak_memory_bytes(tier.device),
+            compile_s=compile_s,
+            built=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            variants_ms=built.variants_ms,
+            outputs=built.outputs,
+            int8=built.int8,
             calibration=self._calibrated_by,
-        )  # fmt: skip
+        )
 
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
         candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
         found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        of_each = ({f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items())
+        of_each = (
+            {f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items()
+        )
         return {name: value for times in of_each for name, value in times.items()}
 
 
@@ -236,7 +285,10 @@ class _ChoiceBuild:
         return stored
 
     def _found(self) -> _Stored | None:
-        """What was chosen before, if it is still there; `EngineUnavailable` where nothing but eager could run it."""
+        """What was chosen before, if it is still there.
+
+        `EngineUnavailable` where nothing but eager could run it.
+        """
         choice = self._work.cache.choice(self._identity)
         return None if choice is None else self._stored(choice, new=False)
 

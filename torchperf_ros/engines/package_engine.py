@@ -1,4 +1,7 @@
-"""Engines that run a package: a model that was built ahead of time into one file, and is loaded in milliseconds."""
+"""Engines that run a package.
+
+A model that was built ahead of time into one file, and is loaded in milliseconds.
+"""
 
 import hashlib
 import inspect
@@ -46,7 +49,8 @@ class Built:
     Attributes:
         graph: hash of the exported graph.
         outputs: how the outputs are nested, as JSON; "" where the file itself holds that.
-        variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there is one way.
+        variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there
+            is one way.
         left: layers that are not quantised, by kind.
         int8: what a manifest says of that, see `int8_share`; empty for other precisions.
     """
@@ -72,24 +76,36 @@ class PackageEngine(ABC):
     distributions: ClassVar[tuple[str, ...]] = ()
     build_distributions: ClassVar[tuple[str, ...]] = ()
     precisions: ClassVar[Mapping[str, Sequence[str]]] = {
-        "cpu": PRECISIONS, "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
-    }  # fmt: skip
+        "cpu": PRECISIONS,
+        "cuda": tuple(name for name in PRECISIONS if name != INT8_STATIC),
+    }
     dynamic: ClassVar[bool] = True
 
     @property
     def version(self) -> str:
-        """The library with its version, for example `openvino 2026.4.1`; "" where torch is all, or it is absent."""
+        """The library with its version, for example `openvino 2026.4.1`.
+
+        "" where torch is all, or it is absent.
+        """
         return installed(self.distributions)
 
     def why_not(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> str:
-        """Why it cannot run what these options describe here; empty: it can. Nothing is imported for that."""
+        """Why it cannot run what these options describe here.
+
+        Empty: it can. Nothing is imported for that.
+        """
         if self.distributions and not self.version:
             return self._needs(self.distributions[0])
         able = self.precisions.get(device.type)
         if not able:
-            return f"engine {self.name} runs on {' and '.join(self.precisions)}; the device here is {device}"
+            return (
+                f"engine {self.name} runs on {' and '.join(self.precisions)}; the device here is {device}"
+            )
         if options.precision not in able:
-            return f"engine {self.name} has no precision {options.precision} on {device.type}; it has {', '.join(able)}"
+            return (
+                f"engine {self.name} has no precision {options.precision} on {device.type}; it has"
+                f" {', '.join(able)}"
+            )
         if options.cuda_graphs and self.distributions:
             return f"engine {self.name} cannot be captured: cuda_graphs has to be false"
         if options.parts:
@@ -98,7 +114,9 @@ class PackageEngine(ABC):
         return f"engine {self.name} runs fixed sizes only; dynamic has to be never" if fixed else ""
 
     def _needs(self, distribution: str) -> str:
-        return f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
+        return (
+            f"engine {self.name} needs the package {distribution}: pip install 'torchperf-ros[{self.name}]'"
+        )
 
     def check(self, options: BuildOptions, dynamic_dims: DynamicDims, device: torch.device) -> None:
         """Raise `EngineUnavailable` with what `why_not` gives."""
@@ -106,7 +124,9 @@ class PackageEngine(ABC):
             raise EngineUnavailable(why)
 
     def build(self, tier: BuiltTier, options: BuildOptions, path: Path) -> Built:
-        """Export a model, which stays as it is, and build the file `path`; call it outside of inference mode.
+        """Export a model, which stays as it is, and build the file `path`.
+
+        Call it outside of inference mode.
 
         Raises:
             EngineUnavailable: it cannot run this here, or what it has built for int8 would run in fp32.
@@ -132,18 +152,28 @@ class PackageEngine(ABC):
             return built
         share = int8_share(there, built.left, self.in_int8(path))
         if not any(count["int8"] for count in share.values()):
-            layers = ", ".join(f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items())
-            why = f"{layers} are quantised, none runs in int8 as {self.name} has compiled it, all in floating point"
+            layers = ", ".join(
+                f"{count['quantised']} of {count['there']} {kind}" for kind, count in share.items()
+            )
+            why = (
+                f"{layers} are quantised, none runs in int8 as {self.name} has compiled it, all in floating"
+                " point"
+            )
             raise EngineUnavailable(f"precision {options.precision}: {why}")
         return replace(built, int8=share)
 
     def load(self, path: Path, outputs: str, options: BuildOptions, device: torch.device) -> Call:
-        """Load a checked package, maybe native code, with its build's `outputs`; a `PackageError` if that fails."""
+        """Load a checked package, maybe native code, with its build's `outputs`.
+
+        A `PackageError` if that fails.
+        """
         try:
             call = self.open(path, options, device)
         except Exception as error:  # the library's boundary
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            msg = f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
+            msg = (
+                f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
+            )
             raise PackageError(msg) from error
         if not outputs:
             return call
@@ -151,7 +181,10 @@ class PackageEngine(ABC):
         return nested(call, pytree.treespec_loads(nest["tree"]), nest["added"])
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
-        """What of the options is done to the model before the library has it; the rest is the library's to do."""
+        """What of the options is done to the model before the library has it.
+
+        The rest is the library's to do.
+        """
         return options
 
     def in_int8(self, path: Path) -> Counter[str]:
@@ -167,16 +200,25 @@ class PackageEngine(ABC):
         """Load the file: a call that gives the flat outputs."""
 
 
-def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -> torch.export.ExportedProgram:
-    """The model as one graph; dimensions with the same range and place in several inputs are one dimension."""
+def export(
+    model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims
+) -> torch.export.ExportedProgram:
+    """The model as one graph.
+
+    Dimensions with the same range and place in several inputs are one dimension.
+    """
     dynamic_dims = from_front(dynamic_dims, example)
     shapes: list[dict[int, Any] | None] = [None] * len(example)
     for index, spans in dynamic_dims.items():
         shapes[index] = {
-            dim: torch.export.Dim(f"size_{dim}_{low}_{high}", min=low, max=high) for dim, (low, high) in spans.items()
+            dim: torch.export.Dim(f"size_{dim}_{low}_{high}", min=low, max=high)
+            for dim, (low, high) in spans.items()
         }
     larger = {
-        index: {dim: (min(max(example[index].shape[dim], _FEWEST), high),) * 2 for dim, (_, high) in spans.items()}
+        index: {
+            dim: (min(max(example[index].shape[dim], _FEWEST), high),) * 2
+            for dim, (_, high) in spans.items()
+        }
         for index, spans in dynamic_dims.items()
     }
     inputs = random_inputs(example, 0, larger) if dynamic_dims else example
@@ -185,7 +227,9 @@ def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -
             varying = _by_argument(model, shapes) if dynamic_dims else None
             return torch.export.export(model, inputs, dynamic_shapes=varying)
     except Exception as error:  # the exporter's boundary: what it says of a script is of no use
-        scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+        scripted = [
+            name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
+        ]
         if not scripted:
             raise
         what = f"module {scripted[0]}" if scripted[0] else "the model"
@@ -195,7 +239,10 @@ def export(model: torch.nn.Module, example: Inputs, dynamic_dims: DynamicDims) -
 
 
 def _by_argument(model: torch.nn.Module, shapes: Sequence[Any]) -> tuple[Any, ...]:
-    """The shapes of inputs as the exporter wants them: those that `forward` takes as `*inputs` are one argument."""
+    """The shapes of inputs as the exporter wants them.
+
+    Those that `forward` takes as `*inputs` are one argument.
+    """
     for place, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
         if parameter.kind is parameter.VAR_POSITIONAL:
             return (*shapes[:place], tuple(shapes[place:]))
@@ -210,7 +257,9 @@ def from_front(dynamic_dims: DynamicDims, example: Inputs) -> DynamicDims:
 
 def written_to(program: torch.export.ExportedProgram) -> list[str]:
     """What the model changes while it runs, of its `buffers` and its `inputs`."""
-    if not any(getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes):
+    if not any(
+        getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in program.graph.nodes
+    ):
         return []
     signature = program.run_decompositions({}).graph_signature  # before, views hide what is written
     found = {"buffers": signature.buffers_to_mutate, "inputs": signature.user_inputs_to_mutate}
@@ -218,7 +267,10 @@ def written_to(program: torch.export.ExportedProgram) -> list[str]:
 
 
 class TensorsOnly(torch.nn.Module):
-    """A model without what compilers do not take of outputs, plain values and one tensor twice: a tuple of tensors."""
+    """A model without what compilers do not take of outputs, plain values and one tensor twice.
+
+    A tuple of tensors.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Take the model, which stays as it is."""
@@ -230,13 +282,17 @@ class TensorsOnly(torch.nn.Module):
         leaves = pytree.tree_leaves(self.model(*inputs))
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                raise EngineUnavailable(f"output {place} is a number that follows from the inputs; return a tensor")
+                raise EngineUnavailable(
+                    f"output {place} is a number that follows from the inputs; return a tensor"
+                )
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
 def plain_outputs(tier: BuiltTier) -> str:
-    """How a model's outputs are nested, with the plain values among them, as JSON; "" where each is a tensor by itself.
+    """How a model's outputs are nested, with the plain values among them, as JSON.
+
+    "" where each is a tensor by itself.
 
     Raises:
         EngineUnavailable: one is neither a tensor nor a plain value, or there is no tensor.
@@ -251,7 +307,9 @@ def plain_outputs(tier: BuiltTier) -> str:
             what = f"{described(value)}, neither a tensor nor a plain value"
             raise EngineUnavailable(f"output {place} is {what}: only eager and compile run that")
     if len(constants) == len(leaves):
-        raise EngineUnavailable(f"the model gives no tensor: {described(pytree.tree_unflatten(leaves, tree))}")
+        raise EngineUnavailable(
+            f"the model gives no tensor: {described(pytree.tree_unflatten(leaves, tree))}"
+        )
     first = {id(leaf): place for place, leaf in reversed([*enumerate(leaves)])}
     added: list[tuple[Any, ...]] = [
         (place, None, leaf) if place in constants else (place, first[id(leaf)])
@@ -270,7 +328,9 @@ def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
     program = export(tier.model, tier.example, tier.dims)
     signature, spec = program.graph_signature, program.call_spec.out_spec
     if "buffers" in written_to(program):
-        raise EngineUnavailable("the model writes to its buffers, which only the engines eager, compile and aoti can")
+        raise EngineUnavailable(
+            "the model writes to its buffers, which only the engines eager, compile and aoti can"
+        )
     for index, output in enumerate(signature.output_specs):
         if not isinstance(output.arg, torch.export.graph_signature.TensorArgument):
             raise EngineUnavailable(f"output {index} is {type(output.arg).__name__}, no tensor")
@@ -284,8 +344,8 @@ def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
 def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...]] = ()) -> Call:
     """The call with its flat outputs nested as the model has them.
 
-    `added` are those that the call does not give, in order: the place, and that of the same tensor before; for a plain
-    value the place, None, and the value.
+    `added` are those that the call does not give, in order: the place, and that of the same tensor before;
+    for a plain value the place, None, and the value.
     """
     if tree.is_leaf() and not added:
         return lambda *inputs: call(*inputs)[0]

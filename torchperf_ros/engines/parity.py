@@ -1,4 +1,7 @@
-"""Whether two ways to run a model give the same answer: by relative L2, cosine and largest error, or by the task."""
+"""Whether two ways to run a model give the same answer.
+
+By relative L2, cosine and largest error, or by the task.
+"""
 
 import math
 from collections import Counter
@@ -18,7 +21,9 @@ Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
 
-_FRAMES_COMPARED = 2  # held-out inputs by which other precisions than int8_static are compared beside drawn ones
+_FRAMES_COMPARED = (
+    2  # held-out inputs by which other precisions than int8_static are compared beside drawn ones
+)
 _LEAST_SAME_CHOICES = 0.99
 
 
@@ -34,7 +39,8 @@ class Parity:
         relative_l2: ||found - expected|| / ||expected||.
         cosine: of the angle between the two, 1 where they agree.
         max_error: largest absolute difference over the largest absolute expected value of that tensor.
-        score: of the answers, by the adapter, where they are why these figures are good enough; None elsewhere.
+        score: of the answers, by the adapter, where they are why these figures are good enough; None
+            elsewhere.
         loss: of the task's accuracy against eager's, where its examples were judged.
     """
 
@@ -52,12 +58,15 @@ class Parity:
     def worse(self, other: "Parity") -> "Parity":
         """The worse of the two in each figure."""
         return Parity(
-            max(self.relative_l2, other.relative_l2), min(self.cosine, other.cosine),
+            max(self.relative_l2, other.relative_l2),
+            min(self.cosine, other.cosine),
             max(self.max_error, other.max_error),
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
-        return f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
+        return (
+            f"relative L2 {self.relative_l2:.2g}, cosine {self.cosine:.6f}, max error {self.max_error:.2g}"
+        )
 
 
 LIMITS = {
@@ -79,8 +88,8 @@ class Scoring:
     Attributes:
         score: `Adapter.score`.
         inputs: gives those of `Adapter.score_inputs`, on the device.
-        accuracy: name and value of a call's accuracy on held-out examples, by the adapter's training task; None where
-            there is none, or one whose smaller figures are better.
+        accuracy: name and value of a call's accuracy on held-out examples, by the adapter's training task;
+            None where there is none, or one whose smaller figures are better.
         judges: whether that is asked for; it takes seconds.
         held_out: inputs as frames have them, from which nothing was calibrated.
     """
@@ -115,8 +124,8 @@ class Scoring:
 
         It is 0 where the candidate gives NaN or Inf that the reference does not.
 
-        None where the adapter has no score, or one by which the reference's answers to different inputs are the same:
-        it could not fail. `other` is such an answer to some input that is not among these.
+        None where the adapter has no score, or one by which the reference's answers to different inputs are
+        the same: it could not fail. `other` is such an answer to some input that is not among these.
         """
         scores, differs = [], False
         for inputs in self.held_out or self.inputs():
@@ -136,7 +145,8 @@ class Scoring:
 def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a model returns
     """Compare two nests of tensors, in float64 on the CPU.
 
-    Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one there.
+    Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one
+    there.
 
     Raises:
         ParityError: another nesting, number of tensors, type, shape, or value that is no tensor.
@@ -152,7 +162,9 @@ def _measured(layout: str, expected: Sequence[torch.Tensor], found: Any) -> Pari
         if not reference.numel():
             continue
         wild = ~torch.isfinite(reference)
-        if not torch.equal(wild, ~torch.isfinite(other)) or _as_text(reference[wild]) != _as_text(other[wild]):
+        if not torch.equal(wild, ~torch.isfinite(other)) or _as_text(reference[wild]) != _as_text(
+            other[wild]
+        ):
             return Parity(math.inf, 0.0, math.inf)
         a, b = (torch.nan_to_num(t, posinf=0.0, neginf=0.0) for t in (reference, other))
         error = (a - b).abs()
@@ -171,7 +183,8 @@ def _measured(layout: str, expected: Sequence[torch.Tensor], found: Any) -> Pari
 def check(expected: Any, found: Any, precision: str, known: Parity | None = None) -> Parity:  # noqa: ANN401
     """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond.
 
-    Of an engine that is `known` to be good by its answers, figures may be twice as far off as they were there.
+    Of an engine that is `known` to be good by its answers, figures may be twice as far off as they were
+    there.
     """
     parity, limit = measure(expected, found), _limit(precision, known)
     if not parity.within(limit):
@@ -191,20 +204,26 @@ def _differ(parity: Parity, precision: str, limit: Parity) -> str:
 
 
 def check_engine(
-    reference: Call, candidate: Call, example: Inputs, dynamic_dims: DynamicDims, precision: str, seeds: int = 3,
-    scoring: Scoring | None = None, known: Parity | None = None,
-) -> Parity:  # fmt: skip
+    reference: Call,
+    candidate: Call,
+    example: Inputs,
+    dynamic_dims: DynamicDims,
+    precision: str,
+    seeds: int = 3,
+    scoring: Scoring | None = None,
+    known: Parity | None = None,
+) -> Parity:
     """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
 
     The scoring's held-out inputs are compared, too.
 
-    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does. Figures
-    beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random inputs, which hold
-    nothing of what the task is about, numbers may differ much where answers do not. int8_static was made for inputs as
-    frames have them: by the numbers of those it is as good as others are by all. Where the scoring `judges`, answers
-    count in every precision but fp32 by `Scoring.loss`. Answers in int8 always count: by their score, and where there
-    is none by which of the values along dimension 1 is the largest. Of a package that is `known`, figures have to be
-    as they were.
+    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does.
+    Figures beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random
+    inputs, which hold nothing of what the task is about, numbers may differ much where answers do not.
+    int8_static was made for inputs as frames have them: by the numbers of those it is as good as others are
+    by all. Where the scoring `judges`, answers count in every precision but fp32 by `Scoring.loss`. Answers
+    in int8 always count: by their score, and where there is none by which of the values along dimension 1
+    is the largest. Of a package that is `known`, figures have to be as they were.
 
     Raises:
         ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
@@ -214,11 +233,15 @@ def check_engine(
     held_out = scoring.held_out if scoring else ()
     seen = held_out if precision == INT8_STATIC and known is None else held_out[:_FRAMES_COMPARED]
     kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
-    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs]  # a model may write to its inputs
+    expected = [
+        reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs
+    ]  # a model may write to its inputs
     flat = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
     if kept is not None and (names := depends_on_state(reference, kept, drawn_inputs[-1], expected[-1])):
-        msg = f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
+        msg = (
+            f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
+        )
         raise ParityError(msg)
     if not any(True for _ in tensors_in(expected[0])):
         msg = f"outputs cannot be compared: eager gives {layouts[0]}, in which there are no tensors"
@@ -240,7 +263,9 @@ def check_engine(
         if worst.loss is None and (not near or precision in INT8_PRECISIONS):
             worst = replace(worst, score=scoring.of(reference, candidate, expected[-1]))
     if worst.score is not None and not worst.score >= 1.0 - MOST_LOSS:
-        raise ParityError(f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed")
+        raise ParityError(
+            f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed"
+        )
     by_answers = worst.score is not None or worst.loss is not None
     if not near and not by_answers:
         raise ParityError(text)
@@ -253,9 +278,12 @@ def check_engine(
 
 
 def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
-    """What a model keeps of earlier calls that changes its answer, by name; it is then back in its `kept` state.
+    """What a model keeps of earlier calls that changes its answer, by name.
 
-    `outputs` are its answer to the inputs after other ones. What changes no answer, as a table made once, stays.
+    It is then back in its `kept` state.
+
+    `outputs` are its answer to the inputs after other ones. What changes no answer, as a table made once,
+    stays.
     """
     before = [t.clone() for t in flat_numbers(outputs)]
     if not (names := kept.restore()):
@@ -267,7 +295,9 @@ def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any)
 
 
 def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs]) -> None:
-    """See that a candidate chooses as eager does: the class of a pixel or of a frame is the largest along dimension 1.
+    """See that a candidate chooses as eager does.
+
+    The class of a pixel or of a frame is the largest along dimension 1.
 
     Raises:
         ParityError: more than 1 % of an output's choices are others.
@@ -282,8 +312,8 @@ def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs])
         share = same_there[output] / count
         if share < _LEAST_SAME_CHOICES:
             raise ParityError(
-                f"answers differ from eager's: of output {output}, {share:.1%} of the largest along dimension 1 are the"
-                f" same; at least {_LEAST_SAME_CHOICES:.0%} are needed"
+                f"answers differ from eager's: of output {output}, {share:.1%} of the largest along"
+                f" dimension 1 are the same; at least {_LEAST_SAME_CHOICES:.0%} are needed"
             )
 
 
@@ -294,7 +324,10 @@ def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - whatever a m
 
 
 def says_something(inputs: Inputs) -> bool:
-    """Whether a tensor of numbers among them has more than one value: constant ones show nothing of a model."""
+    """Whether a tensor of numbers among them has more than one value.
+
+    Constant ones show nothing of a model.
+    """
     return any(tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any()) for tensor in inputs)
 
 
@@ -304,7 +337,9 @@ def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
 
 
 def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None = None) -> Inputs:
-    """Inputs like the example: floats normal around its mean, integers within its values, all values for blank uint8.
+    """Inputs like the example.
+
+    Floats normal around its mean, integers within its values, all values for blank uint8.
 
     The sizes of `dynamic_dims` are drawn, too, within their ranges.
     """
@@ -324,25 +359,39 @@ def random_inputs(example: Inputs, seed: int, dynamic_dims: DynamicDims | None =
 def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Values like a tensor's, see `random_inputs`, in any shape."""
     if tensor.dtype is torch.bool:
-        return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004 - mostly set, as masks are
+        # mostly set, as masks are
+        return (torch.rand(shape, generator=generator) < 0.75).to(tensor.device)  # noqa: PLR2004
     if tensor.is_complex():
         return torch.complex(*(random_like(part, shape, generator) for part in (tensor.real, tensor.imag)))
     if tensor.is_floating_point():
         values = tensor.detach().float().cpu()
         values = values[values.isfinite()]
-        mean, spread = (float(values.mean()), float(values.std(correction=0))) if values.numel() else (0.0, 1.0)
-        return (torch.randn(shape, generator=generator) * (spread or 1.0) + mean).to(tensor.device, tensor.dtype)
+        mean, spread = (
+            (float(values.mean()), float(values.std(correction=0))) if values.numel() else (0.0, 1.0)
+        )
+        return (torch.randn(shape, generator=generator) * (spread or 1.0) + mean).to(
+            tensor.device, tensor.dtype
+        )
     low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
-    if low == high and tensor.dtype is torch.uint8:  # pixels; other integers may be indices, which have to stay valid
+    if (
+        low == high and tensor.dtype is torch.uint8
+    ):  # pixels; other integers may be indices, which have to stay valid
         low, high = 0, 255
     return torch.randint(low, high + 1, shape, generator=generator).to(tensor.device, tensor.dtype)
 
 
 def memory_format(like: torch.Tensor) -> torch.memory_format:
-    """How a tensor lies in memory, of the two that compiled code is given: contiguous, or with channels last."""
+    """How a tensor lies in memory, of the two that compiled code is given.
+
+    Contiguous, or with channels last.
+    """
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     layout = layouts.get(like.dim(), torch.contiguous_format)
-    return layout if like.is_contiguous(memory_format=layout) and not like.is_contiguous() else torch.contiguous_format
+    return (
+        layout
+        if like.is_contiguous(memory_format=layout) and not like.is_contiguous()
+        else torch.contiguous_format
+    )
 
 
 def _as_text(values: torch.Tensor) -> list[str]:

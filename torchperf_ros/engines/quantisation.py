@@ -1,7 +1,10 @@
-"""Quantisation to int8: what is done to a model, and how much of it the compiled graph then really runs in int8.
+"""Quantisation to int8.
 
-A compiler that does not know a quantised pattern dequantises and goes on in fp32, without a word. So what is built is
-looked at afterwards: the calls in the C++ that AOTInductor has compiled, the nodes of ONNX Runtime's optimised graph.
+What is done to a model, and how much of it the compiled graph then really runs in int8.
+
+A compiler that does not know a quantised pattern dequantises and goes on in fp32, without a word. So what
+is built is looked at afterwards: the calls in the C++ that AOTInductor has compiled, the nodes of ONNX
+Runtime's optimised graph.
 """
 
 import importlib.util
@@ -44,27 +47,40 @@ _NODES: Final = {
 def why_no_int8() -> str:
     """Why torchao's int8 cannot be used here, and what to do; empty where it is installed."""
     if importlib.util.find_spec("torchao") is None:
-        return "torchao is not installed: `pip install torchao`, or `pip install 'torchperf_ros[quantization]'`"
+        return (
+            "torchao is not installed: `pip install torchao`, or `pip install"
+            " 'torchperf_ros[quantization]'`"
+        )
     return ""
 
 
 def quantise_linear(model: nn.Module, precision: str) -> None:
     """Make the weights of its `nn.Linear` layers int8, one scale per output, in place.
 
-    int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per row.
+    int8_weight multiplies in the input's type; int8_dynamic rounds inputs to int8, too, with a scale per
+    row.
     """
     _check_torchao(precision)
     with quiet_log("torchao", "torch.utils._pytree"):  # it warns of kernels for other machines
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-    config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[precision]
-    quantize_(model, config(set_inductor_config=False))  # it would change the compiler for every other model, too
+        from torchao.quantization import (
+            Int8DynamicActivationInt8WeightConfig,
+            Int8WeightOnlyConfig,
+            quantize_,
+        )
+    config = {"int8_weight": Int8WeightOnlyConfig, "int8_dynamic": Int8DynamicActivationInt8WeightConfig}[
+        precision
+    ]
+    quantize_(
+        model, config(set_inductor_config=False)
+    )  # it would change the compiler for every other model, too
 
 
 def quantise_static(graph: torch.fx.GraphModule, calibration: Sequence[Inputs]) -> torch.fx.GraphModule:
     """An exported graph with int8 convolutions and linear layers, weights by channel, activations by tensor.
 
-    The ranges of activations are those that the calibration inputs give (a histogram's, by the least squared error).
-    Other products stay as they are: torchao would quantise them, too, those of coordinates among them.
+    The ranges of activations are those that the calibration inputs give (a histogram's, by the least
+    squared error). Other products stay as they are: torchao would quantise them, too, those of coordinates
+    among them.
     """
     _check_torchao(INT8_STATIC)
     from torch._inductor import config as inductor
@@ -125,7 +141,8 @@ def why_not_int8(precision: str, there: Counter[str]) -> str:
 def int8_share(there: Counter[str], left: Counter[str], int8: Counter[str]) -> dict[str, dict[str, int]]:
     """By kind of layer, how many the model has, how many are quantised (all but those left), how many run in int8."""
     return {
-        kind: {"there": count, "quantised": count - left[kind], "int8": int8[kind]} for kind, count in there.items()
+        kind: {"there": count, "quantised": count - left[kind], "int8": int8[kind]}
+        for kind, count in there.items()
     }
 
 

@@ -14,7 +14,10 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """A size that varies from `low` to `high`: one dimension, in every input that declares it with this range."""
+    """A size that varies from `low` to `high`.
+
+    One dimension, in every input that declares it with this range.
+    """
 
     low: int
     high: int
@@ -31,7 +34,9 @@ class Axis:
 
 
 def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: Shapes) -> tuple[Axis, ...]:
-    """The axes that an adapter declares, input index -> {dimension: (min, max)}, for example inputs of these shapes.
+    """The axes that an adapter declares, input index -> {dimension.
+
+    (min, max)}, for example inputs of these shapes.
 
     Raises:
         AdapterError: no such input or dimension, an empty range, or an example outside of it.
@@ -40,13 +45,16 @@ def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: 
     for index, dims in dynamic_dims.items():
         for dim, (low, high) in dims.items():
             if not 0 <= index < len(example) or not -len(example[index]) <= dim < len(example[index]):
-                msg = f"dynamic_dims: dimension {dim} of input {index} does not exist in {format_shapes(example)!r}"
+                msg = (
+                    f"dynamic_dims: dimension {dim} of input {index} does not exist in"
+                    f" {format_shapes(example)!r}"
+                )
                 raise AdapterError(msg)
             size = example[index][dim]
             if not 1 <= low <= size <= high:
                 raise AdapterError(
-                    f"dynamic_dims: range {low} to {high} of dimension {dim} of input {index}; it has to be at least 1"
-                    f" and hold the example's size, {size}"
+                    f"dynamic_dims: range {low} to {high} of dimension {dim} of input {index}; it has to be"
+                    f" at least 1 and hold the example's size, {size}"
                 )
             dim %= len(example[index])  # noqa: PLW2901 - counted from the end, as torch allows
             places.setdefault((dim, low, high), []).append((index, dim))
@@ -64,13 +72,17 @@ def bucket_sizes(low: int, high: int, width: int) -> tuple[int, ...]:
 
 
 def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Shapes, ...]:
-    """Every combination of the axes' buckets, other sizes as in the example; a `ConfigError` if they are too many."""
+    """Every combination of the axes' buckets, other sizes as in the example.
+
+    A `ConfigError` if they are too many.
+    """
     ranges = [(axis.low, axis.high) for axis in axes]
     if (count := bucket_count(ranges, width)) > MOST_SHAPES:
         enough = bucket_width(ranges, MOST_SHAPES)
         raise ConfigError(
             f"parameter bucket_width: {width} makes {count} buckets of {'; '.join(map(str, axes))}; at most"
-            f" {MOST_SHAPES} are prepared: {enough} makes {bucket_count(ranges, enough)}, or use the policy dynamic"
+            f" {MOST_SHAPES} are prepared: {enough} makes {bucket_count(ranges, enough)}, or use the policy"
+            " dynamic"
         )
     every = itertools.product(*(bucket_sizes(axis.low, axis.high, width) for axis in axes))
     return tuple(with_sizes(example, axes, sizes) for sizes in every)
@@ -84,7 +96,9 @@ def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
 
 def bucket_width(ranges: Sequence[tuple[int, int]], most: int) -> int:
     """The smallest power of two that makes at most so many buckets of all ranges together."""
-    return next(width for width in (1 << n for n in itertools.count()) if bucket_count(ranges, width) <= most)
+    return next(
+        width for width in (1 << n for n in itertools.count()) if bucket_count(ranges, width) <= most
+    )
 
 
 def with_sizes(example: Shapes, axes: Sequence[Axis], sizes: Sequence[int]) -> Shapes:
@@ -113,4 +127,6 @@ def bucket_of(shapes: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
 def smallest_in_bucket(bucket: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
     """The smallest shapes that are rounded up to a bucket: those that are padded most."""
     before = [(axis.size_in(bucket) - 1) // width * width for axis in axes]
-    return with_sizes(bucket, axes, [max(axis.low, size + 1) for axis, size in zip(axes, before, strict=True)])
+    return with_sizes(
+        bucket, axes, [max(axis.low, size + 1) for axis, size in zip(axes, before, strict=True)]
+    )

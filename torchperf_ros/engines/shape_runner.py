@@ -46,11 +46,14 @@ class _Plan:
 
 
 class ShapeRunner:
-    """Runs a tier's engine on the shapes that were prepared, and eager on all others; none is refused or recompiled.
+    """Runs a tier's engine on the shapes that were prepared, and eager on all others.
 
-    A frame is a *hit* where its shape, after the policy, was prepared, or lies in the ranges of a dynamic engine.
-    Inputs that are laid out in another way than those that the engine was warmed up with (strides, or made outside of
-    inference mode) are copied: a compiled engine would compile for them, and a package read them wrongly.
+    None is refused or recompiled.
+
+    A frame is a *hit* where its shape, after the policy, was prepared, or lies in the ranges of a dynamic
+    engine. Inputs that are laid out in another way than those that the engine was warmed up with (strides,
+    or made outside of inference mode) are copied: a compiled engine would compile for them, and a package
+    read them wrongly.
 
     Call it under `torch.inference_mode()`. Outputs may be views on memory that the next call writes to.
 
@@ -76,11 +79,11 @@ class ShapeRunner:
     ) -> None:
         """Take an engine and what it stands in for; nothing is run yet.
 
-        `eager` is the model itself: the reference, and the answer to every miss; None where there is only a package,
-        which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine` runs every size in
-        `dynamic_dims` without being compiled again; a `static` one takes the example's shapes only, and what else is
-        asked for is noted. The `precision` decides how far results may be from eager's, with
-        what is `known` of the engine, see `check`.
+        `eager` is the model itself: the reference, and the answer to every miss; None where there is only a
+        package, which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine`
+        runs every size in `dynamic_dims` without being compiled again; a `static` one takes the example's
+        shapes only, and what else is asked for is noted. The `precision` decides how far results may be
+        from eager's, with what is `known` of the engine, see `check`.
 
         Raises:
             ConfigError: common shapes do not fit the inputs, or the buckets are too many.
@@ -92,13 +95,17 @@ class ShapeRunner:
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
         self.hits = self.misses = 0
-        self._valid_elements = self._run_elements = 0  # of the hits' inputs; of what the engine ran, padding included
+        self._valid_elements = self._run_elements = (
+            0  # of the hits' inputs; of what the engine ran, padding included
+        )
         options.check_inputs(self._usual)
         self._options, self._static = options, static
         if static and any(each != self._usual for each in options.common):
             self._options = replace(options, common=())
             self.notes.append(f"common_shapes: left to eager: {_STATIC}")
-        if self._options.policy == "dynamic" and not self._axes:  # nothing varies, so there is nothing to note
+        if (
+            self._options.policy == "dynamic" and not self._axes
+        ):  # nothing varies, so there is nothing to note
             self._options = replace(self._options, policy="exact")
         self._choose(self._options.policy)
 
@@ -159,7 +166,9 @@ class ShapeRunner:
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        for policy in {"bucket": ("bucket", "dynamic"), "dynamic": ("dynamic",)}.get(self._options.policy, ()):
+        for policy in {"bucket": ("bucket", "dynamic"), "dynamic": ("dynamic",)}.get(
+            self._options.policy, ()
+        ):
             before = len(self.notes)
             try:
                 self._prepare(policy)
@@ -186,7 +195,9 @@ class ShapeRunner:
             "the adapter declares no dynamic_dims": not self._axes,
             _STATIC: self._static,
             "the engine was made for fixed sizes": policy == "dynamic" and not self._dynamic_engine,
-            "there is no eager model to compare padded results with": policy == "bucket" and not self._eager,
+            "there is no eager model to compare padded results with": (
+                policy == "bucket" and not self._eager
+            ),
         }
         if policy != "exact" and (why := next((reason for reason, holds in reasons.items() if holds), "")):
             raise ShapesRefused(why)
@@ -203,7 +214,9 @@ class ShapeRunner:
             except Exception as error:  # the user's model runs here, on sizes that it may not take
                 if shapes == self._usual:
                     raise
-                self.notes.append(f"common_shapes: {format_shapes(shapes)!r} is left to eager: {one_line(error)}")
+                self.notes.append(
+                    f"common_shapes: {format_shapes(shapes)!r} is left to eager: {one_line(error)}"
+                )
         for shapes in _dynamic_draws(self._usual, self._axes) if policy == "dynamic" else ():
             self._warm_up(shapes)
         compared = _spread(buckets, _COMPARED)
@@ -236,7 +249,9 @@ class ShapeRunner:
             try:
                 self._check(self._eager(*inputs), found)
             except ParityError as error:
-                msg = f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
+                msg = (
+                    f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
+                )
                 raise ShapesRefused(msg) from error
 
 
@@ -273,7 +288,9 @@ class PaddedBuffers:
 
     def _made(self, bucket: Shapes) -> list[torch.Tensor]:
         buffers = [
-            torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format(like)).zero_()
+            torch.empty(
+                shape, dtype=like.dtype, device=like.device, memory_format=memory_format(like)
+            ).zero_()
             for shape, like in zip(bucket, self._example, strict=True)
         ]
         if self.size_bytes + sum(tensor.nbytes for tensor in buffers) > _MOST_BUFFER_BYTES:
@@ -296,7 +313,9 @@ def _elements(shapes: Shapes) -> int:
 
 
 def _no_eager(*inputs: torch.Tensor) -> Any:  # noqa: ANN401
-    raise BadInput(f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer")
+    raise BadInput(
+        f"inputs of {format_shapes(shapes_of(inputs))}: not prepared, and there is no eager model to answer"
+    )
 
 
 def _dynamic_draws(example: Shapes, axes: Sequence[Axis]) -> list[Shapes]:

@@ -35,9 +35,17 @@ class Alert:
     logged: bool = False  # a line on the terminal has said it already, with more detail
 
 
-_KINDS = {Outcome.BAD_INPUT: "bad input", Outcome.INVALID: "invalid output", Outcome.ERROR: "model error",
-          Outcome.PARTIAL: "partial result"}  # fmt: skip
-_IN_TIME_KINDS = {Outcome.LATE: "result too slow", Outcome.CRASHED: "worker failed", Outcome.HUNG: "worker failed"}
+_KINDS = {
+    Outcome.BAD_INPUT: "bad input",
+    Outcome.INVALID: "invalid output",
+    Outcome.ERROR: "model error",
+    Outcome.PARTIAL: "partial result",
+}
+_IN_TIME_KINDS = {
+    Outcome.LATE: "result too slow",
+    Outcome.CRASHED: "worker failed",
+    Outcome.HUNG: "worker failed",
+}
 """Where something else was published before the deadline; otherwise it is the deadline that was missed."""
 
 
@@ -55,10 +63,15 @@ def answer_alert(
     kinds = _KINDS | _IN_TIME_KINDS if in_time else _KINDS
     took, budget = f"{answer.total_ms:.3f}", f"{answer.budget_ms:.3f}"
     values = {
-        "seq": str(frame.seq), "outcome": outcome.word, "misses_in_a_row": str(misses_in_a_row),
+        "seq": str(frame.seq),
+        "outcome": outcome.word,
+        "misses_in_a_row": str(misses_in_a_row),
         "fallback": answer.fallback.word if answer.fallback is not None else "",
-        "value": took, "baseline": budget, "total_ms": took, "budget_ms": budget,
-    }  # fmt: skip
+        "value": took,
+        "baseline": budget,
+        "total_ms": took,
+        "budget_ms": budget,
+    }
     level = Level.ERROR if misses_in_a_row >= sustained_misses else Level.WARN
     if outcome is Outcome.LATE and frame.stale:
         values |= {"age_ms": f"{frame.age_ms:.3f}", "wait_ms": f"{answer.wait_ms:.3f}"}
@@ -71,11 +84,17 @@ def _why_stale(reason: str, frame: Frame, before: Frame | None) -> str:
     reason = reason.removeprefix(f"{STALE}: ")
     if frame.gone_ms < frame.budget_ms or frame.comes_from_a_stage:
         return reason
-    usual = "no frame was younger" if before is None else f"frame {before.seq} before it was {before.age_ms:.1f} ms old"
+    usual = (
+        "no frame was younger"
+        if before is None
+        else f"frame {before.seq} before it was {before.age_ms:.1f} ms old"
+    )
     return f"{reason}; {usual}; compare the clocks of both hosts, and the camera's latency with budget_ms"
 
 
-def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, str], *, shadow: bool) -> Alert:
+def guard_alert(
+    stage: str, answer: Answer, reason: str, values: Mapping[str, str], *, shadow: bool
+) -> Alert:
     """An alert about an output that the guard did not let pass as it was, or, in shadow, would not have."""
     word = "" if answer.check is None else answer.check.word
     what = "plan unchecked" if answer.check is GuardVerdict.UNCHECKED else "plan refused"
@@ -87,8 +106,13 @@ def guard_alert(stage: str, answer: Answer, reason: str, values: Mapping[str, st
 def superseded_alert(stage: str, flow: Flow) -> Alert:
     """An alert that too many frames are superseded; see `SupersededRule`."""
     advice = "a faster tier or engine, or fewer frames, would answer each"
-    values = {"value": f"{100 * flow.share:.1f}", "baseline": f"{100 * SUPERSEDED_SHARE:.0f}", "unit": "%",
-              "received": str(flow.received), "superseded": str(flow.superseded)}  # fmt: skip
+    values = {
+        "value": f"{100 * flow.share:.1f}",
+        "baseline": f"{100 * SUPERSEDED_SHARE:.0f}",
+        "unit": "%",
+        "received": str(flow.received),
+        "superseded": str(flow.superseded),
+    }
     return _alert(Level.WARN, f"{stage}: drops", f"{flow.words}; {advice}", values)
 
 
@@ -105,7 +129,10 @@ def death_alert(stage: str, reason: str, pid: int, restarts: int, *, lasting: bo
 
 
 def change_alert(stage: str, what: str, text: str) -> Alert:
-    """A warning that a stage works otherwise, by its `model` or an `action`; each is another, so none is held back."""
+    """A warning that a stage works otherwise, by its `model` or an `action`.
+
+    Each is another, so none is held back.
+    """
     return replace(_alert(Level.WARN, f"{stage}: {what}", text, {}), once=True, logged=True)
 
 

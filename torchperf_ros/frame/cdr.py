@@ -1,4 +1,7 @@
-"""Where things lie in a message's CDR bytes: alignment, texts and headers, for readers that need a few fields only."""
+"""Where things lie in a message's CDR bytes.
+
+Alignment, texts and headers, for readers that need a few fields only.
+"""
 
 import struct
 

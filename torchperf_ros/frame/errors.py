@@ -11,10 +11,13 @@ from typing import Final
 
 _DECORATION: Final = re.compile(r"\x1b\[[0-9;]*m|^<class '[^']*'>: ")
 _SAYS_NOTHING: Final = re.compile(
-    r"step \d+/\d+|^Check '.*' failed|^FrontEnd API failed|^Model wasn't|^Summary:$|^## |^Exception from |^Next steps"
+    r"step \d+/\d+|^Check '.*' failed|^FrontEnd API failed|^Model wasn't|^Summary:$|^## |^Exception from"
+    r" |^Next steps"
 )
 """Lines with which converters begin."""
-_CAUSE: Final = re.compile(r"No conversion rule found|No ONNX function found|OpConversionFailure|not supported")
+_CAUSE: Final = re.compile(
+    r"No conversion rule found|No ONNX function found|OpConversionFailure|not supported"
+)
 _PLACE: Final = re.compile(r'^ +File "([^"]+)", line (\d+), in ', re.MULTILINE)
 _OURS: Final = str(Path(__file__).parents[1])
 _NOT_THE_USERS: Final = ("<", _OURS, *{*sysconfig.get_paths().values()})
@@ -50,11 +53,17 @@ class AdapterError(TorchperfError):
 
 
 def one_line(error: BaseException) -> str:
-    """The line of an error that carries its cause; of another error than this package's with type, and user's place."""
+    """The line of an error that carries its cause.
+
+    Of another error than this package's with type, and user's place.
+    """
     lines = [_DECORATION.sub("", line).strip(" -") for line in str(error).strip().splitlines()]
     if isinstance(error, TorchperfError):
         return lines[0] if lines else "no reason was given"
-    telling = [line for line in lines if line and not _SAYS_NOTHING.search(line)] or [*filter(None, lines), ""]
+    telling = [line for line in lines if line and not _SAYS_NOTHING.search(line)] or [
+        *filter(None, lines),
+        "",
+    ]
     text = next((line for line in telling if _CAUSE.search(line)), telling[0])[:_LONGEST]
     named = f"{type(error).__name__}: {text or 'no reason was given'}"
     place = _PLACE.findall(str(error))  # of the user's line, as torch writes it
@@ -63,19 +72,29 @@ def one_line(error: BaseException) -> str:
 
 
 def _users_place(error: BaseException) -> str:
-    """File and line of the user's code that raised, else of any code where the error says next to nothing; else ""."""
+    """File and line of the user's code that raised, else of any code where the error says next to nothing.
+
+    Else "".
+    """
     calls = traceback.extract_tb(error.__traceback__)
     called = dropwhile(lambda call: not call.filename.startswith(_OURS), calls)  # by this package
     theirs = [call for call in called if not call.filename.startswith(_NOT_THE_USERS)]
     if not theirs and len(str(error)) < _SAYS_ENOUGH:
         theirs = calls
-    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}: {theirs[-1].line}"[:_LONGEST_PLACE] if theirs else ""
+    return (
+        f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}: {theirs[-1].line}"[:_LONGEST_PLACE]
+        if theirs
+        else ""
+    )
 
 
 def how_it_ended(code: int) -> str:
-    """In words how a process ended, for example `signal SIGKILL`; `code` is negative for a signal, as in `subprocess`.
+    """In words how a process ended, for example `signal SIGKILL`.
 
-    Of the real-time signals, which Python's enum does not name but for the first and last, it is `SIGRTMIN+N`.
+    `code` is negative for a signal, as in `subprocess`.
+
+    Of the real-time signals, which Python's enum does not name but for the first and last, it is
+    `SIGRTMIN+N`.
     """
     if code >= 0:
         return f"exit status {code}"

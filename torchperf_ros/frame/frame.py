@@ -19,7 +19,9 @@ _LEAST_SECONDS, _MOST_SECONDS = -(2**31), 2**31 - 1  # of `builtin_interfaces/Ti
 
 
 def header_stamp_ns(data: bytes | memoryview, before: int = 0) -> int:
-    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns; 0 if too short to have one.
+    """`header.stamp` of a CDR message whose first field is a `std_msgs/Header`, in ns.
+
+    0 if too short to have one.
 
     `before`: bytes that come before the header.
     """
@@ -32,8 +34,8 @@ def header_stamp_ns(data: bytes | memoryview, before: int = 0) -> int:
 def restamped(data: bytes, stamp_ns: int) -> bytes:
     """The same message with another `header.stamp`, in ns; its first field is a `std_msgs/Header`.
 
-    A message that is too short to have one, or a time that a stamp cannot hold (past 2038), leaves it as it is: the
-    very same `data`.
+    A message that is too short to have one, or a time that a stamp cannot hold (past 2038), leaves it as it
+    is: the very same `data`.
     """
     seconds, nanoseconds = divmod(stamp_ns, NS_PER_S)
     if len(data) < _HEADER_END or not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
@@ -46,7 +48,8 @@ def restamped(data: bytes, stamp_ns: int) -> bytes:
 def stamp_age_ms(stamp_ns: int, ros_now_ns: int) -> float:
     """ROS time since the stamp in ms, negative for a stamp in the future.
 
-    NaN where it is unknown: for a zero stamp, and while ROS time is zero, which it is before the first `/clock`.
+    NaN where it is unknown: for a zero stamp, and while ROS time is zero, which it is before the first
+    `/clock`.
     """
     return (ros_now_ns - stamp_ns) / NS_PER_MS if stamp_ns and ros_now_ns else math.nan
 
@@ -73,7 +76,8 @@ class Frame:
     """One trigger message.
 
     Attributes:
-        data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none to give.
+        data: CDR bytes of the trigger, maybe in the stage's ring already; None if the stage before had none
+            to give.
         budget_ms: its budget, counted as `budget_from` says.
         stale: its deadline had passed when its turn came, so it is answered at once.
         inputs_since_ns: receipt by the clock that waiting for synchronised inputs is measured by.
@@ -105,7 +109,10 @@ class Frame:
         return self.origin.received_ns != self.received_ns
 
     def gone_words(self, waited_ms: float) -> str:
-        """For people: what of its budget had passed after this wait, and where it went, as far as the stamps say."""
+        """For people.
+
+        What of its budget had passed after this wait, and where it went, as far as the stamps say.
+        """
         parts, gone_ms = [], self.gone_ms
         if gone_ms >= _LEAST_WORTH_A_WORD_MS and self.comes_from_a_stage:
             parts.append(f"{gone_ms:.1f} ms in the stages before")
@@ -115,14 +122,20 @@ class Frame:
         if waited_ms >= _LEAST_WORTH_A_WORD_MS:
             parts.append(f"{waited_ms:.1f} ms waiting for its turn")
         total_ms = gone_ms + waited_ms
-        return f"{total_ms:.1f} ms of its budget of {self.budget_ms:g} ms had passed at its turn: {', '.join(parts)}"
+        return (
+            f"{total_ms:.1f} ms of its budget of {self.budget_ms:g} ms had passed at its turn:"
+            f" {', '.join(parts)}"
+        )
 
     def age_at_ms(self, now_ns: int) -> float:
         """Age at a later monotonic time; NaN if it was unknown at receipt."""
         return self.age_ms + (now_ns - self.received_ns) / NS_PER_MS
 
     def ros_ns(self, now_ns: int) -> int | None:
-        """ROS time at a monotonic time soon after the receipt, without asking a clock; None if the age is unknown."""
+        """ROS time at a monotonic time soon after the receipt, without asking a clock.
+
+        None if the age is unknown.
+        """
         age_ms = self.age_at_ms(now_ns)
         return None if math.isnan(age_ms) else self.stamp_ns + round(age_ms * NS_PER_MS)
 
@@ -154,17 +167,25 @@ class Answer:
 
     frame: Frame  # the frame that was answered
     outcome: Outcome  # on time, or the reason why not
-    fallback: Fallback | None  # what was published instead of its own result; on time, only by the emergency lane
-    reason: str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
+    fallback: (
+        Fallback | None
+    )  # what was published instead of its own result; on time, only by the emergency lane
+    reason: (
+        str  # for people: one line, then a traceback; empty for a frame on time whose output was accepted
+    )
     tier: int  # index of the tier whose result was used or waited for; -1 if none was started
-    wait_ms: float  # from receipt to the start of the frame's turn (time in the mailbox), and for inputs to come
+    wait_ms: (
+        float  # from receipt to the start of the frame's turn (time in the mailbox), and for inputs to come
+    )
     total_ms: float  # from receipt to the published answer
     budget_ms: float  # the stage's budget, counted as `budget_from` says
     lateness_ms: float  # published after (positive) or before (negative) the deadline
     published_ns: int  # monotonic time at which the answer was out
     steps: StepTimes = field(default_factory=StepTimes)  # times inside the worker that gave the result
     payload: bytes | None = None  # the output's bytes, None if nothing was published
-    shapes: bytes = b""  # of the model's inputs, see `protocol.Response`; empty where no worker has answered
+    shapes: bytes = (
+        b""  # of the model's inputs, see `protocol.Response`; empty where no worker has answered
+    )
     offset: int = 0
     length: int = 0
     profiled: bool = False  # whether its worker was recording a profile meanwhile, which takes time
@@ -208,10 +229,11 @@ def admit(
 ) -> Frame:
     """Make the frame of a trigger message; its number comes later.
 
-    The budget counts from the receipt, or from the stamp if so configured and the stamp is usable. Behind another
-    stage it counts from when the frame was due: received, or the deadline there if that was earlier, so that end to end
-    no more than the sum of the budgets is taken. Behind a frame that was stale there, it counts from the receipt: that
-    sum was used up before anything could be done, and this stage still has its whole budget.
+    The budget counts from the receipt, or from the stamp if so configured and the stamp is usable. Behind
+    another stage it counts from when the frame was due: received, or the deadline there if that was
+    earlier, so that end to end no more than the sum of the budgets is taken. Behind a frame that was stale
+    there, it counts from the receipt: that sum was used up before anything could be done, and this stage
+    still has its whole budget.
 
     Args:
         config: the stage's configuration.
@@ -236,6 +258,14 @@ def admit(
     origin = Origin(received_ns, age_ms) if upstream is None else upstream.origin
     deadline_ns = counts_from_ns + round((budget_ms - counted_age_ms) * NS_PER_MS)
     return Frame(
-        -1, data, stamp_ns, age_ms, received_ns, deadline_ns, origin, refusal, budget_ms=budget_ms,
+        -1,
+        data,
+        stamp_ns,
+        age_ms,
+        received_ns,
+        deadline_ns,
+        origin,
+        refusal,
+        budget_ms=budget_ms,
         received_ros_ns=ros_now_ns,
-    )  # fmt: skip
+    )

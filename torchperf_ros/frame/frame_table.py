@@ -17,11 +17,14 @@ WIRE: Final = (
     ("outcome", _WHOLE), ("fallback", _WHOLE), ("check", _WHOLE), ("scene", _WHOLE), ("missing_inputs", _WHOLE),
     ("deadline_ms", _REAL), ("lateness_ms", _REAL), ("stale", _WHOLE),
 )  # fmt: skip
-"""What there is to say of an answered frame, wherever it is said; as `/perf/latency_stages` has it after `stage`.
+"""What there is to say of an answered frame, wherever it is said.
 
-`deadline_ms`: from receipt to the deadline, which is `budget_ms` less what of it had passed by then. `lateness_ms`: the
-answer was out that long after the deadline (positive) or before it; nobody computes it again. `missing_inputs`: bit n
-is the adapter's input n. `stale`: 1 if the deadline had passed at the frame's turn.
+As `/perf/latency_stages` has it after `stage`.
+
+`deadline_ms`: from receipt to the deadline, which is `budget_ms` less what of it had passed by then.
+`lateness_ms`: the answer was out that long after the deadline (positive) or before it; nobody computes it
+again. `missing_inputs`: bit n is the adapter's input n. `stale`: 1 if the deadline had passed at the
+frame's turn.
 """
 KEPT: Final = (*WIRE, ("t_ns", _WHOLE), ("stamp_ns", _WHOLE), ("answer_ms", _REAL))
 """The same with the ROS time of the answer, the trigger's stamp, and the end-to-end latency of the last stage."""
@@ -50,16 +53,31 @@ def output_hash(payload: bytes | None) -> int:
 
 
 def wire_row(answer: Answer, none: float = _NONE) -> tuple[float, ...]:
-    """A frame's values in the order of `WIRE`; `none` stands for a tier, fallback or verdict that there is not."""
+    """A frame's values in the order of `WIRE`.
+
+    `none` stands for a tier, fallback or verdict that there is not.
+    """
     frame, steps, fallback, check = answer.frame, answer.steps, answer.fallback, answer.check
     return (
-        frame.seq, frame.age_ms, answer.wait_ms,
-        steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-        answer.total_ms, answer.budget_ms, answer.tier if answer.tier >= 0 else none, answer.outcome,
-        none if fallback is None else fallback, none if check is None else check, frame.scene,
+        frame.seq,
+        frame.age_ms,
+        answer.wait_ms,
+        steps.decode_ms,
+        steps.preprocess_ms,
+        steps.inference_ms,
+        steps.postprocess_ms,
+        answer.total_ms,
+        answer.budget_ms,
+        answer.tier if answer.tier >= 0 else none,
+        answer.outcome,
+        none if fallback is None else fallback,
+        none if check is None else check,
+        frame.scene,
         answer.missing_inputs & _INPUTS,
-        answer.total_ms - answer.lateness_ms, answer.lateness_ms, frame.stale,
-    )  # fmt: skip
+        answer.total_ms - answer.lateness_ms,
+        answer.lateness_ms,
+        frame.stale,
+    )
 
 
 def frame_row(answer: Answer, t_ns: int, answer_ms: float) -> tuple[float, ...]:

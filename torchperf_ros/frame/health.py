@@ -58,13 +58,16 @@ class Flow(NamedTuple):
         takes_ms = self.busy_ms / max(self.ended, 1)
         uneven = ", but they come in bunches" if takes_ms < interval_ms else ""
         return (
-            f"{self.superseded:,} of {self.received:,} frames in {self.at_ns / NS_PER_S:.0f} s had no answer, as a"
-            f" newer one came first: one comes every {interval_ms:.1f} ms and takes {takes_ms:.1f}{uneven}"
+            f"{self.superseded:,} of {self.received:,} frames in {self.at_ns / NS_PER_S:.0f} s had no"
+            f" answer, as a newer one came first: one comes every {interval_ms:.1f} ms and takes"
+            f" {takes_ms:.1f}{uneven}"
         )
 
 
 class SupersededRule:
-    """Whether too many of a stage's frames are superseded: a frame without an answer is the worst that can come of it.
+    """Whether too many of a stage's frames are superseded.
+
+    A frame without an answer is the worst that can come of it.
 
     A fixed rule, which holds from the first frame on: nothing is learnt that could make it the usual state.
 
@@ -111,7 +114,9 @@ class HealthTracker:
         self._ready = False
         self._was_ready = False
         self.superseded = SupersededRule()
-        self._condition = Health.NOMINAL  # what the answers say; loading and missing input come on top of it
+        self._condition = (
+            Health.NOMINAL
+        )  # what the answers say; loading and missing input come on top of it
 
     def ready(self) -> None:
         """A worker can answer; after a safe stop, answers have to prove it."""
@@ -131,11 +136,18 @@ class HealthTracker:
         self._last_input_ns = now_ns
         self._seen_input = True
 
-    def answered(self, outcome: Outcome, fallback: Fallback | None, tier: int, check: GuardVerdict | None) -> None:
-        """A frame was answered: `tier` is the one whose result was used, or asked for, `check` the guard's verdict."""
+    def answered(
+        self, outcome: Outcome, fallback: Fallback | None, tier: int, check: GuardVerdict | None
+    ) -> None:
+        """A frame was answered.
+
+        `tier` is the one whose result was used, or asked for, `check` the guard's verdict.
+        """
         if outcome is Outcome.STARTING and not self._was_ready:
             return  # nothing has failed yet: the first worker is still loading
-        has_result = fallback in FRESH or outcome in IN_TIME  # the latter also while the emergency lane withholds it
+        has_result = (
+            fallback in FRESH or outcome in IN_TIME
+        )  # the latter also while the emergency lane withholds it
         is_fresh = has_result and check not in STOPPED
         self.misses_in_a_row = 0 if is_fresh else self.misses_in_a_row + 1
         on_time_at_best = outcome is Outcome.ON_TIME and tier == 0 and check in ACCEPTED

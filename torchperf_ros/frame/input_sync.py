@@ -1,4 +1,7 @@
-"""Synchronised inputs: of each the message whose stamp fits the trigger's, and until when a frame waits for it."""
+"""Synchronised inputs.
+
+Of each the message whose stamp fits the trigger's, and until when a frame waits for it.
+"""
 
 import math
 from collections import deque
@@ -14,7 +17,10 @@ from torchperf_ros.frame.clock import NS_PER_MS
 KEPT: Final = 8
 """Messages of an input that are kept: the last ones received. At 30 Hz they reach back 0.27 s."""
 MOST_MISSES: Final = 10
-"""After so many frames in a row without it nothing waits for an input: one that is lost costs ten waits in all."""
+"""After so many frames in a row without it nothing waits for an input.
+
+One that is lost costs ten waits in all.
+"""
 _SKEWS = 128
 
 Message = TypeVar("Message")
@@ -28,7 +34,8 @@ class SyncedInput(Generic[Message]):
         waited: frames that waited for it, `waited_ms` together.
         unstamped: messages with the stamp 0; they fit no frame.
         skews_ms: of the last 128 matches, the message's stamp less the one that was wanted.
-        missing_skew_ms: the same of the nearest message when one was missing last; NaN where there was none.
+        missing_skew_ms: the same of the nearest message when one was missing last; NaN where there was
+            none.
         until_ns: the frame waits for it until then; 0: it does not.
     """
 
@@ -42,7 +49,9 @@ class SyncedInput(Generic[Message]):
         self._kept: dict[int, Message] = {}  # by stamp, in the order of their receipt
         self._misses = 0  # in a row
         self._wanted_ns: int | None = None  # the stamp that the frame wants; None: its trigger has none
-        self._since_ns = self._in_time_ns = 0  # from when until when it could be waited for, whether it is or not
+        self._since_ns = self._in_time_ns = (
+            0  # from when until when it could be waited for, whether it is or not
+        )
 
     @property
     def is_lost(self) -> bool:
@@ -50,7 +59,10 @@ class SyncedInput(Generic[Message]):
         return self._misses >= MOST_MISSES
 
     def take(self, stamp_ns: int, message: Message, now_ns: int) -> None:
-        """Keep a message; of two with one stamp the later received counts. It may be the one that is waited for."""
+        """Keep a message.
+
+        Of two with one stamp the later received counts. It may be the one that is waited for.
+        """
         if stamp_ns <= 0:
             self.unstamped += 1
             return
@@ -59,7 +71,9 @@ class SyncedInput(Generic[Message]):
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
         if now_ns < self._in_time_ns and self.nearest() is not None:
-            self._in_time_ns = self._misses = 0  # it is there again, also where the frame has not waited for it
+            self._in_time_ns = self._misses = (
+                0  # it is there again, also where the frame has not waited for it
+            )
             self._over(now_ns)
 
     def begin(self, trigger_ns: int, now_ns: int, waited_ms: float, room_ms: float) -> None:
@@ -78,13 +92,18 @@ class SyncedInput(Generic[Message]):
         self.until_ns = 0 if self.is_lost else self._in_time_ns
 
     def settle(self, now_ns: int) -> Message | None:
-        """The message that the frame gets, and count what became of it; None: there is none, it is missing."""
+        """The message that the frame gets, and count what became of it.
+
+        None: there is none, it is missing.
+        """
         self._over(now_ns)
         stamp_ns = self.nearest()
         if stamp_ns is None:
             self.missing += 1
             self._misses += 1
-            self.missing_skew_ms = min((self._skew_ms(one) for one in self._kept), key=abs, default=math.nan)
+            self.missing_skew_ms = min(
+                (self._skew_ms(one) for one in self._kept), key=abs, default=math.nan
+            )
             return None
         self.matched += 1
         self._misses = 0
@@ -92,7 +111,10 @@ class SyncedInput(Generic[Message]):
         return self._kept[stamp_ns]
 
     def nearest(self) -> int | None:
-        """The stamp nearest to the one that the frame wants, of two the later received; None: none is near."""
+        """The stamp nearest to the one that the frame wants, of two the later received.
+
+        None: none is near.
+        """
         wanted_ns = self._wanted_ns
         if wanted_ns is None:
             return None
@@ -115,7 +137,10 @@ class SyncedInput(Generic[Message]):
         if not self.missing:
             return ""
         if not math.isnan(self.missing_skew_ms):
-            return f"the nearest message was {self.missing_skew_ms:+.1f} ms off, slop is {self.rule.slop_ms:g} ms"
+            return (
+                f"the nearest message was {self.missing_skew_ms:+.1f} ms off, slop is"
+                f" {self.rule.slop_ms:g} ms"
+            )
         if self._kept:
             return "the trigger had no stamp"
         return f"no message with a stamp has come, {self.unstamped} without one"
@@ -138,7 +163,8 @@ class InputSync(Generic[Message]):
 
     Attributes:
         inputs: empty before `bind`.
-        news: alerts about inputs that are lost, are back, or have no stamps; for who publishes them to take away.
+        news: alerts about inputs that are lost, are back, or have no stamps; for who publishes them to take
+            away.
     """
 
     def __init__(self, stage: str, rules: Sequence[SyncRule]) -> None:
@@ -169,7 +195,10 @@ class InputSync(Generic[Message]):
         return one is not None
 
     def begin(self, trigger_ns: int, now_ns: int, waited_ms: float, room_ms: float) -> None:
-        """A frame asks for its inputs, see `SyncedInput.begin`; `until_ns` then says until when it waits."""
+        """A frame asks for its inputs, see `SyncedInput.begin`.
+
+        `until_ns` then says until when it waits.
+        """
         for one in self.inputs.values():
             one.begin(trigger_ns, now_ns, waited_ms, room_ms)
 
@@ -179,7 +208,10 @@ class InputSync(Generic[Message]):
         return max((one.until_ns for one in self.inputs.values()), default=0)
 
     def settle(self, trigger_ns: int, now_ns: int, latest: dict[int, Message]) -> int:
-        """Put the frame's messages into `latest`, by index; returns the missing: bit n is the adapter's input n."""
+        """Put the frame's messages into `latest`, by index.
+
+        Returns the missing: bit n is the adapter's input n.
+        """
         missing = 0
         for index, one in self.inputs.items():
             was_lost, message = one.is_lost, one.settle(now_ns)
@@ -195,7 +227,9 @@ class InputSync(Generic[Message]):
     def _tell_unstamped(self, what: str, stamp_ns: int) -> None:
         if stamp_ns <= 0 and what not in self._unstamped:
             self._unstamped.add(what)
-            self._alert(Level.WARN, f"input without stamps ({what})", "messages with the stamp 0 fit no others", {})
+            self._alert(
+                Level.WARN, f"input without stamps ({what})", "messages with the stamp 0 fit no others", {}
+            )
 
     def _tell(self, one: SyncedInput[Message], *, was_lost: bool) -> None:
         """Leave an alert where an input is lost, or is back."""

@@ -17,7 +17,8 @@ class _Worded(enum.IntEnum):
 class Outcome(_Worded):
     """How a started frame ended: on time, or the reason why not.
 
-    PARTIAL: the newest step of an anytime model was published by the deadline. It is no fallback, and no miss.
+    PARTIAL: the newest step of an anytime model was published by the deadline. It is no fallback, and no
+        miss.
     """
 
     ON_TIME = 0
@@ -32,7 +33,10 @@ class Outcome(_Worded):
 
 
 IN_TIME: Final = (Outcome.ON_TIME, Outcome.PARTIAL)
-"""Ends of frames that were answered by their own result, whole or not, by the deadline; all others are misses."""
+"""Ends of frames that were answered by their own result, whole or not, by the deadline.
+
+All others are misses.
+"""
 
 
 class Fallback(_Worded):

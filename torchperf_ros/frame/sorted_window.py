@@ -6,7 +6,10 @@ from collections import deque
 
 
 class SortedWindow:
-    """The last `size` samples; the oldest makes room for the newest. Adding one costs about a microsecond."""
+    """The last `size` samples.
+
+    The oldest makes room for the newest. Adding one costs about a microsecond.
+    """
 
     def __init__(self, size: int) -> None:
         """Keep `size` >= 1 samples."""

@@ -21,19 +21,34 @@ Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
-_PENDING = 8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+_PENDING = (
+    8192  # rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+)
 
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("superseded", "i8"), ("number", "i8")])
-"""A row of `StageCounters.receipts`; `superseded`, `number`: frames and receipts so far, this one included."""
+"""A row of `StageCounters.receipts`.
+
+`superseded`, `number`: frames and receipts so far, this one included.
+"""
 
 _COUNTED: Final = {
-    "tier", "outcome", "wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms", "total_ms",
+    "tier",
+    "outcome",
+    "wait_ms",
+    "decode_ms",
+    "preprocess_ms",
+    "inference_ms",
+    "postprocess_ms",
+    "total_ms",
     "lateness_ms",
-}  # fmt: skip
+}
 ANSWER: Final = np.dtype(
     [("published_ns", "i8"), *((name, kind) for name, kind in WIRE if name in _COUNTED), ("number", "i8")]
 )
-"""A row of `StageCounters.answers`: what is counted of a frame's row; `number`: frames that ended so far."""
+"""A row of `StageCounters.answers`.
+
+What is counted of a frame's row; `number`: frames that ended so far.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,8 @@ class Quantiles:
 
     Attributes:
         count: number of samples.
-        p50_ms, p95_ms, p99_ms, max_ms: linear between ranks, as `numpy.percentile`, unless their source says otherwise.
+        p50_ms, p95_ms, p99_ms, max_ms: linear between ranks, as `numpy.percentile`, unless their source
+        says otherwise.
     """
 
     count: int = 0
@@ -66,13 +82,15 @@ class Quantiles:
 class StageCounters:
     """Counters since configure.
 
-    Every frame that came in is in exactly one of answered, unanswered, superseded (see `Mailbox`), in flight.
+    Every frame that came in is in exactly one of answered, unanswered, superseded (see `Mailbox`), in
+    flight.
 
     Attributes:
         outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
-        receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and taken away by
-            `StageFigures` on another thread; appending to a deque and taking from it need no lock.
+        receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and
+            taken away by `StageFigures` on another thread; appending to a deque and taking from it need no
+            lock.
     """
 
     frames: int = 0  # frames received, or due from the stage before
@@ -85,27 +103,40 @@ class StageCounters:
     shadow_refusals: int = 0  # outputs that a check of the guard in shadow would have refused
     missed_deadline: int = 0  # frames that ended after their deadline
     stale: int = 0  # of these, frames whose deadline had passed when their turn came
-    late_results: int = 0  # results that came after their frame had been answered; not published as if fresh
+    late_results: int = (
+        0  # results that came after their frame had been answered; not published as if fresh
+    )
     rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
     backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
-    missed_observations: int = 0  # frames that a worker with a full queue could not be told of, for its histories
+    missed_observations: int = (
+        0  # frames that a worker with a full queue could not be told of, for its histories
+    )
     refused_inputs: int = 0  # messages of other inputs than the trigger that were too large
-    internal_errors: int = 0  # errors in the node itself; each cost a frame its answer, or at least its result
+    internal_errors: int = (
+        0  # errors in the node itself; each cost a frame its answer, or at least its result
+    )
     ignored: int = 0  # messages that came while the stage was not active
     zero_stamps: int = 0
     future_stamps: int = 0
     backward_stamps: int = 0
     repeated_stamps: int = 0
-    activated_ns: int = 0  # monotonic time since which the stage takes frames, the last time it was activated; 0: never
+    activated_ns: int = (
+        0  # monotonic time since which the stage takes frames, the last time it was activated; 0: never
+    )
     receipts: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     answers: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=_PENDING))
     last_reason: str = ""  # why the last frame that was not on time was not
     last_check: str = ""  # what the guard last refused, in shadow too
     _last_stamp_ns: int = 0
 
-    def received(self, received_ns: int, stamp_ns: int, age_ms: float, superseded: int = 0, *, stamped: bool) -> None:
-        """Count a frame and what is odd about its stamp (`stamped`: its type has one); `superseded`: were so far."""
+    def received(
+        self, received_ns: int, stamp_ns: int, age_ms: float, superseded: int = 0, *, stamped: bool
+    ) -> None:
+        """Count a frame and what is odd about its stamp (`stamped`.
+
+        Its type has one); `superseded`: were so far.
+        """
         self.frames += 1
         self.receipts.append((received_ns, age_ms, superseded, self.frames))
         if not stamped:
@@ -137,11 +168,19 @@ class StageCounters:
         steps = answer.steps
         self.answers.append(
             (
-                answer.published_ns, answer.wait_ms,
-                steps.decode_ms, steps.preprocess_ms, steps.inference_ms, steps.postprocess_ms,
-                answer.total_ms, answer.tier, answer.outcome, answer.lateness_ms, self.ended,
+                answer.published_ns,
+                answer.wait_ms,
+                steps.decode_ms,
+                steps.preprocess_ms,
+                steps.inference_ms,
+                steps.postprocess_ms,
+                answer.total_ms,
+                answer.tier,
+                answer.outcome,
+                answer.lateness_ms,
+                self.ended,
             )
-        )  # fmt: skip
+        )
 
     @property
     def ended(self) -> int:
@@ -185,8 +224,9 @@ _SKETCH_BOUNDS_MS: Floats = np.power(_GAMMA, _POWERS, dtype=np.float64)
 class LatencySketch(BucketCounts):
     """Durations in ms, of which every percentile is known to 1 %; the largest is exact. About 8 KiB.
 
-    Bucket i holds gamma^(i-1) < x <= gamma^i with gamma = (1 + a) / (1 - a), and stands for 2 gamma^i / (gamma + 1):
-    no sample is further than the share a from that. Masson, Rim, Lee: DDSketch, PVLDB 12 (2019), section 2.
+    Bucket i holds gamma^(i-1) < x <= gamma^i with gamma = (1 + a) / (1 - a), and stands for 2 gamma^i /
+    (gamma + 1): no sample is further than the share a from that. Masson, Rim, Lee: DDSketch, PVLDB 12
+    (2019), section 2.
     """
 
     def __init__(self) -> None:
@@ -258,22 +298,28 @@ class StageReading:
     wait: Quantiles  # in the mailbox
     interval_ms: float
     interval_jitter_ms: float
-    latency_jitter_ms: float  # mean absolute difference of the latencies of successive answers (RFC 3393: IPDV)
-    health_s: dict[Health, float]  # time in each state since configure, as often as someone looks (once a second)
+    latency_jitter_ms: (
+        float  # mean absolute difference of the latencies of successive answers (RFC 3393: IPDV)
+    )
+    health_s: dict[
+        Health, float
+    ]  # time in each state since configure, as often as someone looks (once a second)
     unrecorded: int  # rows of receipts and answers that were pushed out before anyone took them
 
 
 class RecentRows:
     """Rows on their way from a frame's thread, and those of the last seconds, oldest first.
 
-    The first column is when, in monotonic ns; the last one numbers the rows. Memory follows the rate and the span and
-    is bounded: where more than `most` rows fall into the span, the window covers less time.
+    The first column is when, in monotonic ns; the last one numbers the rows. Memory follows the rate and
+    the span and is bounded: where more than `most` rows fall into the span, the window covers less time.
 
     Attributes:
         unrecorded: rows that were pushed out before anyone took them.
     """
 
-    def __init__(self, pending: deque[tuple[float, ...]], row: np.dtype[np.void], most: int = 65_536) -> None:
+    def __init__(
+        self, pending: deque[tuple[float, ...]], row: np.dtype[np.void], most: int = 65_536
+    ) -> None:
         """Take rows of this type from `pending`."""
         self.rows = np.empty(0, row)  # of the last seconds
         self.unrecorded = self._taken = 0
@@ -314,7 +360,12 @@ class StageFigures:
     """
 
     def __init__(
-        self, statistics: StageCounters, tiers: Sequence[str], budget_ms: float, window_s: float, now_ns: int
+        self,
+        statistics: StageCounters,
+        tiers: Sequence[str],
+        budget_ms: float,
+        window_s: float,
+        now_ns: int,
     ) -> None:
         """Read `statistics`; the bounds of histograms are placed around `budget_ms` and stay there."""
         self.window_s = window_s  # length of the window; may change at any time
@@ -323,7 +374,9 @@ class StageFigures:
         self._answers = RecentRows(statistics.answers, ANSWER)
         bounds_s = budget_bounds_s(budget_ms)
         self._stage = _Latencies(bounds_s)
-        self._tiers = {name: (index, _Latencies(bounds_s)) for index, name in [*enumerate(tiers), (-1, NO_TIER)]}
+        self._tiers = {
+            name: (index, _Latencies(bounds_s)) for index, name in [*enumerate(tiers), (-1, NO_TIER)]
+        }
         self._lateness = BucketCounts(LATENESS_BOUNDS_S)
         self._steps = {step: BucketCounts(bounds_s) for step in STEPS}
         self._activated_ns = 0
@@ -346,7 +399,11 @@ class StageFigures:
         """Latency by tier, lateness (0: in time), and steps by `STEPS`, as of the last `read`."""
         with self._readers:
             tiers = {name: kept.buckets.snapshot() for name, (_, kept) in self._tiers.items()}
-            return tiers, self._lateness.snapshot(), {name: step.snapshot() for name, step in self._steps.items()}
+            return (
+                tiers,
+                self._lateness.snapshot(),
+                {name: step.snapshot() for name, step in self._steps.items()},
+            )
 
     def _take(self, now_ns: int) -> None:
         since_ns = now_ns - round(self.window_s * NS_PER_S)

@@ -16,13 +16,20 @@ Floats = NDArray[np.float64]
 
 
 def brake_along(
-    points: Floats, times_s: Floats, start_s: float, deceleration: float, count: int, *, speed: float | None = None
+    points: Floats,
+    times_s: Floats,
+    start_s: float,
+    deceleration: float,
+    count: int,
+    *,
+    speed: float | None = None,
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Brake at a constant deceleration along a timed path, from where the vehicle is on it at `start_s`.
 
-    The speed at the start is the path's own there, unless another is given; distance travelled after t seconds is
-    v t - a t^2 / 2 until t = v / a, then constant (uniformly decelerated motion). The geometry of the path is kept,
-    only its timing changes; where braking is longer than the path, its last segment is extended in a straight line.
+    The speed at the start is the path's own there, unless another is given; distance travelled after t
+    seconds is v t - a t^2 / 2 until t = v / a, then constant (uniformly decelerated motion). The geometry
+    of the path is kept, only its timing changes; where braking is longer than the path, its last segment is
+    extended in a straight line.
 
     Args:
         points: positions in m, shape [n, 3], n >= 2.
@@ -34,17 +41,23 @@ def brake_along(
 
     Returns:
         Positions [count, 3] and their times [count]: equally spaced from `start_s` to standstill, but no less than over
-        the duration of the path; and of each the last point of the path that it has passed, as an index [count].
+        the duration of the path; and of each the last point of the path that it has passed, as an index
+        [count].
 
     Raises:
-        ValueError: the deceleration is not positive, there are fewer than two points, or braking does not begin
-            within their times.
+        ValueError: the deceleration is not positive, there are fewer than two points, or braking does not
+            begin within their times.
     """
     if deceleration <= 0 or len(points) < 2:  # noqa: PLR2004 - a first and a last
-        msg = f"cannot brake with {deceleration} m/s^2 along {len(points)} points: it takes two, and more than 0 m/s^2"
+        msg = (
+            f"cannot brake with {deceleration} m/s^2 along {len(points)} points: it takes two, and more"
+            " than 0 m/s^2"
+        )
         raise ValueError(msg)
     if not times_s[0] <= start_s <= times_s[-1]:
-        raise ValueError(f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s")
+        raise ValueError(
+            f"cannot brake from {start_s} s on: the path lasts from {times_s[0]} to {times_s[-1]} s"
+        )
     steps = _lengths(points[1:] - points[:-1])
     distance = np.zeros(len(points))
     steps.cumsum(out=distance[1:])
@@ -60,7 +73,9 @@ def brake_along(
 
 
 def _lengths(vectors: Floats) -> Floats:
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", vectors, vectors)))  # a third of what np.linalg.norm takes
+    return np.asarray(
+        np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    )  # a third of what np.linalg.norm takes
 
 
 def _points_at(points: Floats, distance: Floats, wanted: Floats) -> Floats:
@@ -79,8 +94,12 @@ def _points_at(points: Floats, distance: Floats, wanted: Floats) -> Floats:
 PATH = "nav_msgs/msg/Path"
 
 _MOST_POSES = 200  # of a stop: 5 cm apart over the 10 m that 10 m/s take at 5 m/s^2
-_MOST_READ = 10_000  # poses of a path that is read: reading and braking take some 2 ms then, and a stop has 4
-_STEP_NS = 5_000_000  # between two answers, beyond what a clock at up to twice the speed gains; 15 cm at 30 m/s
+_MOST_READ = (
+    10_000  # poses of a path that is read: reading and braking take some 2 ms then, and a stop has 4
+)
+_STEP_NS = (
+    5_000_000  # between two answers, beyond what a clock at up to twice the speed gains; 15 cm at 30 m/s
+)
 _PLACE_BYTES = 56  # x, y, z and a quaternion, as float64
 
 
@@ -91,7 +110,10 @@ def can_stop(output_type: str) -> bool:
 
 @functools.cache
 def warm_up_stop(output_type: str) -> None:
-    """Make a stop output once, where there is one: the first takes ten times as long as those that follow."""
+    """Make a stop output once, where there is one.
+
+    The first takes ten times as long as those that follow.
+    """
     if not can_stop(output_type):
         return
     head = b"\0\1\0\0" + bytes(8) + b"\1\0\0\0" + bytes(4)  # little-endian; a header without stamp or frame
@@ -104,7 +126,8 @@ def warm_up_stop(output_type: str) -> None:
 class TimedPath:
     """A path that says where the vehicle is to be when, so that braking can begin somewhere on it.
 
-    It is read from the message's bytes and the stop is written as bytes: 3,000 poses as objects take 20 ms and more.
+    It is read from the message's bytes and the stop is written as bytes: 3,000 poses as objects take 20 ms
+    and more.
     """
 
     head: bytes  # the message's bytes before the number of poses: encapsulation and header
@@ -113,7 +136,9 @@ class TimedPath:
     stamps_ns: NDArray[np.int64]  # of the poses, shape [n]
     points: Floats  # positions in m, shape [n, 3]
     turns: Floats  # orientations as x, y, z, w, shape [n, 4]
-    moved_ns: int = 0  # by how much the stamps were moved since they were read; that of `head` is as it was read
+    moved_ns: int = (
+        0  # by how much the stamps were moved since they were read; that of `head` is as it was read
+    )
 
     @classmethod
     def read(cls, path: bytes) -> "TimedPath | None":
@@ -134,12 +159,17 @@ class TimedPath:
         """Read the CDR bytes of a `nav_msgs/msg/Path`, whatever its stamps and values are.
 
         Raises:
-            BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, a stamp is no time,
-                or the bytes are no path; the message says which.
+            BadInput: it has fewer than two poses or more than 10,000, they do not share one frame, a stamp
+                is no time, or the bytes are no path; the message says which.
         """
         try:
             return cls._parse(path)
-        except (struct.error, IndexError, TypeError, ValueError) as error:  # what reading beyond the end raises
+        except (
+            struct.error,
+            IndexError,
+            TypeError,
+            ValueError,
+        ) as error:  # what reading beyond the end raises
             raise BadInput(f"is no nav_msgs/Path of {len(path)} bytes: {one_line(error)}") from error
 
     @classmethod
@@ -156,16 +186,23 @@ class TimedPath:
             raise BadInput("has poses that do not share one frame_id")
         parts = np.concatenate((poses.first_stamp, poses.later_stamps)).astype(np.int64)
         seconds, nanoseconds = parts.T
-        if parts.min() < 0 or nanoseconds.max() >= NS_PER_S:  # nanosec is unsigned: a negative one is of 2^31 and more
+        if (
+            parts.min() < 0 or nanoseconds.max() >= NS_PER_S
+        ):  # nanosec is unsigned: a negative one is of 2^31 and more
             at = int((parts.min(axis=1) < 0).argmax() or (nanoseconds >= NS_PER_S).argmax())
-            raise BadInput(f"has a stamp that is no time at pose {at}: sec is negative, or nanosec a second or more")
+            raise BadInput(
+                f"has a stamp that is no time at pose {at}: sec is negative, or nanosec a second or more"
+            )
         stamps = seconds * NS_PER_S + nanoseconds
         places = poses.places.astype(np.float64)
         return cls(path[:head_end], order, frame_id, stamps, places[:, :3], places[:, 3:])
 
     @classmethod
     def made(cls, stamps_ns: NDArray[np.int64], points: Floats, yaws: Floats, frame: bytes) -> "TimedPath":
-        """A flat path: stamps [n], positions in m [n, 3], headings in rad [n], and the frame's name without NUL."""
+        """A flat path.
+
+        Stamps [n], positions in m [n, 3], headings in rad [n], and the frame's name without NUL.
+        """
         frame_id = struct.pack("<I", len(frame) + 1) + frame + b"\0"
         head = b"\0\1\0\0" + struct.pack("<iI", *divmod(int(stamps_ns[0]), NS_PER_S)) + frame_id
         head += bytes(aligned(len(head), 4) - len(head))
@@ -187,7 +224,11 @@ class TimedPath:
 
     def moved(self, by_ns: int) -> "TimedPath":
         """The same path, its poses stamped so much later: with the ROS clock, which has stepped."""
-        return replace(self, stamps_ns=self.stamps_ns + by_ns, moved_ns=self.moved_ns + by_ns) if by_ns else self
+        return (
+            replace(self, stamps_ns=self.stamps_ns + by_ns, moved_ns=self.moved_ns + by_ns)
+            if by_ns
+            else self
+        )
 
     def speed_at(self, at_ns: int) -> float:
         """In m/s, exact where it changes evenly, as in braking; 0 beyond either end."""
@@ -205,8 +246,9 @@ class TimedPath:
     def stop(self, start_ns: int, deceleration: float) -> "TimedPath | None":
         """Brake along the path from `start_ns` on, as fast as the path is there.
 
-        `header.stamp` stays that of the frame that the path was computed from, so that its age shows; the poses, as
-        many as the path has and at most 200, are stamped from `start_ns` to standstill and turned as the path is there.
+        `header.stamp` stays that of the frame that the path was computed from, so that its age shows; the
+        poses, as many as the path has and at most 200, are stamped from `start_ns` to standstill and turned
+        as the path is there.
 
         Args:
             start_ns: when braking begins, in the time of the path's stamps.
@@ -219,8 +261,13 @@ class TimedPath:
             return None
         return self.braked(start_ns, deceleration, min(len(self.stamps_ns), _MOST_POSES))
 
-    def braked(self, start_ns: int, deceleration: float, count: int, *, speed: float | None = None) -> "TimedPath":
-        """The path with this many poses from `start_ns`, which lies on it, to standstill; see `brake_along`."""
+    def braked(
+        self, start_ns: int, deceleration: float, count: int, *, speed: float | None = None
+    ) -> "TimedPath":
+        """The path with this many poses from `start_ns`, which lies on it, to standstill.
+
+        See `brake_along`.
+        """
         times_s = (self.stamps_ns - start_ns) / NS_PER_S
         where, after_s, passed = brake_along(self.points, times_s, 0.0, deceleration, count, speed=speed)
         stamps = start_ns + np.rint(after_s * NS_PER_S).astype(np.int64)
@@ -244,7 +291,8 @@ class TimedPath:
             turns=np.vstack((self._turned(later - 1, later, share), self.turns[later:])),
         )
 
-    def _turned(self, passed: Any, following: Any, share: Any) -> Floats:  # noqa: ANN401 - one index or many
+    # one index or many
+    def _turned(self, passed: Any, following: Any, share: Any) -> Floats:  # noqa: ANN401
         """Orientations between two poses each; of the second's two quaternions the nearer one counts."""
         before, after = self.turns[passed], self.turns[following]
         same = np.sign((before * after).sum(axis=-1, keepdims=True))
@@ -268,8 +316,8 @@ class TimedPath:
 class GoingStop:
     """A stop that goes out, as it was published last.
 
-    Its place and its braking follow the monotonic clock. Its stamps are in ROS time, so they move with a step of that
-    clock. A clock that runs slower or faster, as that of a simulation, does not step.
+    Its place and its braking follow the monotonic clock. Its stamps are in ROS time, so they move with a
+    step of that clock. A clock that runs slower or faster, as that of a simulation, does not step.
     """
 
     path: TimedPath
@@ -294,11 +342,13 @@ class GoingStop:
 class _Poses:
     """Views on the poses of a path's bytes: all of them have a `frame_id` of the same length.
 
-    In CDR a number stands at a multiple of its size, counted from the end of the encapsulation's 4 bytes. A pose ends
-    at such a multiple of eight, so the same number of bytes lies between any two.
+    In CDR a number stands at a multiple of its size, counted from the end of the encapsulation's 4 bytes. A
+    pose ends at such a multiple of eight, so the same number of bytes lies between any two.
     """
 
-    def __init__(self, message: bytes | bytearray, order: str, first_at: int, id_bytes: int, count: int) -> None:
+    def __init__(
+        self, message: bytes | bytearray, order: str, first_at: int, id_bytes: int, count: int
+    ) -> None:
         place_at, step = self._layout(first_at, id_bytes)
         later_at = place_at + _PLACE_BYTES
         self.places = np.ndarray((count, 7), f"{order}f8", message, place_at, (step, 8))

@@ -22,8 +22,8 @@ _RARELY_NS = 60 * NS_PER_S  # one result in 1,800 at 30 Hz
 def usual_p99(window: SortedWindow, spared: int = 0) -> float:
     """99th percentile of the samples without isolated stalls.
 
-    Stalls (over 4 times the median, at most 10 % of the samples or one) are left out: they are faults that no tier
-    avoids and that the backup answers. More of them count, as then the tier itself is slow.
+    Stalls (over 4 times the median, at most 10 % of the samples or one) are left out: they are faults that
+    no tier avoids and that the backup answers. More of them count, as then the tier itself is slow.
 
     Args:
         window: the samples, at least one.
@@ -48,14 +48,19 @@ class Forecast:
     """What a run of a tier is predicted to take, from hand-over to result.
 
     Attributes:
-        overhead_ms: of it decode, pre- and postprocessing and hand-over; a guess has that of other tiers' runs.
+        overhead_ms: of it decode, pre- and postprocessing and hand-over; a guess has that of other tiers'
+            runs.
     """
 
     ms: float  # predicted p99
     runs: int = 0  # the tier's own recent runs that it comes from; 0: it is a guess
-    measured_ms: float = 0.0  # what a guess comes from: the p99 of the calibration, or the last probe's inference
+    measured_ms: float = (
+        0.0  # what a guess comes from: the p99 of the calibration, or the last probe's inference
+    )
     probed: bool = False  # whether that is a probe's
-    factor: float = 1.0  # what a guess is scaled by: how much slower the tier in use is now than when it was calibrated
+    factor: float = (
+        1.0  # what a guess is scaled by: how much slower the tier in use is now than when it was calibrated
+    )
     overhead_ms: float = 0.0
 
     @property
@@ -101,7 +106,9 @@ class TierClock:
 
     @property
     def slowdown(self) -> float | None:
-        """Recent median over calibrated median: how much slower (or faster) the machine is than when calibrated.
+        """Recent median over calibrated median.
+
+        How much slower (or faster) the machine is than when calibrated.
 
         None where too few recent runs are known to say so.
         """
@@ -116,7 +123,9 @@ class TierClock:
             own_ms = usual_p99(self._overhead, _SPARED)
             return Forecast(usual_p99(self._inference, _SPARED) + own_ms, runs, overhead_ms=own_ms)
         measured_ms = self.calibration.p99_ms
-        return Forecast(measured_ms * slowdown + overhead_ms, 0, measured_ms, self._probed, slowdown, overhead_ms)
+        return Forecast(
+            measured_ms * slowdown + overhead_ms, 0, measured_ms, self._probed, slowdown, overhead_ms
+        )
 
     def likely_ms(self, slowdown: float, overhead_ms: float) -> float:
         """What one run takes as a rule; the p99 of a calibration is that of whoever was busy beside it."""
@@ -128,13 +137,14 @@ class TierClock:
 class TierLadder:
     """Chooses a tier for every frame.
 
-    A ladder may have some of a stage's tiers only, in an order of its own. Tiers are named by their index in the stage,
-    `level` and `left_out` count the ladder's own.
+    A ladder may have some of a stage's tiers only, in an order of its own. Tiers are named by their index
+    in the stage, `level` and `left_out` count the ladder's own.
 
-    Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier above is run
-    now and then outside any frame's answer, see `probe`, whatever is predicted of it: a prediction without own runs is
-    a guess. `PROBES` such runs in a row that fit take the level up to it; one that does not fit, or a stay on the
-    level that does not last, doubles the time until it is tried again, from 0.5 to 8 s.
+    Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier
+    above is run now and then outside any frame's answer, see `probe`, whatever is predicted of it: a
+    prediction without own runs is a guess. `PROBES` such runs in a row that fit take the level up to it;
+    one that does not fit, or a stay on the level that does not last, doubles the time until it is tried
+    again, from 0.5 to 8 s.
 
     Attributes:
         tiers: the ladder's, from the most accurate one.
@@ -146,7 +156,10 @@ class TierLadder:
     PROBES = 3
 
     def __init__(self, tiers: int | Sequence[int], clocks: Sequence[TierClock] = ()) -> None:
-        """Start on the most accurate of so many tiers, or of these; `clocks` are those of all of the stage's tiers."""
+        """Start on the most accurate of so many tiers, or of these.
+
+        `clocks` are those of all of the stage's tiers.
+        """
         self.tiers = tuple(range(tiers)) if isinstance(tiers, int) else tuple(tiers)
         self._clocks = [clocks[tier] if clocks else TierClock() for tier in self.tiers]
         self._of = len(clocks) or len(self.tiers)
@@ -179,7 +192,10 @@ class TierLadder:
         self._predict()
 
     def predicted_ms(self, tier: int) -> float:
-        """Predicted p99 of a whole run of the tier: inference plus decode, pre- and postprocessing and hand-over."""
+        """Predicted p99 of a whole run of the tier.
+
+        Inference plus decode, pre- and postprocessing and hand-over.
+        """
         return self.forecasts[self.tiers.index(tier)].ms
 
     def take_over(self, before: "TierLadder") -> None:
@@ -188,7 +204,10 @@ class TierLadder:
         self._predict()
 
     def learn(self, tier: int, inference_ms: float, overhead_ms: float) -> None:
-        """Learn from one run: its inference, and all else from hand-over to result; none of another ladder."""
+        """Learn from one run.
+
+        Its inference, and all else from hand-over to result; none of another ladder.
+        """
         if tier not in self.tiers:
             return
         self._clocks[self.tiers.index(tier)].add(inference_ms, overhead_ms)
@@ -205,7 +224,9 @@ class TierLadder:
         return usual_p99(self._overhead, _SPARED) if len(self._overhead) > _SPARED else 0.0
 
     def choose(self, left_ms: float, fresh_ms: float, now_ns: int) -> int:
-        """The tier for a frame that has `left_ms` until its answer has to leave; the cheapest one where none fits.
+        """The tier for a frame that has `left_ms` until its answer has to leave.
+
+        The cheapest one where none fits.
 
         `fresh_ms` is the time that a frame has which did not wait; it decides the level.
         """
@@ -233,7 +254,9 @@ class TierLadder:
 
     def _step(self, level: int) -> None:
         self.level, self._since_ns, self._good = level, self._now_ns, (0, 0)
-        for clock in self._clocks[:level]:  # what is above has not run for a while by the time it is asked for again
+        for clock in self._clocks[
+            :level
+        ]:  # what is above has not run for a while by the time it is asked for again
             clock.forget()
         self._predict()
 
@@ -243,8 +266,8 @@ class TierLadder:
         """The tier to try now, outside any frame's answer, or None.
 
         With a spare worker, every tier above the level whose time has come, see `_above`. Without one, only
-        where a frame that arrives as expected could still wait for the probe and then run the cheapest tier within its
-        time; what is a guess only is tried once after 2 s, and what does not fit once a minute.
+        where a frame that arrives as expected could still wait for the probe and then run the cheapest tier
+        within its time; what is a guess only is tried once after 2 s, and what does not fit once a minute.
 
         Args:
             fresh_ms: the time that a frame has which did not wait.
@@ -258,7 +281,11 @@ class TierLadder:
             likely_ms = clock.likely_ms(self._slowdown, self._overhead_ms)
             fits = likely_ms <= max(room_ms, room_ms + fresh_ms - self.forecasts[-1].ms)
             fits = fits or (self._good[0] == tier and self._good[1] > 0)  # its last run did
-            rarely_ns = (self._started_ns or 0) + _UNTRIED_NS if clock.tried_ns is None else clock.tried_ns + _RARELY_NS
+            rarely_ns = (
+                (self._started_ns or 0) + _UNTRIED_NS
+                if clock.tried_ns is None
+                else clock.tried_ns + _RARELY_NS
+            )
             if likely_ms <= longest_ms and now_ns >= max(clock.due_ns, 0 if fits else rarely_ns):
                 clock.tried_ns = now_ns
                 return self.tiers[tier]
@@ -266,12 +293,17 @@ class TierLadder:
 
     def _above(self) -> list[int]:
         """Tiers above the level that may run, those first that failed least, of these the cheapest."""
-        return sorted(range(self.level - 1, self.left_out - 1, -1), key=lambda tier: self._clocks[tier].failures)
+        return sorted(
+            range(self.level - 1, self.left_out - 1, -1), key=lambda tier: self._clocks[tier].failures
+        )
 
     def probed(self, tier: int, inference_ms: float, whole_ms: float, fresh_ms: float) -> None:
-        """A probe of `tier` took `whole_ms`: after enough that fit, step up; one that does not delays the next.
+        """A probe of `tier` took `whole_ms`.
 
-        `inference_ms` of it was inference, NaN if it came to none. `whole_ms` is infinite if there was no good result.
+        After enough that fit, step up; one that does not delays the next.
+
+        `inference_ms` of it was inference, NaN if it came to none. `whole_ms` is infinite if there was no
+        good result.
         """
         if tier not in self.tiers[: self.level]:
             return
@@ -302,7 +334,9 @@ class TierLadder:
             return ""
         if left_out >= level:
             return f"{names[level - 1]} is left out {self.why_left_out}"
-        tier = min(self._above(), key=lambda tier: self._clocks[tier].due_ns, default=level)  # just stepped up?
+        tier = min(
+            self._above(), key=lambda tier: self._clocks[tier].due_ns, default=level
+        )  # just stepped up?
         forecast, fresh_ms = self.forecasts[tier], self._fresh_ms
         relation = ">" if forecast.ms > fresh_ms else "<="
         text = f"{names[tier]} predicted {forecast.ms:.1f} ms {relation} {fresh_ms:.1f} left"
@@ -325,10 +359,12 @@ class MemoryGuard:
         self.tight = False  # whether memory is short: then nothing is compiled either
 
     def update(self, used_share: float, share: float, tiers: int) -> None:
-        """Take a sample, about once a second: one of the `tiers` fewer while short, one more while there is room again.
+        """Take a sample, about once a second.
 
-        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0 to 1). The
-        cheapest tier is never left out.
+        One of the `tiers` fewer while short, one more while there is room again.
+
+        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0
+        to 1). The cheapest tier is never left out.
         """
         if used_share > share:
             self.tight = True

@@ -9,7 +9,9 @@ _SAMPLES: Final = 128  # that each part is learned from
 
 
 class PublishMargin:
-    """A bounded margin in ms, 0.1 to 4: the worst recent wake-up lateness plus the worst recent publish time.
+    """A bounded margin in ms, 0.1 to 4.
+
+    The worst recent wake-up lateness plus the worst recent publish time.
 
     The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
     """
@@ -17,7 +19,8 @@ class PublishMargin:
     def __init__(self, first_wake_ms: float = _LEAST_MS) -> None:
         """Say what to expect of a wake-up before any was seen.
 
-        The first deadline is the worst one to learn from: its code is cold, and the next message may just be arriving.
+        The first deadline is the worst one to learn from: its code is cold, and the next message may just
+        be arriving.
         """
         self._wake = deque([first_wake_ms], maxlen=_SAMPLES)
         self._publish = deque([_LEAST_MS], maxlen=_SAMPLES)
@@ -44,12 +47,13 @@ _MOST_PROOFS: Final = 96
 class HedgeRule:
     """Learns whose fault it is when a frame is late: the worker's or the frame's.
 
-    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, a pause of garbage
-    collection, say. If the frame is at fault, a scene with too many boxes, say, the standby is late as well, and the
-    frames after it have nobody. So the standby is kept for the next frame until there is proof: a late frame that its
-    runner came through is run once more by a spare worker, for nobody (a retrial). It was the worker's fault if that
-    is quick. Three such proofs allow hedges. A hedge or a retrial that is late as well suspends them, and doubles the
-    proofs that it takes, up to 96, and the late frames that go by before the next retrial.
+    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, a pause
+    of garbage collection, say. If the frame is at fault, a scene with too many boxes, say, the standby is
+    late as well, and the frames after it have nobody. So the standby is kept for the next frame until there
+    is proof: a late frame that its runner came through is run once more by a spare worker, for nobody (a
+    retrial). It was the worker's fault if that is quick. Three such proofs allow hedges. A hedge or a
+    retrial that is late as well suspends them, and doubles the proofs that it takes, up to 96, and the late
+    frames that go by before the next retrial.
 
     Attributes:
         retrials, slow_retrials, hedges, lost_hedges: counters; slow: as late as the first run, lost: runner and standby
@@ -84,7 +88,10 @@ class HedgeRule:
             self._suspend()
 
     def hedged(self, *, in_time: bool) -> None:
-        """A frame is over that was hedged and whose runner was late; `in_time`: the standby had a result."""
+        """A frame is over that was hedged and whose runner was late.
+
+        `in_time`: the standby had a result.
+        """
         self.hedges += 1
         if not in_time:
             self.lost_hedges += 1

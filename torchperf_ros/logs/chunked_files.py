@@ -1,4 +1,7 @@
-"""MCAP files and ROS 1 bags: read a chunk at a time, by their index, or searched for chunks if they have none."""
+"""MCAP files and ROS 1 bags.
+
+Read a chunk at a time, by their index, or searched for chunks if they have none.
+"""
 
 import abc
 import bz2
@@ -44,10 +47,16 @@ _MAX_CHUNK_BYTES: Final = 1 << 31
 _BUFFER_BYTES: Final = 1 << 16  # a larger message is read past the buffer, without a copy
 _LOOSE_BYTES: Final = 1 << 20
 _RECORD: Final = struct.Struct("<BQ")  # of MCAP: what it is, and how many bytes follow
-_CHUNK: Final = struct.Struct("<BQQQQII")  # of MCAP, with its record's head: two times, size, CRC, length of a word
-_INDEX_HEAD_BYTES: Final = 15  # of MCAP's index of a channel's messages: kind, length, channel, length of the entries
+_CHUNK: Final = struct.Struct(
+    "<BQQQQII"
+)  # of MCAP, with its record's head: two times, size, CRC, length of a word
+_INDEX_HEAD_BYTES: Final = (
+    15  # of MCAP's index of a channel's messages: kind, length, channel, length of the entries
+)
 _INDEX_ENTRY_BYTES: Final = 16  # time and offset
-_MESSAGE: Final = struct.Struct("<HIQQ")  # of MCAP, before the data: channel, sequence, when logged, when published
+_MESSAGE: Final = struct.Struct(
+    "<HIQQ"
+)  # of MCAP, before the data: channel, sequence, when logged, when published
 
 _NO_SCHEMA: Final = mcap_records.Schema(data=b"", encoding="", id=0, name="")
 
@@ -63,10 +72,14 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
     Where `data` is cut off, or the claim is only a limit (`whole` is False), fewer bytes are fine.
 
     Raises:
-        Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises for garbage.
+        Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises
+            for garbage.
     """
     if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
-        raise Damaged(f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd, lz4, bz2")
+        raise Damaged(
+            f"it claims to hold {raw_bytes:,} bytes, compressed as {compression!r}; known are zstd,"
+            " lz4, bz2"
+        )
     try:
         raw = _UNPACK[compression](data, raw_bytes)
     except OSError as error:  # bz2 says so of garbage; nothing is read from a disk here
@@ -116,9 +129,9 @@ class Chunk:
 class ChunkedFile(abc.ABC):
     """Reads a chunk at a time, and brings its messages into the order of their time.
 
-    Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught where the
-    rest of the file can be used.
-    `counts` has messages by channel; `start_ns` and `end_ns` are of the first and last message, 0 without any.
+    Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught
+    where the rest of the file can be used. `counts` has messages by channel; `start_ns` and `end_ns` are of
+    the first and last message, 0 without any.
     """
 
     _magic: ClassVar[bytes]
@@ -126,7 +139,9 @@ class ChunkedFile(abc.ABC):
     _chunk: ClassVar[int]  # what the records are that are looked at
     _message: ClassVar[int]
     _definitions: ClassVar[frozenset[int]]
-    _data_end: ClassVar[int] = -1  # the record without which the file breaks off; -1: there is none in this format
+    _data_end: ClassVar[
+        int
+    ] = -1  # the record without which the file breaks off; -1: there is none in this format
 
     def __init__(self, path: Path, notes: LogNotes, file: Path) -> None:
         """Open the file, called `path` in notes and errors, and find its chunks; its bytes are in `file`.
@@ -164,7 +179,10 @@ class ChunkedFile(abc.ABC):
 
     @abc.abstractmethod
     def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
-        """The records between two offsets, the stream at the data of each; only a chunk may lead beyond the end."""
+        """The records between two offsets, the stream at the data of each.
+
+        Only a chunk may lead beyond the end.
+        """
 
     @abc.abstractmethod
     def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
@@ -186,9 +204,13 @@ class ChunkedFile(abc.ABC):
                     self._chunks.append(Chunk(begin, sound))
                 elif kind in self._definitions:
                     self._learn(self._file, begin, end)
-                elif kind == self._message:  # outside of chunks; those that follow each other are read together
+                elif (
+                    kind == self._message
+                ):  # outside of chunks; those that follow each other are read together
                     last = self._chunks[-1] if self._chunks else None
-                    joins = last is not None and last.loose and last.end == begin < last.offset + _LOOSE_BYTES
+                    joins = (
+                        last is not None and last.loose and last.end == begin < last.offset + _LOOSE_BYTES
+                    )
                     offset = self._chunks.pop().offset if joins else begin
                     self._chunks.append(Chunk(offset, end, loose=True))
             else:
@@ -210,7 +232,8 @@ class ChunkedFile(abc.ABC):
             if (missing := stated - self._counts[number]) > 0:
                 topic = self._channels[number].topic if number in self._channels else f"number {number}"
                 what = (
-                    f"topic {topic}: of {stated:,} messages that its statistics say it has, {missing:,} are not there"
+                    f"topic {topic}: of {stated:,} messages that its statistics say it has, {missing:,} are"
+                    " not there"
                 )
                 self._notes.lost(self.path, ("count", number), what, messages=missing)
 
@@ -242,18 +265,26 @@ class ChunkedFile(abc.ABC):
         """Close the file."""
         self._file.close()
 
-    def _messages(self, chunk: Chunk, numbers: Collection[int], start_ns: float, end_ns: float) -> Iterator[RawMessage]:
+    def _messages(
+        self, chunk: Chunk, numbers: Collection[int], start_ns: float, end_ns: float
+    ) -> Iterator[RawMessage]:
         found = (
             RawMessage(t_ns, self._channels[number], data)
-            for number, t_ns, data in self._noted(chunk, self._walk(chunk, numbers)) if start_ns <= t_ns < end_ns
-        )  # fmt: skip
+            for number, t_ns, data in self._noted(chunk, self._walk(chunk, numbers))
+            if start_ns <= t_ns < end_ns
+        )
         messages = deque(sorted(found, key=itemgetter(0)))
         while messages:  # what has been given out is not held on to
             yield messages.popleft()
 
     def _walk(self, chunk: Chunk, numbers: Collection[int] | None) -> Walk:
-        """The messages of these channels; None: of all, without their data, to count them and learn their channels."""
-        stream, begin, end, cut = (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
+        """The messages of these channels.
+
+        None: of all, without their data, to count them and learn their channels.
+        """
+        stream, begin, end, cut = (
+            (self._file, chunk.offset, chunk.end, False) if chunk.loose else self._opened(chunk)
+        )
         try:
             for kind, at, after, number, t_ns in self._records(stream, begin, end):
                 if kind == self._message:
@@ -280,7 +311,10 @@ class ChunkedFile(abc.ABC):
             raise
         except Exception as error:
             left_out = f"its first {used} messages are used" if used else "it is left out"
-            why = f"the chunk at offset {chunk.offset:,} is damaged: {error or type(error).__name__}; {left_out}"
+            why = (
+                f"the chunk at offset {chunk.offset:,} is damaged: {error or type(error).__name__};"
+                f" {left_out}"
+            )
             self._notes.lost(self.path, chunk.offset, why, size_bytes=chunk.end - chunk.offset, chunks=1)
 
 
@@ -313,16 +347,26 @@ class McapFile(ChunkedFile):
         self._channels = {number: self._channel(record) for number, record in summary.channels.items()}
         self._counts.update(summary.statistics.channel_message_counts)
         self._chunks = [
-            Chunk(i.chunk_start_offset, i.chunk_start_offset + i.chunk_length, i.message_start_time, i.message_end_time,
-                  frozenset(i.message_index_offsets), _indexed(i))
+            Chunk(
+                i.chunk_start_offset,
+                i.chunk_start_offset + i.chunk_length,
+                i.message_start_time,
+                i.message_end_time,
+                frozenset(i.message_index_offsets),
+                _indexed(i),
+            )
             for i in sorted(summary.chunk_indexes, key=lambda index: index.chunk_start_offset)
-        ]  # fmt: skip
+        ]
         self._stated = dict(summary.statistics.channel_message_counts)
         if sum(chunk.count for chunk in self._chunks) != summary.statistics.message_count:
             raise Damaged("the index does not have every message")
         indexed = frozenset[int]().union(*(chunk.numbers for chunk in self._chunks))
         ends = [chunk.end for chunk in self._chunks]
-        if indexed != {*+self._counts} or not indexed <= self._channels.keys() or max(ends, default=0) > self._size:
+        if (
+            indexed != {*+self._counts}
+            or not indexed <= self._channels.keys()
+            or max(ends, default=0) > self._size
+        ):
             raise Damaged("the summary does not name every chunk")
 
     def _records(self, stream: BinaryIO, begin: int, end: int) -> Records:
@@ -332,7 +376,9 @@ class McapFile(ChunkedFile):
             after = begin + _RECORD.size + length
             too_long = after > end and opcode != Opcode.CHUNK
             if not opcode or too_long or (opcode == Opcode.MESSAGE and length < _MESSAGE.size):
-                raise Damaged("the file breaks off in a record" if too_long else "one of its records is not sound")
+                raise Damaged(
+                    "the file breaks off in a record" if too_long else "one of its records is not sound"
+                )
             number = t_ns = 0
             if opcode == Opcode.MESSAGE:
                 number, _, t_ns, _ = _MESSAGE.unpack(stream.read(_MESSAGE.size))
@@ -354,7 +400,9 @@ class McapFile(ChunkedFile):
         schema = self._schemas.get(record.schema_id) or _NO_SCHEMA
         digest, qos = (record.metadata.get(key, "") for key in ("topic_type_hash", "offered_qos_profiles"))
         text, encoding = schema.data.decode(errors="replace"), record.message_encoding
-        return Channel(record.topic, ros2_name(schema.name), encoding, text, schema.encoding, digest, is_latched(qos))
+        return Channel(
+            record.topic, ros2_name(schema.name), encoding, text, schema.encoding, digest, is_latched(qos)
+        )
 
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:
         self._file.seek(chunk.offset)
@@ -375,10 +423,17 @@ class McapFile(ChunkedFile):
 
 
 class Ros1Bag(ChunkedFile):
-    """One `.bag` file of version 2.0; the index of the messages in a chunk is not used, only that of the chunks."""
+    """One `.bag` file of version 2.0.
+
+    The index of the messages in a chunk is not used, only that of the chunks.
+    """
 
     _magic, _recover = ROS1_MAGIC, "rosbag reindex"
-    _chunk, _message, _definitions = RecordType.CHUNK, RecordType.MSGDATA, frozenset({RecordType.CONNECTION})
+    _chunk, _message, _definitions = (
+        RecordType.CHUNK,
+        RecordType.MSGDATA,
+        frozenset({RecordType.CONNECTION}),
+    )
 
     def _index(self) -> None:
         bag = self._reader(self._file)
@@ -404,7 +459,10 @@ class Ros1Bag(ChunkedFile):
             self._counts.update(info.connection_counts)
 
     def _reader(self, stream: Any) -> Reader:  # noqa: ANN401 - a binary stream
-        """The reader of `rosbags` for single records of a stream; as a whole it would hold an index of all messages."""
+        """The reader of `rosbags` for single records of a stream.
+
+        As a whole it would hold an index of all messages.
+        """
         bag = Reader(self.path)
         bag.bio = stream
         return bag
@@ -418,7 +476,12 @@ class Ros1Bag(ChunkedFile):
             if after > end and kind != RecordType.CHUNK:
                 raise Damaged("the file breaks off in a record")
             is_message = kind == RecordType.MSGDATA
-            yield kind, begin, after, *((header.get_uint32("conn"), header.get_time("time")) if is_message else (0, 0))
+            yield (
+                kind,
+                begin,
+                after,
+                *((header.get_uint32("conn"), header.get_time("time")) if is_message else (0, 0)),
+            )
             begin = after
 
     def _learn(self, stream: BinaryIO, begin: int, end: int) -> None:
@@ -426,7 +489,9 @@ class Ros1Bag(ChunkedFile):
         found = self._reader(stream).read_connection()
         latched = isinstance(found.ext, ConnectionExtRosbag1) and found.ext.latching == 1
         text = found.msgdef.data
-        channel = Channel(found.topic, found.msgtype, "ros1", text, "ros1msg" if text else "", found.digest, latched)
+        channel = Channel(
+            found.topic, found.msgtype, "ros1", text, "ros1msg" if text else "", found.digest, latched
+        )
         self._channels.setdefault(found.id, channel)
 
     def _opened(self, chunk: Chunk) -> tuple[BinaryIO, int, int, bool]:

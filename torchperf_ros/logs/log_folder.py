@@ -27,7 +27,8 @@ _BLOCK_BYTES: Final = 1 << 17  # of zstd; what is damaged costs what is unpacked
 def log_files(path: Path, notes: LogNotes) -> list[Path]:
     """The files of a log, in order.
 
-    A folder's are those that its `metadata.yaml` names; without a usable one, the files of the only kind that is there.
+    A folder's are those that its `metadata.yaml` names; without a usable one, the files of the only kind
+    that is there.
 
     Raises:
         LogError: there is nothing that could be read, or files that cannot belong to one log.
@@ -42,16 +43,22 @@ def log_files(path: Path, notes: LogNotes) -> list[Path]:
         if missing := sorted({file.name for file in named} - {file.name for file in there}):
             notes.note(f"log {path}: {_METADATA} names files that are not there: {', '.join(missing)}")
         if more := sorted({file.name for file in inside} - {file.name for file in there}):
-            notes.note(f"log {path}: {_METADATA} does not name these files, which are left out: {', '.join(more)}")
+            notes.note(
+                f"log {path}: {_METADATA} does not name these files, which are left out: {', '.join(more)}"
+            )
         return there
     if not inside:
         logs = sorted(found.name for found in path.iterdir() if (found / _METADATA).is_file())
         hint = f"; name one of the logs in it: {', '.join(logs[:4])}" if logs else ""
         raise LogError(f"log {path}: {trouble}, and there is no .mcap, .db3 or .bag file in it{hint}")
-    kinds = {next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)}
+    kinds = {
+        next(suffix for suffix in _KINDS if suffix in file.suffixes): file.name for file in reversed(inside)
+    }
     if len(kinds) > 1:
         shown = " and ".join(sorted(kinds.values()))
-        raise LogError(f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one")
+        raise LogError(
+            f"log {path}: holds logs of different kinds, {shown}, and no {_METADATA} says which; name one"
+        )
     if kinds.keys() != {".bag"}:
         notes.note(f"log {path}: {trouble}; the files in the folder are read")
     return inside
@@ -67,11 +74,17 @@ def _named(metadata: Path) -> tuple[list[Path], str]:
         files = [metadata.parent / PurePath(str(name)).name for name in names]
     except (ConfigError, KeyError, TypeError, IndexError):
         return [], f"its {_METADATA} is not that of a rosbag2"
-    return files, f"of the files that its {_METADATA} names none is there ({', '.join(file.name for file in files)})"
+    return (
+        files,
+        f"of the files that its {_METADATA} names none is there ({', '.join(file.name for file in files)})",
+    )
 
 
 def metadata_counts(path: Path) -> dict[str, int]:
-    """How many messages each topic of a folder has, as its `metadata.yaml` says; empty where it does not."""
+    """How many messages each topic of a folder has, as its `metadata.yaml` says.
+
+    Empty where it does not.
+    """
     try:
         content: Any = read_yaml(path / _METADATA, "metadata")
         topics = content["rosbag2_bagfile_information"]["topics_with_message_count"]
@@ -82,7 +95,9 @@ def metadata_counts(path: Path) -> dict[str, int]:
 
 def is_log(path: Path) -> bool:
     """Whether a file is called like one of a log, or begins like one."""
-    return path.name.endswith(SUFFIXES) or any(_begin(path).startswith(magic) for _, magic in _KINDS.values())
+    return path.name.endswith(SUFFIXES) or any(
+        _begin(path).startswith(magic) for _, magic in _KINDS.values()
+    )
 
 
 def _begin(path: Path) -> bytes:
@@ -91,7 +106,9 @@ def _begin(path: Path) -> bytes:
 
 
 def kind_of(path: Path, name: Path) -> str:
-    """`.mcap`, `.db3`, `.bag` or `.zstd`: what a file says it is; errors call it `name`, where it was unpacked.
+    """`.mcap`, `.db3`, `.bag` or `.zstd`.
+
+    What a file says it is; errors call it `name`, where it was unpacked.
 
     Raises:
         LogError: it is no file, is empty, or its content is not that of a log.
@@ -123,17 +140,24 @@ def unpacked_file(path: Path, folder: Path, notes: LogNotes) -> Path:
     target = folder / path.stem
     with path.open("rb") as packed, target.open("wb") as raw:
         try:
-            with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True, closefd=False) as reader:
+            with zstandard.ZstdDecompressor().stream_reader(
+                packed, read_across_frames=True, closefd=False
+            ) as reader:
                 while block := reader.read1(_BLOCK_BYTES):
                     raw.write(block)
         except zstandard.ZstdError as error:
             if not raw.tell():
-                raise LogError(f"log {path}: nothing of it can be unpacked: it is damaged ({error})") from error
+                raise LogError(
+                    f"log {path}: nothing of it can be unpacked: it is damaged ({error})"
+                ) from error
             why = f"is damaged after {raw.tell():,} unpacked bytes ({error}); what comes before is read"
             notes.lost(path, packed.tell(), why)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise
-            msg = f"log {path}: cannot be unpacked into {folder}: {error.strerror}; TMPDIR names another folder"
+            msg = (
+                f"log {path}: cannot be unpacked into {folder}: {error.strerror}; TMPDIR names another"
+                " folder"
+            )
             raise LogError(msg) from error
     return target

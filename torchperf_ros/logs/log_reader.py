@@ -17,7 +17,16 @@ from torchperf_ros.frame.errors import TorchperfError, UnknownMessageType
 from torchperf_ros.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
 from torchperf_ros.logs.db3_file import Db3File
 from torchperf_ros.logs.log_folder import kind_of, log_files, metadata_counts, unpacked_file
-from torchperf_ros.logs.log_storage import Channel, LogError, LogFindings, LogNotes, Part, RawMessage, Span, listed
+from torchperf_ros.logs.log_storage import (
+    Channel,
+    LogError,
+    LogFindings,
+    LogNotes,
+    Part,
+    RawMessage,
+    Span,
+    listed,
+)
 from torchperf_ros.logs.log_types import LogType
 
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
@@ -28,7 +37,11 @@ _FAR_NS: Final = 86_400 * 1_000_000_000
 _FEW: Final = 10  # messages; or a hundredth of the log
 _LATEST_NS: Final = (1 << 63) - 1
 """ROS counts time in signed 64 bit."""
-_STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {".mcap": McapFile, ".db3": Db3File, ".bag": Ros1Bag}
+_STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
+    ".mcap": McapFile,
+    ".db3": Db3File,
+    ".bag": Ros1Bag,
+}
 
 
 class LogMessage(NamedTuple):
@@ -45,19 +58,24 @@ class LogTopic:
     """A topic of a log."""
 
     name: str  # for example `/tf_static`
-    type_name: str  # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    type_name: str
     count: int = -1  # messages that the log says it has, -1: it does not say
-    latched: bool = False  # whether its publisher kept messages for those who subscribe later (transient local)
+    latched: bool = (
+        False  # whether its publisher kept messages for those who subscribe later (transient local)
+    )
 
 
 class LogReader(contextlib.AbstractContextManager["LogReader"]):
-    """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`; memory does not grow with the log.
+    """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
 
-    What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of the log is
-    held at a time, or several where they overlap in time.
+    Memory does not grow with the log.
 
-    It has `topics` by name, `start_ns` and `end_ns` of its first and last message as far as the log says so, 0
-    otherwise, and `count` messages, -1 if it does not say.
+    What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of
+    the log is held at a time, or several where they overlap in time.
+
+    It has `topics` by name, `start_ns` and `end_ns` of its first and last message as far as the log says
+    so, 0 otherwise, and `count` messages, -1 if it does not say.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
@@ -77,7 +95,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         spans = [storage for storage in self._storages if storage.end_ns]
         self.start_ns = min((storage.start_ns for storage in spans), default=0)
         self.end_ns = max((storage.end_ns for storage in spans), default=0)
-        self._counts = {channel: count for storage in self._storages for channel, count in storage.counts.items()}
+        self._counts = {
+            channel: count for storage in self._storages for channel, count in storage.counts.items()
+        }
         with self._guarded():
             self._set_aside()
         self.topics = self._summed()
@@ -92,7 +112,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def messages(
         self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
     ) -> Iterator[LogMessage]:
-        """The messages of these topics (None: all) with `start_ns <= t_ns < end_ns`, in the order of their time.
+        """The messages of these topics (None.
+
+        All) with `start_ns <= t_ns < end_ns`, in the order of their time.
 
         Where damage leaves them out of order, it is noted and counted in `findings`.
 
@@ -101,7 +123,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         """
         with self._guarded():
             wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
-            converters = {channel: found for channel in wanted if (found := self._converter(channel)) is not None}
+            converters = {
+                channel: found for channel in wanted if (found := self._converter(channel)) is not None
+            }
             span_ns = self._span_ns(start_ns, end_ns)
             read = Counter[Channel]()
             parts = [part for storage in self._storages for part in storage.parts(converters, *span_ns)]
@@ -112,16 +136,25 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                 if t_ns < latest_ns:
                     self.findings.out_of_order += 1
                     if self.findings.out_of_order == 1:
-                        back = f"a message on {channel.topic} was received {(latest_ns - t_ns) / 1e9:.3f} s before"
+                        back = (
+                            f"a message on {channel.topic} was received {(latest_ns - t_ns) / 1e9:.3f} s"
+                            " before"
+                        )
                         what = f"{back} the one that it follows; further ones are only counted"
                         self._notes.note(f"log {self.path}: not in the order of time: {what}")
                 latest_ns = t_ns
                 try:
                     data = converters[channel](raw)
-                except Exception as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
+                except (
+                    Exception
+                ) as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
                     why = f"it is left out ({type(error).__name__}: {error})"
-                    what = f"topic {channel.topic}: the message of {t_ns} ns is no {channel.type_name}; {why}"
-                    self._undecodable += self._notes.lost(self.path, (channel.topic, t_ns), what, messages=1)
+                    what = (
+                        f"topic {channel.topic}: the message of {t_ns} ns is no {channel.type_name}; {why}"
+                    )
+                    self._undecodable += self._notes.lost(
+                        self.path, (channel.topic, t_ns), what, messages=1
+                    )
                     continue
                 yield LogMessage(channel.topic, channel.type_name, data, t_ns)
             if start_ns is None and end_ns is None:
@@ -137,12 +170,18 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def _compare_counts(self, channels: Collection[Channel], read: Mapping[Channel, int]) -> None:
         """Note where a whole reading gave fewer messages than the file says that it has."""
         stated = {channel: self._counts[channel] for channel in channels if self._counts[channel] >= 0}
-        missing = {channel: count - read[channel] for channel, count in stated.items() if count > read[channel]}
+        missing = {
+            channel: count - read[channel] for channel, count in stated.items() if count > read[channel]
+        }
         # of these, some rows of a database have been noted one by one
         lost = sum(missing.values()) - (self.findings.messages_lost - self._undecodable)
         if lost > 0:
-            shown = [f"{count:,} of {stated[channel]:,} on {channel.topic}" for channel, count in missing.items()]
-            self._notes.note(f"log {self.path}: of the messages that it says it has, lost are: {listed(shown)}")
+            shown = [
+                f"{count:,} of {stated[channel]:,} on {channel.topic}" for channel, count in missing.items()
+            ]
+            self._notes.note(
+                f"log {self.path}: of the messages that it says it has, lost are: {listed(shown)}"
+            )
             self.findings.messages_lost += lost
 
     def _compare_metadata(self) -> None:
@@ -150,15 +189,21 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         known = {name: topic.count for name, topic in self.topics.items()}
         differing = [
             f"{name} {count:,} instead of {known.get(name, 0):,}"
-            for name, count in metadata_counts(self.path).items() if count != known.get(name, 0) >= 0
-        ]  # fmt: skip
+            for name, count in metadata_counts(self.path).items()
+            if count != known.get(name, 0) >= 0
+        ]
         if differing and not self.findings.set_aside:
-            self._notes.note(f"log {self.path}: its metadata says that it has messages on {listed(differing)}")
+            self._notes.note(
+                f"log {self.path}: its metadata says that it has messages on {listed(differing)}"
+            )
 
     def _set_aside(self) -> None:
-        """Leave out messages whose receipt is far from that of all others: a clock that was not set yet, or damage.
+        """Leave out messages whose receipt is far from that of all others.
 
-        One such time would make the log last for years. They are few; many are a stretch of the log like any other.
+        A clock that was not set yet, or damage.
+
+        One such time would make the log last for years. They are few; many are a stretch of the log like
+        any other.
         """
         if self.end_ns - self.start_ns <= _FAR_NS and self.end_ns <= _LATEST_NS:
             return
@@ -173,9 +218,13 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             reached_ns = max(reached_ns if len(groups[-1]) > 1 else span.end_ns, span.end_ns)
         sizes = [sum(span.messages for span in group) for group in groups]
         few = max(_FEW, sum(sizes) // 100)
-        possible = [size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)]
+        possible = [
+            size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)
+        ]
         if not any(possible):
-            raise LogError(f"log {self.path}: no message has a receipt time below 2^63 ns; it cannot be put in order")
+            raise LogError(
+                f"log {self.path}: no message has a receipt time below 2^63 ns; it cannot be put in order"
+            )
         largest = max(range(len(groups)), key=lambda number: (possible[number], number))
         kept = [number for number, size in enumerate(possible) if size > few or number == largest]
         aside = [number for number in range(len(groups)) if not kept[0] <= number <= kept[-1]]
@@ -183,19 +232,26 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             first = groups[number][0]
             topics = listed(sorted({channel.topic for span in groups[number] for channel in span.channels}))
             messages = "1 message" if sizes[number] == 1 else f"{sizes[number]:,} messages"
-            what = f"{messages} on {topics}, received at {first.start_ns} ns, more than a day from all others"
+            what = (
+                f"{messages} on {topics}, received at {first.start_ns} ns, more than a day from all others"
+            )
             self._notes.note(f"log {self.path}: {what}: set aside")
             self.findings.set_aside += sizes[number]
             for span in groups[number]:
                 for channel in span.channels:  # which of several it is of is not known
-                    self._counts[channel] = self._counts[channel] - span.messages if len(span.channels) == 1 else -1
+                    self._counts[channel] = (
+                        self._counts[channel] - span.messages if len(span.channels) == 1 else -1
+                    )
         self.start_ns = groups[kept[0]][0].start_ns
         self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
         for before, after in zip(kept, kept[1:], strict=False):
             pause_s = (groups[after][0].start_ns - max(span.end_ns for span in groups[before])) / 1e9
-            self._notes.note(f"log {self.path}: it has a pause of {pause_s / 86400:.1f} days, which nothing waits for")
+            self._notes.note(
+                f"log {self.path}: it has a pause of {pause_s / 86400:.1f} days, which nothing waits for"
+            )
 
-    def decode(self, message: LogMessage) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    # rosbags builds these dataclasses at run time
+    def decode(self, message: LogMessage) -> Any:  # noqa: ANN401
         """A message of this log, decoded by the log's own definition of its type, else by the one known here.
 
         Raises:
@@ -207,9 +263,12 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         return self._type(channel).decode(message.data)
 
     def write_definitions(self, topics: Collection[str], prefix: Path) -> bool:
-        """Write what only this log knows of these topics' types as `.msg` files; returns whether there was anything.
+        """Write what only this log knows of these topics' types as `.msg` files.
 
-        Processes that have `prefix` in `AMENT_PREFIX_PATH` find them there, as they find installed packages.
+        Returns whether there was anything.
+
+        Processes that have `prefix` in `AMENT_PREFIX_PATH` find them there, as they find installed
+        packages.
         """
         types = (self._type(channel) for channel in self._channels if channel.topic in topics)
         unknown = [found for found in types if found.only_here]
@@ -232,7 +291,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                 with self._guarded(path):
                     file, kind = path, kind_of(path, path)
                     if kind == ".zstd":
-                        folder = Path(files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_")))
+                        folder = Path(
+                            files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_"))
+                        )
                         file = unpacked_file(path, folder, self._notes)
                         kind = kind_of(file, path)
                     storages.append(_STORAGES[kind](path, self._notes, file))
@@ -281,7 +342,10 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
         return self._types[key]
 
     def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
-        """What makes CDR of a channel's messages; None, which is noted, if nobody knows the type of a ROS 1 topic."""
+        """What makes CDR of a channel's messages.
+
+        None, which is noted, if nobody knows the type of a ROS 1 topic.
+        """
         found = self._type(channel)
         try:
             return unpacked_message if channel.encoding == "cdr" else found.converter()
@@ -300,7 +364,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             msg = f"log {error.filename or path or self.path}: cannot be read: {error.strerror or error}"
             raise LogError(msg) from error
         except Exception as error:
-            msg = f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
+            msg = (
+                f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
+            )
             raise LogError(msg) from error
 
 
@@ -311,7 +377,8 @@ def _sum(counts: Collection[int]) -> int:
 def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
     """The messages of all parts in the order of their time; each part's messages are in order already.
 
-    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages come late.
+    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages
+    come late.
     """
     waiting = deque(sorted(parts, key=itemgetter(0)))
     numbers = itertools.count()

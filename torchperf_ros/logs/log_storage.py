@@ -1,4 +1,7 @@
-"""What the kinds of log files have in common: channels, parts that are read at once, and notes of what is wrong."""
+"""What the kinds of log files have in common.
+
+Channels, parts that are read at once, and notes of what is wrong.
+"""
 
 import itertools
 import re
@@ -14,7 +17,10 @@ _SHOWN_PER_FILE: Final = 5
 
 
 class LogError(TorchperfError):
-    """A log cannot be read; the message names file, topic and offset as far as they are known, and what would do."""
+    """A log cannot be read.
+
+    The message names file, topic and offset as far as they are known, and what would do.
+    """
 
 
 def listed(words: Collection[str], most: int = 8) -> str:
@@ -41,7 +47,10 @@ class Channel:
 
 
 def is_latched(qos_profiles: str) -> bool:
-    """Whether a publisher of these QoS profiles, as rosbag2 writes them down, kept messages: transient local."""
+    """Whether a publisher of these QoS profiles, as rosbag2 writes them down, kept messages.
+
+    Transient local.
+    """
     return _TRANSIENT_LOCAL.search(qos_profiles) is not None
 
 
@@ -77,7 +86,9 @@ class LogFindings:
     """What was noticed while a log was opened and read; all zero for a sound one."""
 
     unindexed: int = 0  # files without a usable index, which were searched from begin to end
-    out_of_order: int = 0  # messages of the last reading that were received before the one that came before them
+    out_of_order: int = (
+        0  # messages of the last reading that were received before the one that came before them
+    )
     chunks_lost: int = 0  # chunks that could not be read, or not to their end
     messages_lost: int = 0  # messages that are known to be lost; there may be more
     set_aside: int = 0  # messages whose receipt is more than a day from that of all others
@@ -102,12 +113,19 @@ class LogNotes:
             self._say(text)
 
     def lost(
-        self, path: Path, place: object, why: str, *, size_bytes: int = 0, messages: int = 0, chunks: int = 0
+        self,
+        path: Path,
+        place: object,
+        why: str,
+        *,
+        size_bytes: int = 0,
+        messages: int = 0,
+        chunks: int = 0,
     ) -> bool:
         """Something in a file cannot be read, for a reason `why`, at a `place` that is unlike all others in the file.
 
-        It is noted for the first few. Counted is how much is left out or lost, as far as that is known. Returns
-        whether it is new.
+        It is noted for the first few. Counted is how much is left out or lost, as far as that is known.
+        Returns whether it is new.
         """
         places = self._lost.setdefault(path, set())
         if place in places:

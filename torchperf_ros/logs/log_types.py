@@ -1,4 +1,7 @@
-"""Message types as a log defines them, compared with those known here; ROS 1 messages converted to CDR by them."""
+"""Message types as a log defines them, compared with those known here.
+
+ROS 1 messages converted to CDR by them.
+"""
 
 import functools
 import re
@@ -20,19 +23,26 @@ _BYTES: Final = {"byte": "uint8", "char": "uint8", "octet": "uint8"}
 
 
 class LogType:
-    """A type of a log: `own` is a store with its definition in the log, None if it has none that can be understood.
+    """A type of a log.
+
+    `own` is a store with its definition in the log, None if it has none that can be understood.
 
     `only_here`: whether no other definition than the log's is known on this machine.
     """
 
     def __init__(self, channel: Channel, path: Path, notes: LogNotes) -> None:
-        """Understand the type of a channel of the log at `path`; if it is not known here, it is from now on."""
+        """Understand the type of a channel of the log at `path`.
+
+        If it is not known here, it is from now on.
+        """
         self.name = channel.type_name
         self._begin = f"log {path}: topic {channel.topic}: {self.name}"
         self.own: Typestore | None = None
         if channel.definition:
             try:
-                self.own = _understood(self.name, channel.definition, channel.definition_format, channel.encoding)
+                self.own = _understood(
+                    self.name, channel.definition, channel.definition_format, channel.encoding
+                )
             except Exception as error:  # a stranger's text; rosbags' parser raises whatever it leads to
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
                 notes.note(f"{self._begin}: its definition in the log cannot be understood ({why})")
@@ -51,7 +61,9 @@ class LogType:
         """
         store, name = self.own or self._here(), self.name
         if store is None:
-            raise UnknownMessageType(f"{self._begin} is defined neither in the log nor in an installed package")
+            raise UnknownMessageType(
+                f"{self._begin} is defined neither in the log nor in an installed package"
+            )
         return lambda data: bytes(store.ros1_to_cdr(data, name))
 
     def decode(self, data: bytes) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
@@ -66,7 +78,9 @@ class LogType:
         try:
             return self.own.deserialize_cdr(data, self.name)
         except Exception as error:  # rosbags' generated readers raise whatever garbage leads them to
-            msg = f"not a {self.name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+            msg = (
+                f"not a {self.name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+            )
             raise BadInput(msg) from error
 
     def write_definitions(self, share: Path) -> None:
@@ -86,7 +100,10 @@ class LogType:
             return None
 
     def _compare(self, channel: Channel, here: Typestore, notes: LogNotes) -> None:
-        """Note a definition that lays out other bytes; where the log has none, a hash that is another one."""
+        """Note a definition that lays out other bytes.
+
+        Where the log has none, a hash that is another one.
+        """
         ours = _hash(here, self.name)
         theirs = channel.digest or (_hash(self.own, self.name) if self.own is not None else "")
         if self.own is not None:
@@ -110,7 +127,9 @@ def _understood(name: str, definition: str, definition_format: str, encoding: st
     types: Typesdict = {}
     if definition_format == "ros2idl":
         for part in filter(None, definition.replace("\r\n", "\n").split(_IDL_SEPARATOR)):
-            types.update(message_types.types_of_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part))
+            types.update(
+                message_types.types_of_idl(part.partition("\n")[2] if part.startswith("IDL: ") else part)
+            )
     else:
         types.update(message_types.types_of_msg(definition, name))
     if encoding == "ros1":

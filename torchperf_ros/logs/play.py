@@ -20,7 +20,10 @@ from torchperf_ros.workers.process_setup import prefer_this_process
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
-"""Gets how much of how much of the log's time has been played, in ns; of 0 where its length is not known."""
+"""Gets how much of how much of the log's time has been played, in ns.
+
+Of 0 where its length is not known.
+"""
 _NODE_S: Final = 120.0
 _CLOCK_HZ: Final = 40.0
 """How often the time is published besides once with each message, as `ros2 bag play --clock` does."""
@@ -66,19 +69,28 @@ def play(log: Path, options: PlayOptions, say: Say, progress: Progress) -> int:
 
 
 def _play(
-    node: PlayNode, log: LogReader, topics: Mapping[str, LogTopic], options: PlayOptions, say: Say, progress: Progress
+    node: PlayNode,
+    log: LogReader,
+    topics: Mapping[str, LogTopic],
+    options: PlayOptions,
+    say: Say,
+    progress: Progress,
 ) -> int:
     stamped = {name for name, topic in topics.items() if options.restamp and has_header(topic.type_name)}
     stamps = HeaderStamps(stamped, log_time=options.clock)
     player = Player(
-        node.publish, rate=options.rate, prepare=stamps.stamp, publish_time=node.publish_time,
-        clock_hz=_CLOCK_HZ if options.clock else 0.0, paused=options.paused,
-    )  # fmt: skip
+        node.publish,
+        rate=options.rate,
+        prepare=stamps.stamp,
+        publish_time=node.publish_time,
+        clock_hz=_CLOCK_HZ if options.clock else 0.0,
+        paused=options.paused,
+    )
     tally = player.tally
     begin_ns, end_ns = part_ns(log, options.start_s, options.duration_s)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C
-    # What is due does not wait for a free processor core, nor for a thread that has none and holds the interpreter
-    # lock; the perf node's own priority is higher.
+    # What is due does not wait for a free processor core, nor for a thread that has none and holds the
+    # interpreter lock; the perf node's own priority is higher.
     prefer_this_process(1)
     node.serve(player)
     ahead = ReadAhead(rounds(log, topics, options.start_s, options.duration_s, options.loop))

@@ -40,20 +40,28 @@ _LOOK_S: Final = 0.5
 
 
 class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
-    """Publishes on the player's thread; its own thread answers the services. `left_out`: topics by name, and why."""
+    """Publishes on the player's thread.
 
-    def __init__(self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool) -> None:
+    Its own thread answers the services. `left_out`: topics by name, and why.
+    """
+
+    def __init__(
+        self, topics: Mapping[str, LogTopic], remap: Mapping[str, str], *, publishes_time: bool
+    ) -> None:
         """Join the graph that the environment names, to publish these topics of the log, some under other names.
 
         If it `publishes_time`, on `/clock`, the log's own is left out.
 
         Raises:
-            PlayError: none of the topics can be published, a name is not allowed, or two types have one name.
+            PlayError: none of the topics can be published, a name is not allowed, or two types have one
+                name.
         """
         self.left_out: dict[str, str] = {}
         self._types: dict[str, LogTopic] = {}
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = Node("player", use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._node = Node(
+            "player", use_global_arguments=False, enable_rosout=False, start_parameter_services=False
+        )
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         self._clock: Publisher | None = None
@@ -62,7 +70,9 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
                 kind = ros_message_class("rosgraph_msgs/msg/Clock")
                 self._clock = self._node.create_publisher(kind, CLOCK_TOPIC, QoSProfile(depth=1))
             made = {name: self._publisher(topic, remap.get(name, name)) for name, topic in topics.items()}
-            self._publishers = {name: publisher for name, publisher in made.items() if publisher is not None}
+            self._publishers = {
+                name: publisher for name, publisher in made.items() if publisher is not None
+            }
             if not self._publishers:
                 raise PlayError("; ".join(self.left_out.values()))
         except BaseException:
@@ -110,7 +120,8 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
     def serve(self, player: Player) -> None:
         """Offer `~/pause` and `~/resume` from now on."""
 
-        def answer(act: Callable[[], None], word: str, _: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        # rclpy's
+        def answer(act: Callable[[], None], word: str, _: Any, response: Any) -> Any:  # noqa: ANN401
             act()
             response.success, response.message = True, word
             return response
@@ -126,14 +137,18 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         """Wait until every topic has a subscriber; returns those that have none after so long."""
 
         def unheard() -> list[str]:
-            return sorted(each.topic_name for each in self._publishers.values() if not each.get_subscription_count())
+            return sorted(
+                each.topic_name for each in self._publishers.values() if not each.get_subscription_count()
+            )
 
         _wait(lambda: not unheard(), seconds)
         time.sleep(_MUTUAL_S)
         return unheard()
 
     def wait_for_node(self, name: str, seconds: float, say: Callable[[str], None]) -> bool:
-        """Wait until a perf node can answer frames and hears what it subscribes to; false if not within so long.
+        """Wait until a perf node can answer frames and hears what it subscribes to.
+
+        False if not within so long.
 
         `say` gets what it waits for, whenever that is something else.
         """
@@ -150,7 +165,9 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
                 if (why := self._why_unheard(name, state)) != said:
                     said = why
                     say(f"waiting for {name}: {why}")
-            health = {state.node.get("health", ""), *(stage.health for stage in state.stages.values())} - {""}
+            health = {state.node.get("health", ""), *(stage.health for stage in state.stages.values())} - {
+                ""
+            }
             return bool(health) and Health.STARTING.name not in health and self._is_heard_by(name)
 
         def knows_us() -> bool:  # it does once it answers a client that was announced after the publishers
@@ -167,7 +184,10 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             self._node.destroy_client(client)
 
     def _why_unheard(self, name: str, state: NodeState) -> str:
-        """What keeps a node from hearing: it is not there, its start, or names; with the `--remap` that would help."""
+        """What keeps a node from hearing.
+
+        It is not there, its start, or names; with the `--remap` that would help.
+        """
         namespace, _, short = name.rpartition("/")
         try:
             wanted = self._node.get_subscriber_names_and_types_by_node(short, namespace or "/")
@@ -175,10 +195,12 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
             return f"no node of this name is in ROS_DOMAIN_ID {os.environ.get('ROS_DOMAIN_ID', '0')}"
         own = {publisher.topic_name for publisher in self._publishers.values()}
         lacks = [
-            (topic, types[0]) for topic, types in sorted(wanted)
-            if topic not in own and not topic.endswith(("/clock", "/parameter_events"))
+            (topic, types[0])
+            for topic, types in sorted(wanted)
+            if topic not in own
+            and not topic.endswith(("/clock", "/parameter_events"))
             and not self._node.count_publishers(topic)
-        ]  # fmt: skip
+        ]
         starting = state.node.get("health", "") in {"", Health.STARTING.name}
         hints = [self._hint(topic, kind) for topic, kind in lacks]
         words = ["it is starting" if starting else f"it is {state.node['health']}", *filter(None, hints)]
@@ -195,10 +217,11 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
 
     def _is_heard_by(self, name: str) -> bool:
         wanted = [
-            publisher for publisher in self._publishers.values()
+            publisher
+            for publisher in self._publishers.values()
             for info in self._node.get_subscriptions_info_by_topic(publisher.topic_name)
             if whole_name(info) == name
-        ]  # fmt: skip
+        ]
         return bool(wanted) and all(publisher.get_subscription_count() for publisher in wanted)
 
     def _shut_down(self) -> None:

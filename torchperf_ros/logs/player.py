@@ -1,4 +1,7 @@
-"""Which messages of a log are played and when they are due; reading ahead, so that none waits for a disk."""
+"""Which messages of a log are played and when they are due.
+
+Reading ahead, so that none waits for a disk.
+"""
 
 import contextlib
 import math
@@ -29,8 +32,12 @@ class PlayError(TorchperfError):
     """A log cannot be played as asked; the message says why and what would do."""
 
 
-def choose_topics(log: LogReader, names: Set[str] | None, renamed: Set[str] = frozenset()) -> dict[str, LogTopic]:
-    """The topics of a log that have these names, None: all that have messages; what is `renamed` has to be there, too.
+def choose_topics(
+    log: LogReader, names: Set[str] | None, renamed: Set[str] = frozenset()
+) -> dict[str, LogTopic]:
+    """The topics of a log that have these names, None.
+
+    All that have messages; what is `renamed` has to be there, too.
 
     Raises:
         PlayError: one is not there, or there are none.
@@ -55,10 +62,15 @@ def part_ns(log: LogReader, start_s: float, duration_s: float | None) -> tuple[i
 
 
 def rounds(
-    log: LogReader, topics: Mapping[str, LogTopic], start_s: float = 0.0, duration_s: float | None = None,
+    log: LogReader,
+    topics: Mapping[str, LogTopic],
+    start_s: float = 0.0,
+    duration_s: float | None = None,
     loop: bool = False,
-) -> Iterator[LogMessage | None]:  # fmt: skip
-    """The messages of a part in the log's order, once or again and again; None between one round and the next.
+) -> Iterator[LogMessage | None]:
+    """The messages of a part in the log's order, once or again and again.
+
+    None between one round and the next.
 
     A message of another type than its topic's is left out.
 
@@ -75,7 +87,9 @@ def rounds(
                 yield message
                 played = True
         if not played:
-            raise PlayError(f"log {log.path}: has no message of {listed(sorted(topics))} in this part of it")
+            raise PlayError(
+                f"log {log.path}: has no message of {listed(sorted(topics))} in this part of it"
+            )
         if not loop:
             return
         yield None
@@ -105,9 +119,10 @@ class HeaderStamps:
 class Pace:
     """When the messages of a log are due, on the monotonic clock.
 
-    It counts from one start, so that delays do not add up; a pause moves all that is still to come. A gap in the log
-    stays a gap. A message that was received before its predecessor is due together with it; if it is more than a
-    second before, the recorder's clock was set back, and the log goes on from there. So it does after more than a day.
+    It counts from one start, so that delays do not add up; a pause moves all that is still to come. A gap
+    in the log stays a gap. A message that was received before its predecessor is due together with it; if
+    it is more than a second before, the recorder's clock was set back, and the log goes on from there. So
+    it does after more than a day.
     """
 
     def __init__(self, log_start_ns: int, start_ns: int, rate: float = 1.0) -> None:
@@ -124,7 +139,10 @@ class Pace:
             self._paused_ns = now_ns
 
     def due_ns(self, t_ns: int) -> int:
-        """Monotonic time at which a message of the log's time `t_ns` is due; to be asked in the log's order."""
+        """Monotonic time at which a message of the log's time `t_ns` is due.
+
+        To be asked in the log's order.
+        """
         if not self._latest_ns - _SET_BACK_NS <= t_ns <= self._latest_ns + _LONGEST_GAP_NS:
             self.jump(t_ns, self._due_ns(self._latest_ns))
         self._latest_ns = max(self._latest_ns, t_ns)
@@ -172,19 +190,29 @@ class Tally:
 
 
 class Player:
-    """Plays on the thread that calls `play`; the other methods are for any thread. `tally`: what it has done."""
+    """Plays on the thread that calls `play`.
+
+    The other methods are for any thread. `tally`: what it has done.
+    """
 
     def __init__(
-        self, publish: Callable[[LogMessage], None], *, rate: float = 1.0,
+        self,
+        publish: Callable[[LogMessage], None],
+        *,
+        rate: float = 1.0,
         prepare: Callable[[LogMessage, int], LogMessage] = lambda message, _due_ns: message,
-        publish_time: Callable[[int], None] = lambda _log_ns: None, clock_hz: float = 0.0, paused: bool = False,
-        clock: Clock = time.monotonic_ns, wait: Callable[[float], object] | None = None,
-    ) -> None:  # fmt: skip
+        publish_time: Callable[[int], None] = lambda _log_ns: None,
+        clock_hz: float = 0.0,
+        paused: bool = False,
+        clock: Clock = time.monotonic_ns,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
         """Prepare to play, so much faster than recorded (`rate` > 0), and to begin with a pause if `paused`.
 
-        `publish` takes a message when it is due, on the monotonic `clock`; `prepare` does with it, given when that is,
-        what can be done before. `publish_time` takes the log's time in ns before each message, and `clock_hz` times a
-        second besides, also during a pause (0: not). `wait` waits for so many seconds, or less if there is news.
+        `publish` takes a message when it is due, on the monotonic `clock`; `prepare` does with it, given
+        when that is, what can be done before. `publish_time` takes the log's time in ns before each
+        message, and `clock_hz` times a second besides, also during a pause (0: not). `wait` waits for so
+        many seconds, or less if there is news.
         """
         self.tally = Tally()
         self._publish, self._prepare, self._publish_time = publish, prepare, publish_time
@@ -234,7 +262,10 @@ class Player:
         return self._pace.log_ns(self._clock())
 
     def play(self, messages: Iterable[LogMessage | None]) -> None:
-        """Play messages, in the log's order, until there are none left or `end` is called; after None the log anew."""
+        """Play messages, in the log's order, until there are none left or `end` is called.
+
+        After None the log anew.
+        """
         begin_ns: int | None = self._clock()
         for message in messages:
             if message is None:
@@ -264,7 +295,10 @@ class Player:
         return True
 
     def _wait_until_due(self, message: LogMessage) -> int | None:
-        """Wait until a message is due, and publish the time meanwhile; returns when that was, None at the end."""
+        """Wait until a message is due, and publish the time meanwhile.
+
+        Returns when that was, None at the end.
+        """
         with self._changed:
             while not self._ended:
                 now_ns = self._clock()

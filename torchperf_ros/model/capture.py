@@ -36,7 +36,13 @@ _CUDA_ENTRIES = 100_000
 _ROWS = 25
 _MIB = 1 << 20
 _US_PER_MS = 1e3
-_STEPS = ("decode", "observe", "preprocess", "inference", "postprocess")  # marks inside of a frame's, `<stage>/<tier>`
+_STEPS = (
+    "decode",
+    "observe",
+    "preprocess",
+    "inference",
+    "postprocess",
+)  # marks inside of a frame's, `<stage>/<tier>`
 
 
 def step_into_background() -> Callable[[], None]:
@@ -52,14 +58,18 @@ def step_into_background() -> Callable[[], None]:
 
 
 class CaptureTaker:
-    """The worker's side of captures: takes the node's commands between frames, records, writes, and answers where.
+    """The worker's side of captures.
 
-    Commands: `record` (what, evidence: the parameters of the folder) begins, `finish` ends and writes. The answers:
-    `recording` (error: why not, or ""), `recorded` (there is enough) and `evidence` (what, path, summary, error). The
-    node gives no frames to a worker between a command and its answer.
+    Takes the node's commands between frames, records, writes, and answers where.
+
+    Commands: `record` (what, evidence: the parameters of the folder) begins, `finish` ends and writes. The
+    answers: `recording` (error: why not, or ""), `recorded` (there is enough) and `evidence` (what, path,
+    summary, error). The node gives no frames to a worker between a command and its answer.
     """
 
-    def __init__(self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device) -> None:
+    def __init__(
+        self, control: socket.socket, say: Callable[..., None], stage: str, device: torch.device
+    ) -> None:
         self._control, self._say, self._stage, self._device = control, say, stage, device
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._what = ""
@@ -71,7 +81,10 @@ class CaptureTaker:
         while True:
             try:
                 data = self._control.recv(MAX_CONTROL_BYTES, socket.MSG_DONTWAIT)
-            except (BlockingIOError, ConnectionError):  # nothing; or the node is gone, which ends the worker elsewhere
+            except (
+                BlockingIOError,
+                ConnectionError,
+            ):  # nothing; or the node is gone, which ends the worker elsewhere
                 break
             if not data:
                 break
@@ -123,7 +136,9 @@ class CaptureTaker:
             if recording is None:
                 raise TorchperfError("nothing was being recorded")
             name = f"{self._what}-{self._stage}"
-            path = str(open_incidents(**self._evidence).keep(name, lambda p: written.append(recording.finish(p))))
+            path = str(
+                open_incidents(**self._evidence).keep(name, lambda p: written.append(recording.finish(p)))
+            )
         except TorchperfError as failed:
             error = str(failed)
         except Exception:  # likewise
@@ -133,13 +148,15 @@ class CaptureTaker:
 
 
 class ProfileRecording:
-    """A window of frames under torch.profiler; writes `trace.json.gz` (for ui.perfetto.dev) and `profile.txt`.
+    """A window of frames under torch.profiler.
+
+    Writes `trace.json.gz` (for ui.perfetto.dev) and `profile.txt`.
 
     The latter is torch's own table of operators, which has the marks of a frame and its steps as well.
 
-    The profiler's own schedule would prepare (1.6 s the first time, on two busy cores) and parse between two frames;
-    here both happen in `begin` and `finish`, while the worker takes no frames, and between frames only what takes 0.1
-    to 0.3 ms.
+    The profiler's own schedule would prepare (1.6 s the first time, on two busy cores) and parse between
+    two frames; here both happen in `begin` and `finish`, while the worker takes no frames, and between
+    frames only what takes 0.1 to 0.3 ms.
     """
 
     def __init__(self, stage: str, device: torch.device) -> None:
@@ -150,7 +167,10 @@ class ProfileRecording:
     def begin(self) -> None:
         """Load and prepare the profiler, without its remarks on that (they would go to the log as warnings)."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        activities = [
+            ProfilerActivity.CPU,
+            *([ProfilerActivity.CUDA] if self._device.type == "cuda" else []),
+        ]
         self._profile = profile(
             activities=activities, schedule=lambda _: self._action, record_shapes=True, acc_events=False
         )
@@ -196,7 +216,9 @@ def _summary(stage: str, averages: Iterable[Any]) -> str:
         words.append(f"most of it in {most.key} ({most.cpu_time_total / per_frame:.2f} ms)")
     if operators:
         most = max(operators, key=attrgetter("self_cpu_time_total"))
-        words.append(f"most in {most.key} ({most.self_cpu_time_total / per_frame:.2f} ms, {most.count} calls in all)")
+        words.append(
+            f"most in {most.key} ({most.self_cpu_time_total / per_frame:.2f} ms, {most.count} calls in all)"
+        )
     return ", ".join(words)
 
 
@@ -212,7 +234,10 @@ class MemoryRecording:
         self._window_s = window_s
 
     def begin(self) -> None:
-        """Start tracing (tracemalloc is off before: it makes every allocation slower), and count what there is."""
+        """Start tracing (tracemalloc is off before.
+
+        It makes every allocation slower), and count what there is.
+        """
         if self._cuda:
             # stacks in C++ take minutes to write down, as each address is looked up
             torch.cuda.memory._record_memory_history(max_entries=_CUDA_ENTRIES, stacks="python")
@@ -242,24 +267,32 @@ class MemoryRecording:
         rss_bytes = psutil.Process().memory_info().rss
         summary = f"in {window_s:.1f} s: resident memory {_signed_mib(rss_bytes - self._rss_bytes)}"
         if grown:
-            summary += f", Python's allocations most at {grown[0].traceback[0]} ({_signed_mib(grown[0].size_diff)})"
+            summary += (
+                f", Python's allocations most at {grown[0].traceback[0]}"
+                f" ({_signed_mib(grown[0].size_diff)})"
+            )
         changed = Counter({name: count - self._objects[name] for name, count in now.items()})
         lines = [
             f"# Memory of a worker\n\npid {os.getpid()}, {summary}.",
             "What was allocated before the window is not in the first table.",
             *markdown_table(
-                f"Python's allocations of these {window_s:.1f} s that are still there", ("where", "MiB", "blocks"),
-                [(str(c.traceback[0]), f"{c.size_diff / _MIB:.3f}", f"{c.count_diff:+d}") for c in grown[:_ROWS]],
+                f"Python's allocations of these {window_s:.1f} s that are still there",
+                ("where", "MiB", "blocks"),
+                [
+                    (str(c.traceback[0]), f"{c.size_diff / _MIB:.3f}", f"{c.count_diff:+d}")
+                    for c in grown[:_ROWS]
+                ],
             ),
             *markdown_table("Tensors alive", ("shape", "type", "device", "tensors", "MiB"), _tensors()),
             *markdown_table(
-                "Objects by type, those that grew most first", ("type", "objects", "in the window"),
+                "Objects by type, those that grew most first",
+                ("type", "objects", "in the window"),
                 [(name, str(now[name]), f"{change:+d}") for name, change in changed.most_common(_ROWS)],
             ),
             *_process_tables("This process", os.getpid()),
             *_process_tables("The node", self._node_pid),
             "",
-        ]  # fmt: skip
+        ]
         (folder / "memory.md").write_text("\n".join(lines), encoding="utf-8")
         return summary
 
@@ -278,7 +311,9 @@ def _tensors() -> list[tuple[str, ...]]:
     sizes: Counter[tuple[str, str, str]] = Counter()
     storages = set()
     for each in gc.get_objects():
-        if not issubclass(type(each), torch.Tensor):  # isinstance would ask objects that answer by computing something
+        if not issubclass(
+            type(each), torch.Tensor
+        ):  # isinstance would ask objects that answer by computing something
             continue
         key = (str(list(each.shape)), str(each.dtype).removeprefix("torch."), str(each.device))
         counts[key] += 1
@@ -297,11 +332,19 @@ def _process_tables(title: str, pid: int) -> list[str]:
         maps = sorted(process.memory_maps(grouped=True), key=lambda each: -int(each.rss))
     except psutil.Error as error:
         return ["", f"## {title}", "", f"pid {pid} cannot be read: {error}"]
-    whole = [(name, f"{getattr(full, name) / _MIB:.1f}") for name in ("rss", "pss", "uss", "shared", "swap", "vms")]
-    rows = [(each.path, *(f"{size / _MIB:.1f}" for size in (each.rss, each.pss, each.private_dirty))) for each in maps]
+    whole = [
+        (name, f"{getattr(full, name) / _MIB:.1f}")
+        for name in ("rss", "pss", "uss", "shared", "swap", "vms")
+    ]
+    rows = [
+        (each.path, *(f"{size / _MIB:.1f}" for size in (each.rss, each.pss, each.private_dirty)))
+        for each in maps
+    ]
     return [
         *markdown_table(f"{title}, pid {pid}", ("", "MiB"), whole),
-        *markdown_table("Its largest mappings", ("what", "rss MiB", "pss MiB", "private dirty MiB"), rows[:_ROWS]),
+        *markdown_table(
+            "Its largest mappings", ("what", "rss MiB", "pss MiB", "private dirty MiB"), rows[:_ROWS]
+        ),
     ]
 
 

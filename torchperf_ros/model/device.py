@@ -1,4 +1,7 @@
-"""Where a model runs: device choice, streams, copies from the host, timing, memory, and errors that end a process."""
+"""Where a model runs.
+
+Device choice, streams, copies from the host, timing, memory, and errors that end a process.
+"""
 
 import contextlib
 import ctypes
@@ -36,8 +39,9 @@ class DeviceLost(TorchperfError):
 def choose_device(wanted: str, *, before: str = "") -> torch.device:
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`, as the parameter `device` has it.
 
-    Cards are numbered by their place on the bus, as `nvidia-smi` and NVML number them, unless the user has chosen
-    another order; CUDA itself would put the fastest first. `before` is what an earlier worker of the stage ran on.
+    Cards are numbered by their place on the bus, as `nvidia-smi` and NVML number them, unless the user has
+    chosen another order; CUDA itself would put the fastest first. `before` is what an earlier worker of the
+    stage ran on.
 
     Raises:
         ConfigError: a CUDA device that this machine does not have.
@@ -61,24 +65,32 @@ def choose_device(wanted: str, *, before: str = "") -> torch.device:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, as one with a broken CUDA context has to: what it would destroy on its way raises."""
+    """End this process at once, as one with a broken CUDA context has to.
+
+    What it would destroy on its way raises.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _openmp_threads() -> tuple[int, ...]:
-    """Threads that share operators with the calling one; those that come to be at its first large operator."""
+    """Threads that share operators with the calling one.
+
+    Those that come to be at its first large operator.
+    """
     before = set(os.listdir("/proc/self/task"))
     torch.ones(_LARGE).add_(1)
     return tuple(int(each) for each in set(os.listdir("/proc/self/task")) - before)
 
 
 class Device:
-    """The device of a worker; on CUDA a stream of its own, which is the calling thread's current one from then on.
+    """The device of a worker.
 
-    Whatever that thread does is in one order: load, upload, preprocess, run, check, postprocess. On two streams, one
-    would have to wait for the other at every step, and adapters know of none.
+    On CUDA a stream of its own, which is the calling thread's current one from then on.
+
+    Whatever that thread does is in one order: load, upload, preprocess, run, check, postprocess. On two
+    streams, one would have to wait for the other at every step, and adapters know of none.
 
     Attributes:
         device, is_cuda: which, and whether it is a CUDA device.
@@ -100,7 +112,8 @@ class Device:
         self._shares_memory = False
         if self.is_cuda:
             torch.cuda.set_device(device)
-            # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its own here
+            # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its
+            # own here
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             _, first = torch.cuda.Stream.priority_range()  # type: ignore[call-arg] # it is static
             self._stream = torch.cuda.Stream(device, priority=max(first, stream_priority))
@@ -110,12 +123,14 @@ class Device:
     def part_threads(self) -> None:
         """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
 
-        OpenMP's threads wait in a loop for their share. Two of them on one CPU, where a short wait of the node's left
-        them, take turns of milliseconds at that until the kernel moves one.
+        OpenMP's threads wait in a loop for their share. Two of them on one CPU, where a short wait of the
+        node's left them, take turns of milliseconds at that until the kernel moves one.
         """
         if self._helpers and (own := _libc.sched_getcpu()) != self._own_cpu:
             self._own_cpu = own
-            for thread, cpu in zip(self._helpers, (each for each in self._cpus if each != own), strict=False):
+            for thread, cpu in zip(
+                self._helpers, (each for each in self._cpus if each != own), strict=False
+            ):
                 with contextlib.suppress(OSError):  # it has ended, or the CPU is no longer ours
                     os.sched_setaffinity(thread, {cpu})
 
@@ -127,11 +142,14 @@ class Device:
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Inputs on the device, copied in the order of the stream; those there are the same objects.
 
-        The driver brings pageable memory across in pieces, through page-locked memory of its own, faster than it can
-        be copied into page-locked memory first (`./run bench cuda --parts copies`). A tensor that is page-locked is
-        copied without waiting, and must not be written to before the stream has come that far.
+        The driver brings pageable memory across in pieces, through page-locked memory of its own, faster
+        than it can be copied into page-locked memory first (`./run bench cuda --parts copies`). A tensor
+        that is page-locked is copied without waiting, and must not be written to before the stream has come
+        that far.
         """
-        return tuple(each.to(self.device, non_blocking=True) for each in tensors) if self.is_cuda else tensors
+        return (
+            tuple(each.to(self.device, non_blocking=True) for each in tensors) if self.is_cuda else tensors
+        )
 
     @contextmanager
     def timed(self) -> Iterator[list[int]]:
@@ -155,19 +173,25 @@ class Device:
             torch.cuda.empty_cache()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Device memory, without waiting for the device; empty on the CPU, where the node reads the process's own.
+        """Device memory, without waiting for the device.
 
-        In bytes, with `inactive_split` for free parts of blocks in use, which other sizes cannot have; and counts:
-        `retries` (the cache was emptied to get memory) and `ooms` (there was none even so).
+        Empty on the CPU, where the node reads the process's own.
+
+        In bytes, with `inactive_split` for free parts of blocks in use, which other sizes cannot have; and
+        counts: `retries` (the cache was emptied to get memory) and `ooms` (there was none even so).
         """
         if not self.is_cuda:
             return {}
         free, total = torch.cuda.mem_get_info(self.device)
-        if self._shares_memory:  # there CUDA leaves out what the kernel would give back at once: its file cache
+        if (
+            self._shares_memory
+        ):  # there CUDA leaves out what the kernel would give back at once: its file cache
             memory = psutil.virtual_memory()
             free, total = memory.available, memory.total
         statistics = torch.cuda.memory_stats(self.device)
-        self._ooms = int(statistics.get("num_ooms", 0))  # what a library tried and got over is no frame's error
+        self._ooms = int(
+            statistics.get("num_ooms", 0)
+        )  # what a library tried and got over is no frame's error
         return {
             **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
             "free": free,
@@ -188,10 +212,14 @@ class Device:
     def is_lost(self, error: BaseException) -> bool:
         """Whether after this error the CUDA context is gone (a sticky error), so that only a new process helps.
 
-        Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of memory is
-        not one of them.
+        Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of
+        memory is not one of them.
         """
-        if not self.is_cuda or not isinstance(error, RuntimeError) or isinstance(error, torch.cuda.OutOfMemoryError):
+        if (
+            not self.is_cuda
+            or not isinstance(error, RuntimeError)
+            or isinstance(error, torch.cuda.OutOfMemoryError)
+        ):
             return False
         try:
             torch.cuda.synchronize(self.device)

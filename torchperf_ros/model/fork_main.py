@@ -1,8 +1,10 @@
-"""The fork server's processes: `python -m torchperf_ros.model.fork_main SOCKET` is the base, the others are its forks.
+"""The fork server's processes.
 
-See `workers/fork_server.py` for what they are for. The base imports torch; a stage's server imports the adapter's
-module on top; a worker is a fork of that. Each ends when the socket to the node closes, and each fork dies with the
-process that it was forked from.
+`python -m torchperf_ros.model.fork_main SOCKET` is the base, the others are its forks.
+
+See `workers/fork_server.py` for what they are for. The base imports torch; a stage's server imports the
+adapter's module on top; a worker is a fork of that. Each ends when the socket to the node closes, and each
+fork dies with the process that it was forked from.
 """
 
 import contextlib
@@ -36,12 +38,17 @@ _OOM_SCORE = "300"  # of 1000: where memory runs out, a worker goes before the n
 def main() -> int:
     """The base: import torch, then fork stages' servers until the node is gone."""
     leave_priority()
-    for ending in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the node ends what it has started
+    for ending in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # may reach the whole group; the node ends what it has started
         signal.signal(ending, signal.SIG_IGN)
     node = socket.socket(fileno=int(sys.argv[1]))
     node.set_inheritable(False)
     gc.disable()  # what is imported stays: the collector would look through it again and again
-    importlib.import_module("torchperf_ros.model.session")  # imports torch, which takes seconds; not before the
+    importlib.import_module(
+        "torchperf_ros.model.session"
+    )  # imports torch, which takes seconds; not before the
     # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
     for module in ("numpy.ma", "numpy.random"):  # percentiles import the one, each worker seeds the other
         importlib.import_module(module)
@@ -54,13 +61,15 @@ def main() -> int:
 class _Forks:
     """Forks what the node asks for, and says how each worker ended, until the node closes its end.
 
-    What a fork cannot get (a process, memory, a descriptor) is an answer to whoever asked for it: it costs none of the
-    processes that live.
+    What a fork cannot get (a process, memory, a descriptor) is an answer to whoever asked for it: it costs
+    none of the processes that live.
     """
 
     def __init__(self, node: socket.socket) -> None:
         self._node = node
-        self._children: dict[int, tuple[int, bool]] = {}  # by descriptor: process id, whether the node wants to know
+        self._children: dict[
+            int, tuple[int, bool]
+        ] = {}  # by descriptor: process id, whether the node wants to know
         self._unreaped: list[tuple[int, bool]] = []  # ended, and held by whoever traces them
         self._poll = select.poll()
 
@@ -106,7 +115,9 @@ class _Forks:
     def _fork(self, request: dict[str, Any], passed: list[int]) -> None:
         for each in passed:
             os.set_inheritable(each, False)
-        with warnings.catch_warnings():  # numpy's threads are idle, and made anew in the fork when it needs them
+        with (
+            warnings.catch_warnings()
+        ):  # numpy's threads are idle, and made anew in the fork when it needs them
             warnings.simplefilter("ignore", DeprecationWarning)
             parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -118,7 +129,9 @@ class _Forks:
         try:
             pidfd = os.pidfd_open(pid)
             if is_worker:
-                socket.send_fds(self._node, [pack_control("forked", pid=pid, number=request["number"])], [pidfd])
+                socket.send_fds(
+                    self._node, [pack_control("forked", pid=pid, number=request["number"])], [pidfd]
+                )
         except OSError:  # the node cannot have it
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -130,7 +143,10 @@ class _Forks:
         self._poll.register(pidfd, select.POLLIN)
 
     def _refuse(self, request: dict[str, Any], passed: list[int], why: str) -> None:
-        """Say that there is no such process: to the node, or where the socket of a stage's server leads to."""
+        """Say that there is no such process.
+
+        To the node, or where the socket of a stage's server leads to.
+        """
         asks = self._node
         with contextlib.suppress(OSError):  # the node is gone: the next `recv` says so
             if request["kind"] == "worker":
@@ -143,12 +159,17 @@ class _Forks:
                     asks.detach()
 
     def _kill(self, pid: int) -> None:
-        """A worker that the node has no descriptor of; until it is reaped, no other process has its number."""
+        """A worker that the node has no descriptor of.
+
+        Until it is reaped, no other process has its number.
+        """
         if any(pid == child for child, _ in self._children.values()):
             os.kill(pid, signal.SIGKILL)
 
     def _bury(self, pid: int, is_worker: bool) -> bool:
-        """Reap a dead child, and first kill what it forked in its turn: that holds on to its sockets and memory.
+        """Reap a dead child, and first kill what it forked in its turn.
+
+        That holds on to its sockets and memory.
 
         False: it cannot be reaped yet.
         """
@@ -170,7 +191,8 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
     """Be what was asked for, in a new process; never returns."""
     code = _FAILED
     try:
-        os.setsid()  # a group of its own: a signal to it reaches nobody else, and the kernel shares out time by groups
+        # a group of its own: a signal to it reaches nobody else, and the kernel shares out time by groups
+        os.setsid()
         die_with_parent(parent)
         if request["kind"] == "server":
             code = _be_stage_server(socket.socket(fileno=passed[0]), str(request["module"]))
@@ -234,10 +256,15 @@ def _settle_memory() -> None:
 
 
 def _has_gpu_open() -> bool:
-    """Whether this process holds a GPU: CUDA has been initialised, and its context is of no use to a fork."""
+    """Whether this process holds a GPU.
+
+    CUDA has been initialised, and its context is of no use to a fork.
+    """
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith(("/dev/nvidia", "/dev/nvhost", "/dev/nvmap")):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(
+                ("/dev/nvidia", "/dev/nvhost", "/dev/nvmap")
+            ):
                 return True
     return False
 

@@ -1,4 +1,7 @@
-"""The last N samples of something as one tensor, and the rules for their stamps: next, repeat, or a new start."""
+"""The last N samples of something as one tensor, and the rules for their stamps.
+
+Next, repeat, or a new start.
+"""
 
 import enum
 import weakref
@@ -34,8 +37,8 @@ class StampVerdict(enum.Enum):
         REPEATED: the last stamp again; ignored.
         OLDER: older than the last by at most the tolerance, so out of order; ignored.
         GAP: newer than the last by more than the largest gap; the history starts anew with it.
-        JUMPED_BACK: older than the last by more than the tolerance, as after a log's loop or a clock's reset;
-            the history starts anew with it.
+        JUMPED_BACK: older than the last by more than the tolerance, as after a log's loop or a clock's
+            reset; the history starts anew with it.
     """
 
     FIRST = "first"
@@ -60,9 +63,9 @@ class StampVerdict(enum.Enum):
 class HistoryBuffer:
     """A ring of N rows on the CPU that is allocated once and never grows.
 
-    Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are stored
-    as they are; what they mean is the caller's to decide before it appends. Each stamp is judged by that of the last
-    sample that was kept and had one. Not thread-safe: one adapter owns it.
+    Rows are copies: they keep neither the sample's memory nor its autograd graph alive. NaN and Inf are
+    stored as they are; what they mean is the caller's to decide before it appends. Each stamp is judged by
+    that of the last sample that was kept and had one. Not thread-safe: one adapter owns it.
     """
 
     def __init__(
@@ -80,17 +83,24 @@ class HistoryBuffer:
             capacity: number of rows N, at least 1.
             row_shape: shape of one sample; `()` for scalars.
             max_gap_ns: largest step forward in ns that still continues the history, at least 1.
-            tolerance_ns: largest step backward in ns that counts as out of order rather than a jump, at least 0.
+            tolerance_ns: largest step backward in ns that counts as out of order rather than a jump, at
+                least 0.
             dtype: element type of the samples.
 
         Raises:
             ConfigError: a value is out of range.
         """
         if capacity < 1 or any(size < 1 for size in row_shape):
-            msg = f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and more"
+            msg = (
+                f"capacity is {capacity}, row_shape is {row_shape}; allowed: 1 row and more, sizes of 1 and"
+                " more"
+            )
             raise ConfigError(msg)
         if max_gap_ns < 1 or tolerance_ns < 0:
-            msg = f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns and more"
+            msg = (
+                f"max_gap_ns is {max_gap_ns}, tolerance_ns is {tolerance_ns}; allowed: 1 ns and more, 0 ns"
+                " and more"
+            )
             raise ConfigError(msg)
         self._row_shape = tuple(row_shape)
         self._max_gap_ns, self._tolerance_ns = max_gap_ns, tolerance_ns
@@ -119,7 +129,9 @@ class HistoryBuffer:
         return sum(part.nbytes for part in (self._ring, self._window, self._mask, self._holds))
 
     def append(self, sample: torch.Tensor, stamp_ns: int) -> StampVerdict:
-        """Copy one sample in, on any device, unless its stamp is ignored; first forget the others after a jump.
+        """Copy one sample in, on any device, unless its stamp is ignored.
+
+        First forget the others after a jump.
 
         Returns:
             What its stamp in ns means, 0 where there is none; it becomes the last one unless it is ignored.
@@ -168,10 +180,12 @@ class HistoryBuffer:
         self._next = (self._next + 1) % self.capacity
 
     def window(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows [N, *row_shape], the newest last, and a mask [N], True where a row holds a sample; on the CPU.
+        """The rows [N, *row_shape], the newest last, and a mask [N], True where a row holds a sample.
 
-        Rows without a sample, the leading ones while it fills and gaps, are zero. Both tensors belong to the buffer and
-        are written again by the next call: copy what has to outlast it.
+        On the CPU.
+
+        Rows without a sample, the leading ones while it fills and gaps, are zero. Both tensors belong to
+        the buffer and are written again by the next call: copy what has to outlast it.
         """
         for whole, ring in ((self._window, self._ring), (self._mask, self._holds)):
             older = self.capacity - self._next

@@ -15,22 +15,43 @@ from torchperf_ros.frame.errors import AdapterError
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.model.tier import InvalidOutput
 
-_BYTES_PER_PIXEL: Final = {"mono8": 1, "8UC1": 1, "mono16": 2, "16UC1": 2, "rgb8": 3, "bgr8": 3, "8UC3": 3, "rgba8": 4,
-                           "bgra8": 4, "32FC1": 4}  # fmt: skip
-_MISTAKES: Final = (LookupError, TypeError, AttributeError, ValueError)  # what a wrong idea of `outputs` raises
+_BYTES_PER_PIXEL: Final = {
+    "mono8": 1,
+    "8UC1": 1,
+    "mono16": 2,
+    "16UC1": 2,
+    "rgb8": 3,
+    "bgr8": 3,
+    "8UC3": 3,
+    "rgba8": 4,
+    "bgra8": 4,
+    "32FC1": 4,
+}
+_MISTAKES: Final = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+)  # what a wrong idea of `outputs` raises
 
 
 class PostprocessError(AdapterError):
     """`postprocess` failed; the message has the line, and what the model returned."""
 
 
-def output_message(adapter: Adapter, outputs: Any, messages: Mapping[str, Received], kind: str) -> memoryview:  # noqa: ANN401
+def output_message(
+    adapter: Adapter,
+    outputs: Any,  # noqa: ANN401
+    messages: Mapping[str, Received],
+    kind: str,
+) -> memoryview:
     """What `postprocess` makes of a model's outputs, as CDR bytes of the message type `kind`.
 
     Bytes are taken as they are.
 
     Raises:
-        PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such message.
+        PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such
+            message.
         InvalidOutput: the message contradicts itself.
         Exception: whatever else it raises.
     """
@@ -59,10 +80,13 @@ def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method
     """Pass a tuple of tensors.
 
     Raises:
-        AdapterError: `preprocess` gave something else; a tensor would be taken apart along its first dimension.
+        AdapterError: `preprocess` gave something else; a tensor would be taken apart along its first
+            dimension.
     """
     if isinstance(given, torch.Tensor):
-        raise AdapterError(f"preprocess gave {described(given)} alone; it has to give a tuple of tensors: (tensor,)")
+        raise AdapterError(
+            f"preprocess gave {described(given)} alone; it has to give a tuple of tensors: (tensor,)"
+        )
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in given):
         raise AdapterError(f"preprocess gave {described(given)}; it has to give a tuple of tensors")
 
@@ -70,12 +94,18 @@ def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method
 def place_of(error: BaseException, adapter: Adapter) -> str:
     """The last line in the adapter's own file that an error came through; empty if none."""
     own = getattr(sys.modules.get(type(adapter).__module__), "__file__", None)
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own]
+    lines = [
+        line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own
+    ]
     return f" ({Path(own).name}:{lines[-1]})" if own and lines else ""
 
 
-def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401 - a message of rosbags, whose arrays are numpy's
-    """What in a message contradicts itself, "" if nothing: sizes of images, clouds, grids and arrays; 0.1 to 0.8 us."""
+# a message of rosbags, whose arrays are numpy's
+def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
+    """What in a message contradicts itself, "" if nothing.
+
+    Sizes of images, clouds, grids and arrays; 0.1 to 0.8 us.
+    """
     why = ""
     if kind == "sensor_msgs/msg/Image":
         found, height, step = message.data.size, message.height, message.step
@@ -96,7 +126,9 @@ def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401 - a message o
     elif kind == "nav_msgs/msg/OccupancyGrid":
         found, height, width = message.data.size, message.info.height, message.info.width
         why = (
-            "" if found == height * width else f"data has {found} cells; {height} rows of {width} are {height * width}"
+            ""
+            if found == height * width
+            else f"data has {found} cells; {height} rows of {width} are {height * width}"
         )
     elif kind.endswith("MultiArray") and message.layout.dim:
         found, sizes = len(message.data), [dim.size for dim in message.layout.dim]

@@ -1,4 +1,7 @@
-"""A worker's life from its fork (see `fork_main.py`): load, warm up, calibrate, then one frame after the other."""
+"""A worker's life from its fork (see `fork_main.py`).
+
+Load, warm up, calibrate, then one frame after the other.
+"""
 
 import contextlib
 import faulthandler
@@ -73,7 +76,8 @@ _MOST_SHAPE_TEXTS = 256
 def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     """Set up, load, serve until the node is gone. Returns the exit status.
 
-    Takes the sockets for frames and for everything else, where the setup waits, and the memory of frames and results.
+    Takes the sockets for frames and for everything else, where the setup waits, and the memory of frames
+    and results.
     """
     control = socket.socket(fileno=control_fd)
     setup = unpack_control(control.recv(MAX_CONTROL_BYTES))
@@ -99,7 +103,10 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
         if not isinstance(error, TorchperfError):
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         with contextlib.suppress(OSError):
-            failed = {"permanent": isinstance(error, _PERMANENT), "without_graphs": isinstance(error, CaptureFailed)}
+            failed = {
+                "permanent": isinstance(error, _PERMANENT),
+                "without_graphs": isinstance(error, CaptureFailed),
+            }
             control.send(pack_control("error", text=text, **failed))
         leave(1)
     return 0
@@ -114,7 +121,12 @@ class Session:
     """Runs an adapter for a node that sits at the other end of two sockets."""
 
     def __init__(
-        self, setup: Mapping[str, Any], control: socket.socket, frames: socket.socket, ring_fd: int, result_fd: int
+        self,
+        setup: Mapping[str, Any],
+        control: socket.socket,
+        frames: socket.socket,
+        ring_fd: int,
+        result_fd: int,
     ) -> None:
         self._setup = setup
         self._control = control
@@ -124,7 +136,9 @@ class Session:
         device = choose_device(setup["device"], before=setup.get("device_before", ""))
         self._device = Device(device, setup["threads"], stream_priority=setup.get("stream_priority", -1))
         self._capture = CaptureTaker(control, self._say, setup["stage"], self._device.device)
-        self._loaded = sorted(setup.get("loaded", range(len(setup["tiers"]))))  # the others are not to be run
+        self._loaded = sorted(
+            setup.get("loaded", range(len(setup["tiers"])))
+        )  # the others are not to be run
         self._scenes = {name: number for number, name in enumerate(setup.get("scenes", ()))}
         self._unknown_scene = ""
         self._tiers: dict[int, Tier] = {}
@@ -139,7 +153,9 @@ class Session:
     def load(self) -> None:
         """Import the adapter, say what it takes and gives, and build every tier."""
         self._seed("load")
-        self._adapter: Adapter = open_adapter(self._setup["adapter"], self._setup["options"], self._device.device)
+        self._adapter: Adapter = open_adapter(
+            self._setup["adapter"], self._setup["options"], self._device.device
+        )
         self._inputs = [(topic, full_name(name)) for topic, name in self._adapter.inputs.items()]
         self._output = full_name(self._adapter.output)
         for name in [*(name for _, name in self._inputs), self._output]:
@@ -148,8 +164,15 @@ class Session:
         self._observes = getattr(self._adapter.observe, "__func__", None) is not Adapter.observe
         self._names_scenes = getattr(self._adapter.scene, "__func__", None) is not Adapter.scene
         scores = getattr(self._adapter.score_messages, "__func__", None) is not Adapter.score_messages
-        self._say("hello", inputs=self._inputs, output=self._output, observes=self._observes, scores=scores,
-                  device=str(self._device.device), card=self._device.card)  # fmt: skip
+        self._say(
+            "hello",
+            inputs=self._inputs,
+            output=self._output,
+            observes=self._observes,
+            scores=scores,
+            device=str(self._device.device),
+            card=self._device.card,
+        )
         self._loader = TierLoader(
             self._adapter, self._setup, self._device, lambda text: self._say("anomaly", text=text)
         )
@@ -159,7 +182,9 @@ class Session:
 
     def calibrate(self) -> None:
         """Warm up and time every tier, then report ready."""
-        known: list[Calibration | None] = [Calibration(*pair) for pair in self._setup.get("calibrations", ())]
+        known: list[Calibration | None] = [
+            Calibration(*pair) for pair in self._setup.get("calibrations", ())
+        ]
         known = known or [None] * len(self._setup["tiers"])
         calibrations = [Calibration(0.0, 0.0)] * len(known)
         fixed_sizes = not self._adapter.dynamic_dims()
@@ -176,9 +201,15 @@ class Session:
                 if why := self._checks[number].unchecked:
                     self._say("warn", text=f"tier {name}: outputs are not checked for NaN and Inf: {why}")
         if any(tier.facts.engine == "compile" for tier in self._tiers.values()):
-            torch.compiler.set_stance("fail_on_recompile")  # from here on it would cost a frame its deadline
-        self._say("ready", calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
-                  tiers=self._facts(), missing=self._loader.missing)  # fmt: skip
+            torch.compiler.set_stance(
+                "fail_on_recompile"
+            )  # from here on it would cost a frame its deadline
+        self._say(
+            "ready",
+            calibrations=[(c.median_ms, c.p99_ms) for c in calibrations],
+            tiers=self._facts(),
+            missing=self._loader.missing,
+        )
 
     def _check_steps(self, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]) -> None:
         """Run an anytime model's steps once.
@@ -193,12 +224,17 @@ class Session:
         except InvalidOutput as error:
             raise AdapterError(f"tier {tier.facts.name}: step {number} of its example: {error}") from error
         if tier.is_anytime and not number:
-            raise AdapterError(f"tier {tier.facts.name}: steps gave nothing; the last has to be what forward gives")
+            raise AdapterError(
+                f"tier {tier.facts.name}: steps gave nothing; the last has to be what forward gives"
+            )
 
     def _warm_up(self, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]) -> None:
-        """Do once what a frame does beside the model: on CUDA the first use of a kernel loads it, a copy pins memory.
+        """Do once what a frame does beside the model.
 
-        Without messages to begin with it is upload, check and download; whatever fails here will do so at a frame.
+        On CUDA the first use of a kernel loads it, a copy pins memory.
+
+        Without messages to begin with it is upload, check and download; whatever fails here will do so at a
+        frame.
         """
         try:
             messages = self._adapter.example_messages()
@@ -218,7 +254,9 @@ class Session:
         except Exception as error:  # the user's adapter and model run here
             kind = "" if isinstance(error, TorchperfError) else f"{type(error).__name__}: "
             said = f"{kind}{_readable(error).decode()}"
-            self._say("warn", text=f"tier {tier.facts.name}: its first whole frame, of examples, failed: {said}")
+            self._say(
+                "warn", text=f"tier {tier.facts.name}: its first whole frame, of examples, failed: {said}"
+            )
 
     def _each_tier(self, doing: str) -> Iterator[tuple[int, str]]:
         """Number and name of each tier that is to be loaded."""
@@ -243,7 +281,10 @@ class Session:
                 self._report()
 
     def _next_soon(self) -> bytes:
-        """The request that follows `SOON`, without sleeping: waking up again can take longer than the wait."""
+        """The request that follows `SOON`, without sleeping.
+
+        Waking up again can take longer than the wait.
+        """
         give_up_ns = time.perf_counter_ns() + _STAYS_AWAKE_NS
         while time.perf_counter_ns() < give_up_ns:
             with contextlib.suppress(BlockingIOError):
@@ -263,13 +304,20 @@ class Session:
             response.outcome, payload = Outcome.INVALID, _readable(error)
         except TorchperfError as error:
             payload = _readable(error) + _last_calls(error.__cause__)
-        except BaseException as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
+        except (
+            BaseException
+        ) as error:  # the frame's boundary: whatever the user's model raises, `SystemExit` and
             # `KeyboardInterrupt` too, is an outcome of this frame and no end of the worker
             payload = type(error).__name__.encode() + b": " + _readable(error)
             payload += place_of(error, self._adapter).encode() + _last_calls(error)
             lost = self._device.is_lost(error)
-        if lost:  # the node is to hear at once: the driver takes most of a second to end a process without a device
-            self._say("error", text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}", permanent=False)
+        # the node is to hear at once: the driver takes most of a second to end a process without a device
+        if lost:
+            self._say(
+                "error",
+                text=f"CUDA device lost: {bytes(payload).decode(errors='replace')}",
+                permanent=False,
+            )
             self._frames.shutdown(socket.SHUT_RDWR)
             leave(_EXIT_DEVICE_LOST)
         self._results.count_handled()
@@ -335,7 +383,11 @@ class Session:
         return messages
 
     def _infer(
-        self, tensors: tuple[torch.Tensor, ...], messages: dict[str, Received], request: Request, response: Response
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        messages: dict[str, Received],
+        request: Request,
+        response: Response,
     ) -> memoryview:
         """The tier's result; out of memory, empty the cache and run the next lower one."""
         while True:
@@ -358,16 +410,25 @@ class Session:
                 response.tier = lower
 
     def _scene_of(self, name: str | None) -> int:
-        """Index of the scene that the adapter names, -1 where it names none; one that is not there is told of."""
+        """Index of the scene that the adapter names, -1 where it names none.
+
+        One that is not there is told of.
+        """
         if name is not None and name not in self._scenes and name != self._unknown_scene:
             self._unknown_scene = name
-            self._say("anomaly", text=f"the adapter names the scene {name!r}; there are {', '.join(self._scenes)}")
+            self._say(
+                "anomaly", text=f"the adapter names the scene {name!r}; there are {', '.join(self._scenes)}"
+            )
         return -1 if name is None else self._scenes.get(name, -1)
 
     def _run_steps(
-        self, tier: Tier, tensors: tuple[torch.Tensor, ...], messages: dict[str, Received], request: Request,
+        self,
+        tier: Tier,
+        tensors: tuple[torch.Tensor, ...],
+        messages: dict[str, Received],
+        request: Request,
         response: Response,
-    ) -> memoryview:  # fmt: skip
+    ) -> memoryview:
         """The last result of an anytime model; each lies in shared memory, if somebody waits for the frame.
 
         It ends early, `PARTIAL`, when the frame has been answered.
@@ -384,7 +445,9 @@ class Session:
             response.step += 1
             if request.leave_ns:
                 self._results.put(response, payload)
-            if response.step == request.last_step or (request.leave_ns and self._ring.is_answered(request.seq)):
+            if response.step == request.last_step or (
+                request.leave_ns and self._ring.is_answered(request.seq)
+            ):
                 response.outcome = Outcome.PARTIAL
                 return payload
         if not response.step:
@@ -393,8 +456,12 @@ class Session:
         return payload
 
     def _finish(
-        self, outputs: Any, messages: dict[str, Received], request: Request, response: Response,  # noqa: ANN401
-    ) -> memoryview:  # fmt: skip
+        self,
+        outputs: Any,  # noqa: ANN401
+        messages: dict[str, Received],
+        request: Request,
+        response: Response,
+    ) -> memoryview:
         """Outputs that are good as the bytes of a message."""
         inferred = time.perf_counter_ns()
         with self._capture.mark("postprocess"):
@@ -405,7 +472,10 @@ class Session:
         return payload
 
     def _fitting(self, payload: bytes | memoryview, response: Response) -> bytes | memoryview:
-        """The payload if the result area holds it, else the reason why it cannot be handed over; reasons are cut."""
+        """The payload if the result area holds it, else the reason why it cannot be handed over.
+
+        Reasons are cut.
+        """
         room = self._results.room
         if len(payload) <= room or response.outcome not in IN_TIME:
             return payload[:room]
@@ -419,7 +489,9 @@ class Session:
             return
         self._reported_at = now
         if self._unobserved:
-            self._say("warn", text=f"{self._unobserved} frames not observed, the last one {self._why_unobserved}")
+            self._say(
+                "warn", text=f"{self._unobserved} frames not observed, the last one {self._why_unobserved}"
+            )
             self._unobserved = 0
         kept = {"kept": found} if (found := kept_bytes()) is not None else {}
         self._say("memory", bytes={"history": history_bytes(), **kept, **self._device.memory_bytes()})
@@ -427,7 +499,9 @@ class Session:
             self._say("tiers", tiers=self._facts(), out_of_memory=self._out_of_memory)
         except ProtocolError as error:  # that is no reason to end
             if not self._left_out:
-                self._say("warn", text=f"what there is to say of the tiers is left out from now on: {error}")
+                self._say(
+                    "warn", text=f"what there is to say of the tiers is left out from now on: {error}"
+                )
             self._left_out = True
 
     def _seed(self, what: object) -> None:
@@ -438,7 +512,9 @@ class Session:
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
         random.seed(seed)
         np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes 0.1 ms, for devices that are not there
+        torch.default_generator.manual_seed(
+            seed
+        )  # `torch.manual_seed` takes 0.1 ms, for devices that are not there
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)
 

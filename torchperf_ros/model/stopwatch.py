@@ -16,7 +16,9 @@ from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock
 from torchperf_ros.frame.sorted_window import SortedWindow
 from torchperf_ros.frame.tier_ladder import Calibration, usual_p99
 
-_SHORTEST_SAMPLE_NS = 200_000  # below, the clock and the processor's state after another candidate would show
+_SHORTEST_SAMPLE_NS = (
+    200_000  # below, the clock and the processor's state after another candidate would show
+)
 _LONG_SAMPLE_NS = 10_000_000  # from here on, what another candidate left in the caches does not show
 _MOST_INNER = 1 << 16
 _WARM_UP = 3  # calls of each candidate before the first sample
@@ -31,7 +33,8 @@ class Timing:
     """One candidate's samples.
 
     Attributes:
-        times_ms: ms per call, in the order taken, at least one. A sample of a short call is a mean over `inner` calls.
+        times_ms: ms per call, in the order taken, at least one. A sample of a short call is a mean over
+            `inner` calls.
         inner: calls per sample; above 1, a p99 is that of such means.
     """
 
@@ -60,7 +63,10 @@ class Timing:
 
     @property
     def calibration(self) -> Calibration:
-        """What tiers and engines are chosen by: the median, and the p99 without isolated stalls of the machine."""
+        """What tiers and engines are chosen by.
+
+        The median, and the p99 without isolated stalls of the machine.
+        """
         window = SortedWindow(len(self.times_ms))
         for time_ms in self.times_ms:
             window.add(time_ms)
@@ -79,24 +85,29 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Time candidates in turns, one sample of each per round, so that the machine's moods meet all of them alike.
 
-    A sample is the time of `inner` calls in a row and one synchronisation, divided by `inner`: what a caller waits
-    for, launching included. Each round takes the candidates in another order (shuffled, the same in every run).
-    Before a sample of less than 10 ms comes a call that is not timed, so that no candidate pays for what the one
-    before it left in the caches. Garbage is collected before and after, not meanwhile.
+    A sample is the time of `inner` calls in a row and one synchronisation, divided by `inner`: what a
+    caller waits for, launching included. Each round takes the candidates in another order (shuffled, the
+    same in every run). Before a sample of less than 10 ms comes a call that is not timed, so that no
+    candidate pays for what the one before it left in the caches. Garbage is collected before and after, not
+    meanwhile.
 
     Args:
         candidates: name -> a call without arguments, called in the caller's mode.
         device: what the calls run on; CUDA is synchronised before and after each sample.
         seconds: how long to go on, on average for each candidate, after warming up.
         rounds: the fewest and most samples of each, whatever the `seconds`.
-        inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us or more.
+        inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us
+            or more.
         clock: in ns.
-        pause_s: seconds of sleep before each sample, in place of the call that is not timed: what a call takes at the
-            pace of a node, with caches and threads as the pause leaves them.
+        pause_s: seconds of sleep before each sample, in place of the call that is not timed: what a call
+            takes at the pace of a node, with caches and threads as the pause leaves them.
     """
     fewest, most = rounds
     synchronise = _synchronise(device)
-    takes = {name: partial(_took_ns, call, clock=clock, synchronise=synchronise) for name, call in candidates.items()}
+    takes = {
+        name: partial(_took_ns, call, clock=clock, synchronise=synchronise)
+        for name, call in candidates.items()
+    }
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(_SEED).shuffle
     with no_garbage_collection():
@@ -130,9 +141,14 @@ def _took_ns(call: Call, inner: int, clock: Clock, synchronise: Call) -> int:
 
 
 def _plan(took_ns: Callable[[int], int], inner: int | None) -> tuple[int, bool]:
-    """How a candidate's samples are taken: calls in each, and whether one that is not timed comes before."""
+    """How a candidate's samples are taken.
 
-    def look_ns(count: int) -> int:  # the least of a few, as a stall would make a short call look long enough
+    Calls in each, and whether one that is not timed comes before.
+    """
+
+    def look_ns(
+        count: int,
+    ) -> int:  # the least of a few, as a stall would make a short call look long enough
         return min(took_ns(count) for _ in range(_LOOKS))
 
     count = inner or 1
@@ -149,7 +165,10 @@ def _synchronise(device: torch.device) -> Call:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect now, and not again before the end of the block; the block of a caller counts for those within it."""
+    """Collect now, and not again before the end of the block.
+
+    The block of a caller counts for those within it.
+    """
     if not gc.isenabled():
         yield
         return

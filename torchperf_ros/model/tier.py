@@ -1,4 +1,7 @@
-"""A tier at run time: the engine's call for a frame's inputs, eager where that fails, and the check of the outputs."""
+"""A tier at run time.
+
+The engine's call for a frame's inputs, eager where that fails, and the check of the outputs.
+"""
 
 import cmath
 import math
@@ -25,7 +28,8 @@ _CALIBRATION_SECONDS = 1.5
 _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
-_RESTS = 3.0  # a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+# a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+_RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
 _PLAIN_NUMBERS: Final = (float, complex, np.inexact)  # of those that may be NaN
@@ -36,15 +40,19 @@ class InvalidOutput(TorchperfError):
 
 
 class OutputCheck:
-    """Compares outputs with those of the calibration: number of tensors, ranks, types, and the sizes that are fixed.
+    """Compares outputs with those of the calibration.
+
+    Number of tensors, ranks, types, and the sizes that are fixed.
 
     A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
 
     Attributes:
-        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where everything can be.
+        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where
+            everything can be.
     """
 
-    def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401 - whatever a model returns
+    # whatever a model returns
+    def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401
         self._fixed_sizes = fixed_sizes
         tensors = list(tensors_in(example))
         # Of usual tensors nothing has to be taken apart, which most models' frames need not pay for.
@@ -73,11 +81,17 @@ class OutputCheck:
             )
         for number, tensor in enumerate(tensors):
             for part in (tensor,) if self._is_usual else numbers_of(tensor):
-                # a sum is finite only if every element is, and takes one pass without a temporary; a sum that overflows
-                # although its elements are finite is sorted out by the exact test
-                if part.is_floating_point() and not math.isfinite(part.sum()) and not torch.isfinite(part).all():
+                # a sum is finite only if every element is, and takes one pass without a temporary; a sum
+                # that overflows although its elements are finite is sorted out by the exact test
+                if (
+                    part.is_floating_point()
+                    and not math.isfinite(part.sum())
+                    and not torch.isfinite(part).all()
+                ):
                     bad = int((~torch.isfinite(part)).sum())
-                    raise InvalidOutput(f"output {number} has {bad} of {part.numel()} values that are NaN or Inf")
+                    raise InvalidOutput(
+                        f"output {number} has {bad} of {part.numel()} values that are NaN or Inf"
+                    )
         if self._has_plain:
             self._check_plain(outputs)
 
@@ -90,7 +104,10 @@ class OutputCheck:
 
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
     """A signature for people: `float32 (1, 4), int64 (1,)`."""
-    return ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature) or "none"
+    return (
+        ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
+        or "none"
+    )
 
 
 def _sizes(sizes: object) -> object:
@@ -150,13 +167,24 @@ class Tier:
         facts: for `/diagnostics`.
     """
 
-    def __init__(self, facts: TierFacts, runner: Runner, eager: Call | None, device: Device,
-                 say: Callable[[str], None], shapes: ShapeRunner | None = None, *,
-                 steps: Callable[[Inputs], Iterator[Any]] | None = None) -> None:  # fmt: skip
-        """Take an engine, checked, and its stand-in, the adapter's own model; None where a package is all there is.
+    def __init__(
+        self,
+        facts: TierFacts,
+        runner: Runner,
+        eager: Call | None,
+        device: Device,
+        say: Callable[[str], None],
+        shapes: ShapeRunner | None = None,
+        *,
+        steps: Callable[[Inputs], Iterator[Any]] | None = None,
+    ) -> None:
+        """Take an engine, checked, and its stand-in, the adapter's own model.
 
-        `say` takes a line for the node's log and `/perf/anomaly`. `shapes`, warmed up, runs inputs of other sizes;
-        where it is None the engine takes every input. `steps` gives an anytime model's outputs, from coarse to fine.
+        None where a package is all there is.
+
+        `say` takes a line for the node's log and `/perf/anomaly`. `shapes`, warmed up, runs inputs of other
+        sizes; where it is None the engine takes every input. `steps` gives an anytime model's outputs, from
+        coarse to fine.
         """
         self.facts = facts
         facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
@@ -171,13 +199,19 @@ class Tier:
         self._steps = steps
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
-        self._is_lazy = False  # whether outputs hold generators, which run when somebody asks for their numbers
+        self._is_lazy = (
+            False  # whether outputs hold generators, which run when somebody asks for their numbers
+        )
 
     def report(self) -> dict[str, Any]:
         """The facts as they are now, for JSON."""
         if self._shapes is not None:
             shown = {"shapes": self._shapes.policy}
-            return asdict(self.facts) | shown | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
+            return (
+                asdict(self.facts)
+                | shown
+                | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
+            )
         return asdict(self.facts)
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
@@ -224,7 +258,10 @@ class Tier:
             raise torch.OutOfMemoryError(str(error)) from error
 
     def _timed(self, inputs: Inputs, call: Call | None = None) -> tuple[Any, int]:
-        """Run a call, by default the one for inputs of these shapes: the engine's own, for the usual ones."""
+        """Run a call, by default the one for inputs of these shapes.
+
+        The engine's own, for the usual ones.
+        """
         with self._device.timed() as took_ns:
             inputs = self._device.to_device(inputs)
             outputs = (call or self._call_for(inputs))(*inputs)
@@ -233,7 +270,10 @@ class Tier:
         return outputs, took_ns[0]
 
     def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
-        """Count a failure of the engine, and answer in eager if that has the time; else the error is raised again."""
+        """Count a failure of the engine, and answer in eager if that has the time.
+
+        Else the error is raised again.
+        """
         recompile = isinstance(error, RuntimeError) and _RECOMPILE in str(error)
         if recompile:
             self.facts.recompiles += 1
@@ -243,7 +283,9 @@ class Tier:
         left_ms = (leave_ns - time.monotonic_ns()) / NS_PER_MS
         timed = None
         if not leave_ns or left_ms > self._eager_ms:
-            timed = self._timed(inputs, eager)  # inputs that eager does not take either are not the engine's fault
+            timed = self._timed(
+                inputs, eager
+            )  # inputs that eager does not take either are not the engine's fault
             self.facts.eager_answers += 1
         if not recompile:
             self._errors_in_a_row += 1
@@ -254,28 +296,41 @@ class Tier:
         return timed
 
     def _demote(self, eager: Call, error: Exception) -> None:
-        why = f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}: {error}"
+        why = (
+            f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}:"
+            f" {error}"
+        )
         self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
         self._call_for, self._is_eager = lambda _: eager, True
         self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
 
-    def calibrate(self, inputs: Inputs, *, briefly: bool = False, known: Calibration | None = None) -> Calibration:
+    def calibrate(
+        self, inputs: Inputs, *, briefly: bool = False, known: Calibration | None = None
+    ) -> Calibration:
         """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
 
-        Only 5 runs `briefly`, where another worker serves meanwhile; none where a worker of the same kind has measured
-        before, and the calibration is `known`.
+        Only 5 runs `briefly`, where another worker serves meanwhile; none where a worker of the same kind
+        has measured before, and the calibration is `known`.
         """
         for _ in range(_WARM_UP_RUNS):
             self._is_lazy |= holds_lazy(self._timed(inputs)[0])
         most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
-        rest = _RESTS if briefly and self._device.is_cuda else 0.0  # so many times a run's time passes after it
+        rest = (
+            _RESTS if briefly and self._device.is_cuda else 0.0
+        )  # so many times a run's time passes after it
         times_ms: list[float] = []
         stop_at = time.monotonic() + _CALIBRATION_SECONDS
-        while not known and len(times_ms) < most and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at):
+        while (
+            not known
+            and len(times_ms) < most
+            and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at)
+        ):
             times_ms.append(self._timed(inputs)[1] / NS_PER_MS)
             time.sleep(rest * times_ms[-1] / 1e3)
         if self._eager is not None and not self._is_eager:
-            self._eager_ms = max(self._timed(inputs, self._eager)[1] / NS_PER_MS for _ in range(_EAGER_RUNS))
+            self._eager_ms = max(
+                self._timed(inputs, self._eager)[1] / NS_PER_MS for _ in range(_EAGER_RUNS)
+            )
         return known or Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
 
 

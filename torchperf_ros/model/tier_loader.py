@@ -1,4 +1,7 @@
-"""Makes each tier ready to run: by the engine that was asked for if it is there and right, else by eager."""
+"""Makes each tier ready to run.
+
+By the engine that was asked for if it is there and right, else by eager.
+"""
 
 import functools
 import hashlib
@@ -48,7 +51,9 @@ class TierLoader:
         missing: tiers whose package is not there, or whose model is still to be compiled.
     """
 
-    def __init__(self, adapter: Adapter, setup: Mapping[str, Any], device: Device, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, adapter: Adapter, setup: Mapping[str, Any], device: Device, say: Callable[[str], None]
+    ) -> None:
         """Take the worker's setup; `say` takes lines for log and `/perf/anomaly`."""
         self.missing: list[str] = []
         self._adapter = adapter
@@ -78,14 +83,22 @@ class TierLoader:
         if package:
             with torch.inference_mode(mode=False):
                 runner = load_ready_package(
-                    Path(package), self._setup["package_dirs"], self._on, example, varying_dims(options, self._dims)
+                    Path(package),
+                    self._setup["package_dirs"],
+                    self._on,
+                    example,
+                    varying_dims(options, self._dims),
                 )
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
             hashes = runner.model
-            tier = self._with_package(name, runner, options, example, strict=self._setup.get("swapped") == number)
+            tier = self._with_package(
+                name, runner, options, example, strict=self._setup.get("swapped") == number
+            )
         else:
             model = self._model(name)
-            if self._setup.get("identify"):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
+            if self._setup.get(
+                "identify"
+            ):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
             tier = self._with_engine(name, self._built(name, model, example), options)
         if hashes and self._setup.get("identify"):
@@ -100,7 +113,9 @@ class TierLoader:
         if model is None or kept is None or not kept.has_changed:
             return
         try:
-            inputs = random_inputs(self._device.to_device(example), _PROBE)  # others than those of the runs before
+            inputs = random_inputs(
+                self._device.to_device(example), _PROBE
+            )  # others than those of the runs before
             depends_on_state(model, kept, inputs, model(*inputs))
         except Exception:  # a model may not take inputs that are drawn
             kept.restore()
@@ -111,11 +126,16 @@ class TierLoader:
         self._models[name] = model, KeptState(model)
         return model
 
-    def _with_package(self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool) -> Tier:
-        """A user's package: compared with what the adapter builds, if it can, and with its results if it is that model.
+    def _with_package(
+        self, name: str, runner: Runner, options: BuildOptions, example: Inputs, *, strict: bool
+    ) -> Tier:
+        """A user's package.
+
+        Compared with what the adapter builds, if it can, and with its results if it is that model.
 
         Raises:
-            ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model runs in eager.
+            ParityError: it differs, and it is `strict`: being swapped in. Otherwise the adapter's model
+                runs in eager.
         """
         eager, facts, parity = None, TierFacts(name, runner.engine), None
         try:
@@ -130,7 +150,14 @@ class TierLoader:
                 if runner.model == identity:
                     tier = self._built(name, eager, example)
                     parity = check_engine(
-                        eager, runner.call, example, {}, options.precision, 2, tier.scoring, known=runner.known
+                        eager,
+                        runner.call,
+                        example,
+                        {},
+                        options.precision,
+                        2,
+                        tier.scoring,
+                        known=runner.known,
                     )
                 else:
                     eager = None  # another model: it is no stand-in
@@ -150,7 +177,9 @@ class TierLoader:
     def _with_engine(self, name: str, tier: BuiltTier, options: BuildOptions) -> Tier:
         facts, names_engine, model = TierFacts(name, options.engine), False, tier.model
         if self._adapter.anytime:
-            facts = TierFacts(name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager")
+            facts = TierFacts(
+                name, "eager", "" if options.engine == "eager" else "an anytime model's steps are eager"
+            )
             steps = functools.partial(self._adapter.steps, model)
             return Tier(facts, Runner(model), model, self._device, self._say, steps=steps)
         runner, shapes, identity, parity = Runner(model), None, None, None
@@ -161,24 +190,39 @@ class TierLoader:
             if runner.call is not model:
                 dims = varying_dims(options, self._dims)
                 parity = check_engine(
-                    model, runner.call, tier.example, dims, options.precision, 2, tier.scoring, known=runner.known
+                    model,
+                    runner.call,
+                    tier.example,
+                    dims,
+                    options.precision,
+                    2,
+                    tier.scoring,
+                    known=runner.known,
                 )
             shapes = self._fitted(name, runner, model, options, tier.example, parity)
         except (ConfigError, CaptureFailed):
             raise
         except ParityError as error:
-            if runner.package:  # out of date in a way that its key does not show; built anew, it is checked again
+            if (
+                runner.package
+            ):  # out of date in a way that its key does not show; built anew, it is checked again
                 self._remove(self._cache.folder / f"{runner.package}{PACKAGE_SUFFIXES[options.engine]}")
                 self.missing.append(name)
             facts.why = f"refused: {error}"
         except EngineUnavailable as error:
             facts.why, names_engine = str(error), True
-        except Exception as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
-            if self._device.is_cuda and options != options.without_graphs():  # it may have failed in a capture
+        except (
+            Exception
+        ) as error:  # the compiler's boundary: a model that it cannot take runs in eager, and says why
+            if (
+                self._device.is_cuda and options != options.without_graphs()
+            ):  # it may have failed in a capture
                 raise CaptureFailed(f"tier {name}: {options.label}: {one_line(error)}") from error
             facts.why = one_line(error)
         if facts.why:
-            self._say(f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}")
+            self._say(
+                f"tier {name} runs in eager: {'' if names_engine else options.label + ' '}{facts.why}"
+            )
         elif options.engine != "eager" and runner.call is model:
             facts.why = _NOT_YET
         if facts.why:
@@ -186,9 +230,14 @@ class TierLoader:
         return Tier(facts, runner, model, self._device, self._say, shapes)
 
     def _fitted(
-        self, name: str, runner: Runner, eager: torch.nn.Module | None, options: BuildOptions, example: Inputs,
+        self,
+        name: str,
+        runner: Runner,
+        eager: torch.nn.Module | None,
+        options: BuildOptions,
+        example: Inputs,
         parity: Parity | None,
-    ) -> ShapeRunner | None:  # fmt: skip
+    ) -> ShapeRunner | None:
         """What runs inputs of other sizes than the engine's; None where eager takes whatever comes.
 
         Raises:
@@ -198,15 +247,24 @@ class TierLoader:
         if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
-            runner.call, eager, shapes, self._dims, example, options.precision, parity,
-            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)), static=runner.static,
-        )  # fmt: skip
+            runner.call,
+            eager,
+            shapes,
+            self._dims,
+            example,
+            options.precision,
+            parity,
+            dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)),
+            static=runner.static,
+        )
         fitted.warm_up()
         for note in fitted.notes:
             self._say(f"tier {name}: {note}")
         return fitted
 
-    def _chosen(self, tier: BuiltTier, options: BuildOptions, facts: TierFacts) -> tuple[BuildOptions, Identity]:
+    def _chosen(
+        self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
+    ) -> tuple[BuildOptions, Identity]:
         """The options with the engine that was chosen on this machine earlier, else as they are, and its identity."""
         engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
@@ -215,9 +273,13 @@ class TierLoader:
             return options, identity
         facts.engine, facts.choice = choice.engine, choice.words
         options = options.with_engine(choice.engine)
-        return options, identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
+        return options, (
+            identity if choice.engine == EAGER else identity_of(identity, ENGINES[choice.engine])
+        )
 
-    def _runner(self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None) -> Runner | None:
+    def _runner(
+        self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
+    ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
         if options.engine == "eager" or (options.engine == "compile" and self._setup.get("compile", True)):
             return make_runner(tier, options)
@@ -232,9 +294,14 @@ class TierLoader:
                     manifest = check_package(path, identity)
                     self._cache.used(path)
                     return open_package(
-                        path, manifest, options, tier, package=identity.key, static=not identity.dynamic,
+                        path,
+                        manifest,
+                        options,
+                        tier,
+                        package=identity.key,
+                        static=not identity.dynamic,
                         known=Parity(**manifest.parity),
-                    )  # fmt: skip
+                    )
             except PackageError as error:
                 self._say(f"{error}; it is built anew")
                 self._remove(path)

@@ -27,17 +27,23 @@ from torchperf_ros.models.networks import (
 )
 from torchperf_ros.models.options import OptionReader
 
-# Messages are views on memory that may be read-only. torch cannot express that and warns; here it only reads.
+# Messages are views on memory that may be read-only. torch cannot express that and warns; here it only
+# reads.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _COMPRESSED_IMAGE: Final = "sensor_msgs/msg/CompressedImage"
 _ENCODINGS: Final = ("rgb8", "bgr8", "8UC3", "rgba8", "bgra8", "mono8")
-_OUTPUTS: Final = {"markers": detection_messages.MARKER_ARRAY, "detection2d": detection_messages.DETECTION_2D_ARRAY}
+_OUTPUTS: Final = {
+    "markers": detection_messages.MARKER_ARRAY,
+    "detection2d": detection_messages.DETECTION_2D_ARRAY,
+}
 
 
 class CameraAdapter(Adapter):
-    """Detects objects in one camera's images; the weights that ship know the drawn road only, see `DetectorNet`.
+    """Detects objects in one camera's images.
+
+    The weights that ship know the drawn road only, see `DetectorNet`.
 
     Options:
         compressed: the image is a JPEG or PNG (`sensor_msgs/msg/CompressedImage`); default false.
@@ -53,7 +59,10 @@ class CameraAdapter(Adapter):
     tiers: ClassVar[tuple[str, ...]] = tuple(DETECTOR_WIDTHS)
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options; raises `ConfigError`, or `UnknownMessageType` where the output is not installed."""
+        """Read the options.
+
+        Raises `ConfigError`, or `UnknownMessageType` where the output is not installed.
+        """
         reader = OptionReader(type(self).__name__, options)
         self._compressed = reader.flag("compressed", default=False)
         output = reader.choice("output", default="markers", allowed=tuple(_OUTPUTS))
@@ -67,12 +76,17 @@ class CameraAdapter(Adapter):
         self.output = _OUTPUTS[output]
         message_class(self.output)  # raises where its package is not installed
         self._built = (
-            MarkerArrays(horizontal_fov_deg).build if output == "markers" else detection_messages.detection_2d_array
+            MarkerArrays(horizontal_fov_deg).build
+            if output == "markers"
+            else detection_messages.detection_2d_array
         )
         self._device = device
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The detector of a tier, `full`, `medium` or `fast`; a `ConfigError` where it or its weights are not there."""
+        """The detector of a tier, `full`, `medium` or `fast`.
+
+        A `ConfigError` where it or its weights are not there.
+        """
         width = networks.width_in(self._weights, tier, networks.tier_width(tier, DETECTOR_WIDTHS))
         return networks.build_trained(lambda: DetectorNet(width), tier, self._weights).to(self._device)
 
@@ -93,24 +107,32 @@ class CameraAdapter(Adapter):
         if pixels.shape[1] != IMAGE_WIDTH or pixels.shape[0] % IMAGE_HEIGHT:
             size = f"{pixels.shape[1]}x{pixels.shape[0]}"
             raise ConfigError(
-                f"{path}: {size} pixels; it has to be {IMAGE_WIDTH} wide and a multiple of {IMAGE_HEIGHT} high"
+                f"{path}: {size} pixels; it has to be {IMAGE_WIDTH} wide and a multiple of {IMAGE_HEIGHT}"
+                " high"
             )
         scenes = (
-            torch.from_numpy(pixels.copy()).to(self._device).view(-1, IMAGE_HEIGHT, IMAGE_WIDTH, 3).permute(0, 3, 1, 2)
+            torch.from_numpy(pixels.copy())
+            .to(self._device)
+            .view(-1, IMAGE_HEIGHT, IMAGE_WIDTH, 3)
+            .permute(0, 3, 1, 2)
         )
         return scenes.to(torch.float32, memory_format=torch.contiguous_format).mul_(2.0 / 255.0).sub_(1.0)
 
     def score(self, outputs: Any, reference: Any) -> float:  # noqa: ANN401
         """F1 of the published boxes, the reference's taken for right; 1 where neither has one.
 
-        A box is found by one of its class that overlaps by 0.5 (intersection over union), the strongest first.
+        A box is found by one of its class that overlaps by 0.5 (intersection over union), the strongest
+        first.
         """
         found, wanted = self._published(outputs), self._published(reference)
         classes = [cells[:, networks.BOX_FIELDS :].argmax(axis=1) for cells in (found, wanted)]
         return _agreement((networks.corners(found), classes[0]), (networks.corners(wanted), classes[1]))
 
     def score_messages(self, output: Any, reference: Any) -> float | None:  # noqa: ANN401
-        """The same of two messages; of markers it is their outlines across the camera's view that have to overlap."""
+        """The same of two messages.
+
+        Of markers it is their outlines across the camera's view that have to overlap.
+        """
         return _agreement(detection_messages.boxes(output), detection_messages.boxes(reference))
 
     def example_messages(self) -> Mapping[str, Received]:
@@ -119,7 +141,9 @@ class CameraAdapter(Adapter):
             return {}
         width, height = 1280, 720
         data = np.zeros(3 * width * height, np.uint8)
-        image = empty_message(_IMAGE, height=height, width=width, encoding="rgb8", step=3 * width, data=data)
+        image = empty_message(
+            _IMAGE, height=height, width=width, encoding="rgb8", step=3 * width, data=data
+        )
         return {"image": Received(image, 0, math.nan)}
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
@@ -144,11 +168,16 @@ class CameraAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.
 
-        `outputs` are [1, 1792, 9], see `DetectorNet.forward`; `messages` those that were given to `preprocess`.
+        `outputs` are [1, 1792, 9], see `DetectorNet.forward`; `messages` those that were given to
+        `preprocess`.
         """
         return self._built(*self.detections(outputs, messages))
 
-    def detections(self, outputs: Any, messages: Mapping[str, Received]) -> tuple[list[Detection], ImageFrame]:  # noqa: ANN401
+    def detections(
+        self,
+        outputs: Any,  # noqa: ANN401
+        messages: Mapping[str, Received],
+    ) -> tuple[list[Detection], ImageFrame]:
         """The strongest boxes above the threshold, and what they are of."""
         image = messages["image"]
         message = image.message
@@ -157,7 +186,8 @@ class CameraAdapter(Adapter):
         boxes = (cells[:, 1 : networks.BOX_FIELDS] * (width, height, width, height)).tolist()
         classes = cells[:, networks.BOX_FIELDS :].argmax(axis=1).tolist()
         found = [
-            Detection(kind, score, *box) for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
+            Detection(kind, score, *box)
+            for kind, score, box in zip(classes, cells[:, 0].tolist(), boxes, strict=True)
         ]
         return found, ImageFrame(image.stamp_ns, message.header.frame_id, width, height)
 
@@ -183,22 +213,28 @@ def _agreement(found: tuple[np.ndarray, np.ndarray], wanted: tuple[np.ndarray, n
 
 
 def examples_of(weights: Path) -> Path:
-    """The images beside a file of weights that `torchperf train` has written: a PNG, one below the other."""
+    """The images beside a file of weights that `torchperf train` has written.
+
+    A PNG, one below the other.
+    """
     return weights.with_name(f"{weights.stem}_examples.png")
 
 
 def _shrink(pixels: Pixels, device: torch.device) -> Tensor:
     """[1, 3, 256, 448] float on the device, 0..255, RGB, contiguous and anti-aliased.
 
-    On the CPU that is done while they are bytes, a quarter of what floats would be; a GPU gets the bytes as they came,
-    as uploading them takes less time than a CPU takes to make them fewer.
+    On the CPU that is done while they are bytes, a quarter of what floats would be; a GPU gets the bytes as
+    they came, as uploading them takes less time than a CPU takes to make them fewer.
 
-    Of large images only every k-th row is read, such that at least two remain per network pixel. Columns are left out
-    only from 14336 on, as a bound: gathering single pixels costs more than the filter that reads them all.
+    Of large images only every k-th row is read, such that at least two remain per network pixel. Columns
+    are left out only from 14336 on, as a bound: gathering single pixels costs more than the filter that
+    reads them all.
     """
     rows, columns, _ = pixels.array.shape
     every_row, every_column = max(1, rows // (2 * IMAGE_HEIGHT)), max(1, columns // (16 * IMAGE_WIDTH))
-    source = torch.from_numpy(pixels.array[::every_row, ::every_column]).to(device).permute(2, 0, 1).unsqueeze(0)
+    source = (
+        torch.from_numpy(pixels.array[::every_row, ::every_column]).to(device).permute(2, 0, 1).unsqueeze(0)
+    )
     source = source.float() if source.is_cuda else source  # which has no such filter for bytes
     small = functional.interpolate(source, (IMAGE_HEIGHT, IMAGE_WIDTH), mode="bilinear", antialias=True)
     if pixels.order == "mono":

@@ -13,25 +13,40 @@ from torchperf_ros.frame.errors import BadInput
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS, Detection, ImageFrame
-from torchperf_ros.models.driving_messages import MARKER_ARRAY, ODOMETRY, SeenObject, objects_message, pose_of
+from torchperf_ros.models.driving_messages import (
+    MARKER_ARRAY,
+    ODOMETRY,
+    SeenObject,
+    objects_message,
+    pose_of,
+)
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.options import OptionReader
 
-_TURNED_FROM: Final = 2.0  # m/s: of slower objects the direction is not known well enough to turn their boxes
+_TURNED_FROM: Final = (
+    2.0  # m/s: of slower objects the direction is not known well enough to turn their boxes
+)
 _SURE_AFTER: Final = 2  # sightings: what one frame alone has seen may be none
 _CUT_PX: Final = 2.0  # a box that ends so near to the image's lower edge goes on beyond it
 _FORGOTTEN_S: Final = 0.5  # without a detection
 _GATE_M, _GATE_SHARE = 2.5, 0.1  # how far from where it is expected: so much, and more with the distance
-_ACCELERATION: Final = 6.0  # m/s^2 that an object may change its velocity with: what brakes hard is to be seen soon
+_ACCELERATION: Final = (
+    6.0  # m/s^2 that an object may change its velocity with: what brakes hard is to be seen soon
+)
 _UNKNOWN_SPEED: Final = 10.0  # m/s, one standard deviation of a new object's velocity
-_ALONG, _ACROSS, _LEAST_M = 0.02, 0.008, 0.1  # of a detection: standard deviations as shares of the distance
+_ALONG, _ACROSS, _LEAST_M = (
+    0.02,
+    0.008,
+    0.1,
+)  # of a detection: standard deviations as shares of the distance
 
 
 class GroundCamera:
     """Where what a forward camera sees stands, on a flat road.
 
-    `camera_height_m * focal_px` by pixels below the horizon; ideal pinhole camera, square pixels, the horizon level.
+    `camera_height_m * focal_px` by pixels below the horizon; ideal pinhole camera, square pixels, the
+    horizon level.
     """
 
     OPTIONS: Final = ("camera_height_m", "horizon")
@@ -39,7 +54,9 @@ class GroundCamera:
     def __init__(self, options: dict[str, Any]) -> None:
         """Take those of `OPTIONS`, and `horizontal_fov_deg`, out of options; raises `ConfigError`."""
         names = (*self.OPTIONS, "horizontal_fov_deg")
-        reader = OptionReader(type(self).__name__, {name: options[name] for name in names if name in options})
+        reader = OptionReader(
+            type(self).__name__, {name: options[name] for name in names if name in options}
+        )
         self._height_m = reader.number("camera_height_m", default=1.4, low=0.1, high=10.0)
         self._horizon = reader.number("horizon", default=0.5, low=0.0, high=1.0)
         fov = math.radians(reader.number("horizontal_fov_deg", default=70.0, low=10.0, high=170.0))
@@ -104,7 +121,10 @@ class Track:
     sightings: int = 1
 
     def predicted(self, at_s: float) -> tuple[Floats, Floats]:
-        """State and covariance at a time: constant velocity, white acceleration (Bar-Shalom et al., 2001, 6.3.2)."""
+        """State and covariance at a time.
+
+        Constant velocity, white acceleration (Bar-Shalom et al., 2001, 6.3.2).
+        """
         dt = at_s - self.seen_s
         move = np.eye(4)
         move[0, 2] = move[1, 3] = dt
@@ -115,10 +135,12 @@ class Track:
 
 
 class ObjectTracks:
-    """Keeps tracks: each sighting goes to the nearest track of its kind, each to one (greedy, the nearest pair first).
+    """Keeps tracks.
 
-    A Kalman filter of constant velocity for each. What a camera sees is far less certain along the line of sight than
-    across it, so that a pedestrian's way into the lane is known long before their distance is.
+    Each sighting goes to the nearest track of its kind, each to one (greedy, the nearest pair first).
+
+    A Kalman filter of constant velocity for each. What a camera sees is far less certain along the line of
+    sight than across it, so that a pedestrian's way into the lane is known long before their distance is.
     """
 
     def __init__(self) -> None:
@@ -182,8 +204,8 @@ def _corrected(state: Floats, covariance: Floats, one: Sighting, noise: Floats) 
 class CameraDrivingAdapter(CameraAdapter):
     """Objects with velocities in odometry's frame from a forward camera above the vehicle's reference point.
 
-    How far away an object is follows from where its box stands, see `GroundCamera`. Tracks over frames give velocities,
-    see `ObjectTracks`; a worker that takes over begins its own.
+    How far away an object is follows from where its box stands, see `GroundCamera`. Tracks over frames give
+    velocities, see `ObjectTracks`; a worker that takes over begins its own.
 
     Options: those of `CameraAdapter` but for `output`, and
         camera_height_m: above the road, 0.1 to 10; default 1.4.
@@ -202,17 +224,24 @@ class CameraDrivingAdapter(CameraAdapter):
     score_messages = Adapter.score_messages
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
-        """The objects that two frames or more have seen, each with its velocity; raises `BadInput` without odometry."""
+        """The objects that two frames or more have seen, each with its velocity.
+
+        Raises `BadInput` without odometry.
+        """
         if "odom" not in messages:
             raise BadInput("odom has not been received: without it nothing has a place")
         found, frame = self.detections(outputs, messages)
         x, y, yaw, _ = pose_of(messages["odom"].message)
-        sightings = [sighting for one in found if (sighting := self._place(one, frame, (x, y, yaw))) is not None]
+        sightings = [
+            sighting for one in found if (sighting := self._place(one, frame, (x, y, yaw))) is not None
+        ]
         seen = self._tracks.update(sightings, frame.stamp_ns / NS_PER_S, (x, y))
         objects = [_object(track, yaw) for track in seen if track.sightings >= _SURE_AFTER]
         return objects_message(objects, frame.stamp_ns)
 
-    def _place(self, one: Detection, frame: ImageFrame, pose: tuple[float, float, float]) -> Sighting | None:
+    def _place(
+        self, one: Detection, frame: ImageFrame, pose: tuple[float, float, float]
+    ) -> Sighting | None:
         """Where a box stands on the road, in odometry's frame."""
         if (found := self._camera.place(one, frame)) is None:
             return None
@@ -221,7 +250,9 @@ class CameraDrivingAdapter(CameraAdapter):
         middle = ahead + length / 2.0
         x, y, yaw = pose
         cosine, sine = math.cos(yaw), math.sin(yaw)
-        return Sighting(name, x + middle * cosine - left * sine, y + middle * sine + left * cosine, length, width)
+        return Sighting(
+            name, x + middle * cosine - left * sine, y + middle * sine + left * cosine, length, width
+        )
 
 
 def _object(track: Track, yaw: float) -> SeenObject:

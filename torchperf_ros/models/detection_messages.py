@@ -13,12 +13,17 @@ from torchperf_ros.models.networks import CLASSES
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
 DETECTION_2D_ARRAY: Final = "vision_msgs/msg/Detection2DArray"
 
-_LIFETIME_NS: Final = 300_000_000  # boxes vanish from RViz when detections stop; as long as an output is held
+_LIFETIME_NS: Final = (
+    300_000_000  # boxes vanish from RViz when detections stop; as long as an output is held
+)
 _FARTHEST_M: Final = 150.0
 
 
 class Kind(NamedTuple):
-    """What is usual for a class of objects: height, length, and red, green and blue, 0..1, to show it in."""
+    """What is usual for a class of objects.
+
+    Height, length, and red, green and blue, 0..1, to show it in.
+    """
 
     height_m: float
     length_m: float
@@ -88,8 +93,8 @@ class Cube(NamedTuple):
 class CubeMarkers:
     """Builds `visualization_msgs/msg/MarkerArray`: one CUBE per object after a DELETEALL.
 
-    RViz keeps markers until they are replaced or expire; the DELETEALL makes an array replace the one before, also
-    when it has fewer boxes or none. Namespace is the class, alpha the score.
+    RViz keeps markers until they are replaced or expire; the DELETEALL makes an array replace the one
+    before, also when it has fewer boxes or none. Namespace is the class, alpha the score.
     """
 
     def __init__(self) -> None:
@@ -99,7 +104,9 @@ class CubeMarkers:
         self._colour: Any = message_class("std_msgs/msg/ColorRGBA")
         # The fields that no marker here varies, shared by all of them: a message is encoded, not edited.
         lifetime = empty_message("builtin_interfaces/msg/Duration", nanosec=_LIFETIME_NS)
-        self._shared = vars(empty_message("visualization_msgs/msg/Marker", type=self._marker.CUBE, lifetime=lifetime))
+        self._shared = vars(
+            empty_message("visualization_msgs/msg/Marker", type=self._marker.CUBE, lifetime=lifetime)
+        )
 
     def build(self, cubes: Iterable[Cube], stamp_ns: int, frame_id: str) -> object:
         """The marker array; its first marker clears the array before."""
@@ -110,11 +117,13 @@ class CubeMarkers:
             red, green, blue = KINDS[name].colour
             turn = self._quaternion(x=0.0, y=0.0, z=math.sin(0.5 * yaw), w=math.cos(0.5 * yaw))
             own = {
-                "header": head, "ns": name, "id": index,
+                "header": head,
+                "ns": name,
+                "id": index,
                 "pose": self._pose(position=self._point(x=x, y=y, z=z), orientation=turn),
                 "scale": self._vector(x=length, y=width, z=height),
                 "color": self._colour(r=red, g=green, b=blue, a=score),
-            }  # fmt: skip
+            }
             markers.append(self._marker(**self._shared | own))
         array: object = message_class(MARKER_ARRAY)(markers=markers)
         return array
@@ -123,8 +132,8 @@ class CubeMarkers:
 class MarkerArrays:
     """Markers of boxes in an image, in the camera's optical frame.
 
-    A camera alone does not see distance: it follows from the usual height of the class by similar triangles,
-    `z = focal_px * height_m / height_px`, for an ideal pinhole camera with square pixels.
+    A camera alone does not see distance: it follows from the usual height of the class by similar
+    triangles, `z = focal_px * height_m / height_px`, for an ideal pinhole camera with square pixels.
     """
 
     def __init__(self, horizontal_fov_deg: float) -> None:
@@ -136,7 +145,9 @@ class MarkerArrays:
         cubes = (self._cube(detection, frame) for detection in detections)
         return self._markers.build(cubes, frame.stamp_ns, frame.frame_id)
 
-    def box_m(self, detection: Detection, width: int, height: int) -> tuple[float, float, float, float, float, float]:
+    def box_m(
+        self, detection: Detection, width: int, height: int
+    ) -> tuple[float, float, float, float, float, float]:
         """Centre and size in m along the camera's axes, in an image of so many pixels."""
         kind, focal_px = KINDS[CLASSES[detection.class_index]], self._focal_per_width * width
         distance_m = min(focal_px * kind.height_m / detection.height, _FARTHEST_M)
@@ -151,8 +162,14 @@ class MarkerArrays:
 
 
 def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> object:
-    """A `vision_msgs/msg/Detection2DArray` in pixels; an `UnknownMessageType` where vision_msgs is not installed."""
-    head, no_pose = header(frame.stamp_ns, frame.frame_id), empty_message("geometry_msgs/msg/PoseWithCovariance")
+    """A `vision_msgs/msg/Detection2DArray` in pixels.
+
+    An `UnknownMessageType` where vision_msgs is not installed.
+    """
+    head, no_pose = (
+        header(frame.stamp_ns, frame.frame_id),
+        empty_message("geometry_msgs/msg/PoseWithCovariance"),
+    )
 
     def made(name: str, **fields: object) -> object:
         message: object = message_class(f"vision_msgs/msg/{name}")(**fields)
@@ -171,20 +188,25 @@ def detection_2d_array(detections: Sequence[Detection], frame: ImageFrame) -> ob
 def boxes(message: Any) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401 - one of the two types
     """Left, top, right, bottom [n, 4] and class [n], by name, of what is in a message of one of the types above.
 
-    A box without a result has the class "". Markers have no box in the image; theirs is across the camera's view,
-    divided by the distance of the centre. One that is not before the camera, or not finite, is empty: it overlaps none.
+    A box without a result has the class "". Markers have no box in the image; theirs is across the camera's
+    view, divided by the distance of the centre. One that is not before the camera, or not finite, is empty:
+    it overlaps none.
     """
     names, values = list[str](), list[tuple[float, ...]]()
     if hasattr(message, "detections"):
         for one in message.detections:
             names.append(one.results[0].hypothesis.class_id if one.results else "")
-            values.append((one.bbox.center.position.x, one.bbox.center.position.y, one.bbox.size_x, one.bbox.size_y))
+            values.append(
+                (one.bbox.center.position.x, one.bbox.center.position.y, one.bbox.size_x, one.bbox.size_y)
+            )
     else:
         for one in message.markers:
             if (one.type, one.action) == (one.CUBE, one.ADD):
                 at, size = one.pose.position, one.scale
                 names.append(one.ns)
-                values.append(tuple(side / at.z if at.z > 0 else math.nan for side in (at.x, at.y, size.x, size.y)))
+                values.append(
+                    tuple(side / at.z if at.z > 0 else math.nan for side in (at.x, at.y, size.x, size.y))
+                )
     found = np.array(values, np.float64).reshape(-1, 4)
     found[~np.isfinite(found).all(axis=1)] = 0.0
     centre, half = found[:, :2], found[:, 2:] / 2

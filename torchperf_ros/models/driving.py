@@ -1,4 +1,7 @@
-"""Stages of a closed loop without trained weights: perception that is given the truth, and a planner by rules."""
+"""Stages of a closed loop without trained weights.
+
+Perception that is given the truth, and a planner by rules.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -19,8 +22,16 @@ from torchperf_ros.models.driving_messages import (
     pose_of,
     route_of,
     without_distant,
-)  # fmt: skip
-from torchperf_ros.models.driving_rules import AHEAD_S, OBJECT_FIELDS, POSES, RANGES_M, Blindness, Lane, plan_along
+)
+from torchperf_ros.models.driving_rules import (
+    AHEAD_S,
+    OBJECT_FIELDS,
+    POSES,
+    RANGES_M,
+    Blindness,
+    Lane,
+    plan_along,
+)
 from torchperf_ros.models.options import OptionReader
 
 _MOST_OBJECTS: Final = 64
@@ -35,7 +46,10 @@ class _RuleAdapter(Adapter):
     rules: ClassVar[type[nn.Module]]
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class; raises `ConfigError` where an option is unknown or its value not allowed."""
+        """Read the options, see the class.
+
+        Raises `ConfigError` where an option is unknown or its value not allowed.
+        """
         reader = OptionReader(type(self).__name__, options)
         self._blind = Blindness(reader.number("blind", default=0.0, low=0.0, high=1.0))
         reader.finish()
@@ -64,13 +78,16 @@ class _Constant(nn.Module):
 
 
 class OracleAdapter(_RuleAdapter):
-    """Perception that finds every object in sight: it is given the truth, and costs what the clock says that it costs.
+    """Perception that finds every object in sight.
 
-    The scan is the trigger, as with a perception of its own; `objects_in_sight` says what is to be seen in it. Tiers
-    differ in how far they see, see `RANGES_M`.
+    It is given the truth, and costs what the clock says that it costs.
+
+    The scan is the trigger, as with a perception of its own; `objects_in_sight` says what is to be seen in
+    it. Tiers differ in how far they see, see `RANGES_M`.
 
     Options:
-        blind: share of the seconds in which it finds nothing, 0 to 1, to test what does not rely on it; default 0.
+        blind: share of the seconds in which it finds nothing, 0 to 1, to test what does not rely on it;
+            default 0.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(RANGES_M)
@@ -115,12 +132,12 @@ class RulePlannerAdapter(_RuleAdapter):
 
     Tiers differ in how far ahead they foresee objects, see `AHEAD_S`.
 
-    `route` says along which lane, and how fast at most: points along its middle in odometry's frame, a few metres apart
-    where it turns; z of the first is the speed in m/s.
+    `route` says along which lane, and how fast at most: points along its middle in odometry's frame, a few
+    metres apart where it turns; z of the first is the speed in m/s.
 
     Options:
-        blind: share of the seconds in which the plan takes no object into account, 0 to 1, to test what checks plans;
-            default 0. It follows the frame: whoever runs it is blind.
+        blind: share of the seconds in which the plan takes no object into account, 0 to 1, to test what
+            checks plans; default 0. It follows the frame: whoever runs it is blind.
     """
 
     tiers: ClassVar[tuple[str, ...]] = tuple(AHEAD_S)
@@ -148,7 +165,9 @@ class RulePlannerAdapter(_RuleAdapter):
         self._need(messages)
         lane, wanted = route_of(messages["route"].message)
         if not 2 <= len(lane.points) <= _MOST_POINTS or not np.isfinite(lane.points).all():  # noqa: PLR2004
-            raise BadInput(f"route has {len(lane.points)} points; it has to have 2 to {_MOST_POINTS}, finite ones")
+            raise BadInput(
+                f"route has {len(lane.points)} points; it has to have 2 to {_MOST_POINTS}, finite ones"
+            )
         odom, detections = messages["odom"], messages["detections"]
         ego = pose_of(odom.message)
         if not np.isfinite(ego).all():
@@ -166,7 +185,10 @@ class RulePlannerAdapter(_RuleAdapter):
         )
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
-        """The path in odometry's frame: its first pose is stamped as the odometry, its header as the detections."""
+        """The path in odometry's frame.
+
+        Its first pose is stamped as the odometry, its header as the detections.
+        """
         odom = messages["odom"]
         stamp_ns = messages["detections"].stamp_ns or odom.stamp_ns
         return path_bytes(outputs.numpy(), odom.message.header.frame_id, stamp_ns, odom.stamp_ns)

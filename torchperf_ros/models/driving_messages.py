@@ -1,7 +1,7 @@
 """The messages between the stages of a closed loop: objects with velocities, odometry, timed paths.
 
-An object is two markers of one namespace and id: a CUBE, its box, and an ARROW whose second point less its first is
-its velocity in m/s. Both are in the frame that their headers name.
+An object is two markers of one namespace and id: a CUBE, its box, and an ARROW whose second point less its
+first is its velocity in m/s. Both are in the frame that their headers name.
 """
 
 import functools
@@ -24,9 +24,12 @@ FRAME: Final = "odom"
 
 _ARROW, _CUBE = 0, 1
 _COLOURS: Final = {
-    "car": (0.1, 0.6, 1.0), "truck": (1.0, 0.6, 0.1), "cyclist": (0.2, 0.9, 0.3), "pedestrian": (1.0, 0.2, 0.4),
+    "car": (0.1, 0.6, 1.0),
+    "truck": (1.0, 0.6, 0.1),
+    "cyclist": (0.2, 0.9, 0.3),
+    "pedestrian": (1.0, 0.2, 0.4),
     "echo": (1.0, 0.8, 0.1),
-}  # fmt: skip
+}
 _HEIGHTS_M: Final = {"car": 1.5, "truck": 3.2, "cyclist": 1.75, "pedestrian": 1.2, "echo": 0.5}
 _NS: Final = 1_000_000_000
 
@@ -66,11 +69,21 @@ def objects_message(objects: Sequence[SeenObject], stamp_ns: int) -> Any:  # noq
         own = {"header": head, "ns": kind, "id": number, "color": colour(r=red, g=green, b=blue, a=1.0)}
         size = vector(x=length, y=width, z=height)
         markers.append(
-            marker(**shared | own | {"type": _CUBE, "pose": pose(position=centre, orientation=turn), "scale": size})
+            marker(
+                **shared
+                | own
+                | {
+                    "type": _CUBE,
+                    "pose": pose(position=centre, orientation=turn),
+                    "scale": size,
+                }
+            )
         )
         points = [centre, point(x=x + vx, y=y + vy, z=height / 2)]
         markers.append(
-            marker(**shared | own | {"type": _ARROW, "points": points, "scale": vector(x=0.1, y=0.2, z=0.0)})
+            marker(
+                **shared | own | {"type": _ARROW, "points": points, "scale": vector(x=0.1, y=0.2, z=0.0)}
+            )
         )
     return message_class(MARKER_ARRAY)(markers=markers)
 
@@ -84,25 +97,34 @@ def objects_of(array: Any) -> Floats:  # noqa: ANN401
             continue
         at, turn, size = m.pose.position, m.pose.orientation, m.scale
         begin, end = arrows.get((m.ns, m.id), (at, at))
-        rows.append((at.x, at.y, 2 * math.atan2(turn.z, turn.w), end.x - begin.x, end.y - begin.y, size.x, size.y))
+        rows.append(
+            (at.x, at.y, 2 * math.atan2(turn.z, turn.w), end.x - begin.x, end.y - begin.y, size.x, size.y)
+        )
     return np.array(rows, dtype=np.float64).reshape(-1, OBJECT_FIELDS)
 
 
 def without_distant(array: Any, x: float, y: float, range_m: float) -> Any:  # noqa: ANN401
     """The same with what is nearer than so many metres."""
     near = {
-        (m.ns, m.id) for m in array.markers
+        (m.ns, m.id)
+        for m in array.markers
         if m.type == _CUBE and math.hypot(m.pose.position.x - x, m.pose.position.y - y) <= range_m
-    }  # fmt: skip
+    }
     return message_class(MARKER_ARRAY)(markers=[m for m in array.markers if (m.ns, m.id) in near])
 
 
 def odometry_message(x: float, y: float, yaw: float, speed: float, yaw_rate: float, stamp_ns: int) -> Any:  # noqa: ANN401
-    """A `nav_msgs/msg/Odometry` of the vehicle's reference point; what the last call gave is no longer valid."""
+    """A `nav_msgs/msg/Odometry` of the vehicle's reference point.
+
+    What the last call gave is no longer valid.
+    """
     odometry = _odometry()
     odometry.header = header(stamp_ns, FRAME)
     odometry.pose.pose.position.x, odometry.pose.pose.position.y = x, y
-    odometry.pose.pose.orientation.z, odometry.pose.pose.orientation.w = math.sin(yaw / 2), math.cos(yaw / 2)
+    odometry.pose.pose.orientation.z, odometry.pose.pose.orientation.w = (
+        math.sin(yaw / 2),
+        math.cos(yaw / 2),
+    )
     odometry.twist.twist.linear.x, odometry.twist.twist.angular.z = speed, yaw_rate
     return odometry
 

@@ -1,6 +1,9 @@
-"""Driving by rules: a lane, the Intelligent Driver Model, and a plan of the next three seconds; pure numpy, no torch.
+"""Driving by rules.
 
-`RulePlanner` (`models/driving.py`) runs these in a worker, the closed loop's arms without workers call them directly.
+A lane, the Intelligent Driver Model, and a plan of the next three seconds; pure numpy, no torch.
+
+`RulePlanner` (`models/driving.py`) runs these in a worker, the closed loop's arms without workers call them
+directly.
 """
 
 import bisect
@@ -35,13 +38,21 @@ AHEAD_S: Final = {"full": 2.0, "medium": 1.5, "fast": 1.0}
 _CHORD_M: Final = 4.0  # of a curve: off by 1.3 cm at a radius of 150 m
 _TIME_GAP_S, _GAP_M = 1.5, 2.5
 _ACCELERATION, _COMFORTABLE_BRAKING = 1.5, 2.0
-_MAX_JERK: Final = 25.0  # m/s^3 while braking begins; 6 m/s^2 are reached after 0.24 s, as brakes build up pressure
-_HALF_WIDTH_M, _FRONT_M = 0.95, 3.5  # of the vehicle; from its reference point, the rear axle, to its front bumper
+_MAX_JERK: Final = (
+    25.0  # m/s^3 while braking begins; 6 m/s^2 are reached after 0.24 s, as brakes build up pressure
+)
+_HALF_WIDTH_M, _FRONT_M = (
+    0.95,
+    3.5,
+)  # of the vehicle; from its reference point, the rear axle, to its front bumper
 _SIDE_MARGIN_M: Final = 0.35
 _CENTRE_AFTER_S: Final = 3.0
 _CHANGES_M: Final = 1.0  # one that is further aside than that changes lanes
 _SPARE_M: Final = 0.5
-_MOST_LATERAL, _MOST_CURVATURE = 2.0, 0.1  # m/s^2 and 1/m, of 6 d / way^2, as sharply as it turns to move d m aside
+_MOST_LATERAL, _MOST_CURVATURE = (
+    2.0,
+    0.1,
+)  # m/s^2 and 1/m, of 6 d / way^2, as sharply as it turns to move d m aside
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,10 @@ class Lane:
     def of(
         cls, length_m: float, curve_at_m: float = math.inf, radius_m: float = math.inf, turn_m: float = 0.0
     ) -> "Lane":
-        """A lane from the origin along x; from `curve_at_m` on it turns left with `radius_m` for `turn_m`."""
+        """A lane from the origin along x.
+
+        From `curve_at_m` on it turns left with `radius_m` for `turn_m`.
+        """
         if not turn_m:
             return cls(np.array([[0.0, 0.0], [length_m, 0.0]]))
         turning = np.arange(curve_at_m, curve_at_m + turn_m + _CHORD_M, _CHORD_M)
@@ -73,7 +87,12 @@ class Lane:
         steps = np.diff(self.points, axis=0)
         lengths = np.hypot(steps[:, 0], steps[:, 1])
         begins = np.concatenate(([0.0], np.cumsum(lengths)[:-1]))
-        return self.points[:-1], steps / lengths[:, None], begins, np.unwrap(np.arctan2(steps[:, 1], steps[:, 0]))
+        return (
+            self.points[:-1],
+            steps / lengths[:, None],
+            begins,
+            np.unwrap(np.arctan2(steps[:, 1], steps[:, 0])),
+        )
 
     def at(self, s: Floats, d: Floats | float = 0.0) -> Floats:
         """x, y and heading [n, 3] at distances along the lane, `d` to its left."""
@@ -83,7 +102,9 @@ class Lane:
         x = starts[index, 0] + along * direction[:, 0] - d * direction[:, 1]
         y = starts[index, 1] + along * direction[:, 1] + d * direction[:, 0]
         # from the middle of a segment to that of the next one the heading goes over
-        return np.stack((x, y, np.interp(s, begins + 0.5 * np.append(np.diff(begins), 0.0), headings)), axis=1)
+        return np.stack(
+            (x, y, np.interp(s, begins + 0.5 * np.append(np.diff(begins), 0.0), headings)), axis=1
+        )
 
     def beside(self, left_m: float) -> "Lane":
         """The lane so far to the left of this one."""
@@ -114,15 +135,21 @@ class Lane:
         before = np.maximum(-along, 0.0)
         beyond = np.maximum(along - np.append(np.diff(begins), np.inf), 0.0)
         before[:, 0] = 0.0  # the first segment and the last are straight on for ever
-        rows, nearest = np.arange(len(points)), np.argmin(left * left + before * before + beyond * beyond, axis=1)
-        return np.stack((begins[nearest] + along[rows, nearest], left[rows, nearest], headings[nearest]), axis=1)
+        rows, nearest = (
+            np.arange(len(points)),
+            np.argmin(left * left + before * before + beyond * beyond, axis=1),
+        )
+        return np.stack(
+            (begins[nearest] + along[rows, nearest], left[rows, nearest], headings[nearest]), axis=1
+        )
 
 
 def idm(speed: float, wanted: float, gap_m: float, lead_speed: float) -> float:
     """Acceleration in m/s^2 of the Intelligent Driver Model, at most `MAX_BRAKING` of braking.
 
-    Treiber, Hennecke and Helbing, "Congested traffic states in empirical observations and microscopic simulations",
-    Physical Review E 62 (2000): a (1 - (v/v0)^4 - (s*/s)^2), s* = s0 + v T + v dv / (2 sqrt(a b)).
+    Treiber, Hennecke and Helbing, "Congested traffic states in empirical observations and microscopic
+    simulations", Physical Review E 62 (2000): a (1 - (v/v0)^4 - (s*/s)^2), s* = s0 + v T + v dv / (2 sqrt(a
+    b)).
     """
     free = 1.0 - (speed / max(wanted, 0.1)) ** 4
     if gap_m == math.inf:
@@ -133,7 +160,10 @@ def idm(speed: float, wanted: float, gap_m: float, lead_speed: float) -> float:
 
 
 def needed_braking(speed: float, gap_m: float, lead_speed: float) -> float:
-    """Deceleration in m/s^2 that brings the speed down to the lead's within the gap; infinite where there is none."""
+    """Deceleration in m/s^2 that brings the speed down to the lead's within the gap.
+
+    Infinite where there is none.
+    """
     closing = speed - lead_speed
     if closing <= 0.0:
         return 0.0
@@ -143,11 +173,13 @@ def needed_braking(speed: float, gap_m: float, lead_speed: float) -> float:
 def plan_along(
     lane: Lane, ego: tuple[float, float, float, float], objects: Floats, wanted: float, ahead_s: float
 ) -> Floats:
-    """Where the vehicle is to be in the next three seconds: along the lane, behind what is in it or will be.
+    """Where the vehicle is to be in the next three seconds.
 
-    An object counts where its box, at constant velocity, is within the vehicle's width at some time in the next
-    `ahead_s`. Behind the nearest one the speed follows the Intelligent Driver Model; the brakes are applied fully
-    where less than that would not do.
+    Along the lane, behind what is in it or will be.
+
+    An object counts where its box, at constant velocity, is within the vehicle's width at some time in the
+    next `ahead_s`. Behind the nearest one the speed follows the Intelligent Driver Model; the brakes are
+    applied fully where less than that would not do.
 
     Args:
         lane: the lane to keep.
@@ -177,9 +209,11 @@ def plan_along(
     s = s0 + np.array(travelled)
     aside_m = abs(d0)
     way_m = max(
-        speed * _CENTRE_AFTER_S, max(speeds) * math.sqrt(6.0 * aside_m / _MOST_LATERAL),
-        math.sqrt(6.0 * aside_m / _MOST_CURVATURE), _GAP_M,
-    )  # fmt: skip
+        speed * _CENTRE_AFTER_S,
+        max(speeds) * math.sqrt(6.0 * aside_m / _MOST_LATERAL),
+        math.sqrt(6.0 * aside_m / _MOST_CURVATURE),
+        _GAP_M,
+    )
     share = np.clip(np.array(travelled) / way_m, 0.0, 1.0)
     d = d0 * (1.0 - share * share * (3.0 - 2.0 * share))
     plan = np.concatenate((lane.at(s, d), np.array(speeds)[:, None]), axis=1)
@@ -187,7 +221,9 @@ def plan_along(
     return plan
 
 
-def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) -> Sequence[tuple[float, float]]:
+def _leads(
+    lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float
+) -> Sequence[tuple[float, float]]:
     """Gap in m and speed along the lane of each object that is in the way, or will be."""
     if not len(objects):
         return ()
@@ -203,7 +239,9 @@ def _leads(lane: Lane, objects: Floats, s0: float, d0: float, ahead_s: float) ->
     nearest = np.where(place[:, 1] * later <= 0, 0.0, np.minimum(np.abs(place[:, 1]), np.abs(later)))
     margin = _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M + 0.5 * min(abs(d0), 1.0)
     in_way = nearest < margin
-    if abs(d0) > _CHANGES_M:  # until it has left the lane in which they are, it follows those who drive there
+    if (
+        abs(d0) > _CHANGES_M
+    ):  # until it has left the lane in which they are, it follows those who drive there
         in_way |= (np.abs(place[:, 1] - d0) < _HALF_WIDTH_M + half_width + _SIDE_MARGIN_M) & (along >= 0.0)
     ahead = place[:, 0] + half_length > s0
     chosen = np.flatnonzero(ahead & in_way)

@@ -1,4 +1,7 @@
-"""The reference perception stage for camera and lidar together: either may be missing, and it says which."""
+"""The reference perception stage for camera and lidar together.
+
+Either may be missing, and it says which.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +14,14 @@ from torchperf_ros.frame.errors import BadInput, ConfigError
 from torchperf_ros.model.adapter import Adapter, Received
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.camera_driving import GroundCamera
-from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers, Detection, ImageFrame
+from torchperf_ros.models.detection_messages import (
+    KINDS,
+    MARKER_ARRAY,
+    Cube,
+    CubeMarkers,
+    Detection,
+    ImageFrame,
+)
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.lidar import LidarAdapter
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
@@ -21,7 +31,9 @@ from torchperf_ros.models.pillars import OUTSIDE, SPARE_POINTS
 _BEARING: Final = 0.04  # rad between the two sensors' views of an object, beside its own half width
 _NEARER, _FARTHER = 0.5, 2.0  # how far off a camera's distance may be
 _DOUBTED: Final = 0.5  # of the score of what the camera alone has seen while the lidar was there
-_HEARD: Final = 0.6  # of the camera's score, for or against what the lidar says; best on scenes of a seed of their own
+_HEARD: Final = (
+    0.6  # of the camera's score, for or against what the lidar says; best on scenes of a seed of their own
+)
 _LEAST_SCORE: Final = 0.25  # of a box that the other sensor may confirm
 
 
@@ -39,12 +51,14 @@ class FusionNet(nn.Module):
 
 
 class FusionAdapter(Adapter):
-    """Detects objects by camera and lidar: the lidar says where and what, the camera makes it surer or less sure.
+    """Detects objects by camera and lidar.
+
+    The lidar says where and what, the camera makes it surer or less sure.
 
     Odometry is the trigger, so that each sensor may be lost: synchronise the others with it, for example
-    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. What is
-    published where both see something, see `fused`; what the camera alone sees lies where it stands on the road, see
-    `GroundCamera`.
+    `sync: ["image slop 30 wait 15", "cloud slop 30 wait 15"]`. With neither the frame is `bad_input`. What
+    is published where both see something, see `fused`; what the camera alone sees lies where it stands on
+    the road, see `GroundCamera`.
 
     The camera looks ahead from above the origin of the cloud, from `camera_ahead_m` before it.
 
@@ -60,7 +74,9 @@ class FusionAdapter(Adapter):
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
         """Read the options; raises `ConfigError` where one is unknown or its value not allowed."""
-        reader = OptionReader(type(self).__name__, {k: v for k, v in options.items() if k not in {"camera", "lidar"}})
+        reader = OptionReader(
+            type(self).__name__, {k: v for k, v in options.items() if k not in {"camera", "lidar"}}
+        )
         self._score_threshold = reader.number("score_threshold", default=0.5, low=0.0, high=1.0)
         self._max_detections = reader.integer("max_detections", default=50, low=0, high=448)
         self._ahead_m = reader.number("camera_ahead_m", default=0.0, low=-10.0, high=10.0)
@@ -100,7 +116,10 @@ class FusionAdapter(Adapter):
         """
         if "image" not in messages and "cloud" not in messages:
             raise BadInput("neither image nor cloud is there that fits the odometry's stamp")
-        image, points = (torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH), torch.tensor([OUTSIDE] * SPARE_POINTS))
+        image, points = (
+            torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH),
+            torch.tensor([OUTSIDE] * SPARE_POINTS),
+        )
         if "image" in messages:
             (image,) = self._camera.preprocess(messages)
         if "cloud" in messages:
@@ -126,12 +145,16 @@ class FusionAdapter(Adapter):
         return ahead + self._ahead_m, left, width
 
 
-def fused(seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: Sequence[Cube] | None) -> list[Cube]:
-    """Objects of a camera, with how far ahead their near sides are, how far left, and their widths; and of a lidar.
+def fused(
+    seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: Sequence[Cube] | None
+) -> list[Cube]:
+    """Objects of a camera, with how far ahead their near sides are, how far left, and their widths.
 
-    Each of the camera's, the strongest first, goes to one of the lidar's in that direction and about as far away: to
-    one of its own class if there is any, else to the nearest in bearing. The same class makes that surer, another one
-    less sure. A lidar that is there (not None) and has not seen it leaves a doubt.
+    And of a lidar.
+
+    Each of the camera's, the strongest first, goes to one of the lidar's in that direction and about as far
+    away: to one of its own class if there is any, else to the nearest in bearing. The same class makes that
+    surer, another one less sure. A lidar that is there (not None) and has not seen it leaves a doubt.
     """
     merged = list(cubes or ())
     left, alone = set(range(len(merged))), 1.0 if cubes is None else _DOUBTED
@@ -139,18 +162,23 @@ def fused(seen: Sequence[tuple[Detection, tuple[float, float, float]]], cubes: S
         bearing, away = math.atan2(beside, ahead), math.hypot(ahead, beside)
         apart = {
             place: abs(math.atan2(cube.centre[1], cube.centre[0]) - bearing)
-            for place in left if _may_be(cube := merged[place], bearing, away, width)
-        }  # fmt: skip
+            for place in left
+            if _may_be(cube := merged[place], bearing, away, width)
+        }
         if not apart:
             kind = KINDS[CLASSES[one.class_index]]
             centre = ahead + kind.length_m / 2.0, beside, 0.5 * kind.height_m
-            merged.append(Cube(one.class_index, alone * one.score, centre, (kind.length_m, width, kind.height_m)))
+            merged.append(
+                Cube(one.class_index, alone * one.score, centre, (kind.length_m, width, kind.height_m))
+            )
             continue
         best = min(apart, key=lambda place: (merged[place].class_index != one.class_index, apart[place]))
         left.remove(best)
         cube, heard = merged[best], _HEARD * one.score
         agrees = cube.class_index == one.class_index
-        merged[best] = cube._replace(score=cube.score + heard * (1.0 - cube.score if agrees else -cube.score))
+        merged[best] = cube._replace(
+            score=cube.score + heard * (1.0 - cube.score if agrees else -cube.score)
+        )
     return merged
 
 
@@ -166,7 +194,11 @@ def _may_be(cube: Cube, bearing: float, away: float, width: float) -> bool:
 def _nested(options: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = options.get(name, {})
     if not isinstance(found, dict):
-        raise ConfigError(f"FusionAdapter: option {name!r} is {found!r}; it has to be an object with options")
+        raise ConfigError(
+            f"FusionAdapter: option {name!r} is {found!r}; it has to be an object with options"
+        )
     if taken := [option for option in ("score_threshold", "output") if option in found]:
-        raise ConfigError(f"FusionAdapter: option {taken[0]!r} of {name!r} has no effect; it is the fusion's own")
+        raise ConfigError(
+            f"FusionAdapter: option {taken[0]!r} of {name!r} has no effect; it is the fusion's own"
+        )
     return found

@@ -32,7 +32,9 @@ from torchperf_ros.models.pillars import (
 from torchperf_ros.models.planner import read_ego
 from torchperf_ros.models.point_cloud import CLOUD, Cloud, Points, at_stamp, cloud_message, read_cloud
 
-_MARGIN_M: Final = 8.0  # around the grid: points come so far in as the vehicle moves and turns during a sweep
+_MARGIN_M: Final = (
+    8.0  # around the grid: points come so far in as the vehicle moves and turns during a sweep
+)
 _BOUNDS: Final = (-_MARGIN_M, AHEAD_M + _MARGIN_M, -BESIDE_M - _MARGIN_M, BESIDE_M + _MARGIN_M)
 _TELL_EVERY_S: Final = 10.0
 _MS: Final = 1_000_000  # ns
@@ -41,17 +43,18 @@ _MS: Final = 1_000_000  # ns
 class LidarAdapter(Adapter):
     """Detects objects in the points of one lidar, see `PillarNet`; z is up, and x ahead.
 
-    Where points have times (`read_cloud` says which are understood) and there is odometry, they are moved to where they
-    would be had all been measured at the cloud's stamp. What is lost on the way is a line in the node's log, at most
-    every 10 s for each reason: points beyond the most that the network takes, times of another clock, a cloud without
-    any return, times without a recent odometry.
+    Where points have times (`read_cloud` says which are understood) and there is odometry, they are moved
+    to where they would be had all been measured at the cloud's stamp. What is lost on the way is a line in
+    the node's log, at most every 10 s for each reason: points beyond the most that the network takes, times
+    of another clock, a cloud without any return, times without a recent odometry.
 
     Options:
         max_detections: 0 to 448; default 50, the strongest.
         score_threshold: 0 to 1; default 0.5.
         height_m: of the cloud's origin above the ground, -10 to 10; default 0, as in `base_link`.
         intensity_max: the intensity that counts as 1, 0.001 to 1000000; default 255.
-        max_odom_lag_ms: odometry whose stamp is further from the cloud's moves no points, 1 to 60000; default 500.
+        max_odom_lag_ms: odometry whose stamp is further from the cloud's moves no points, 1 to 60000;
+            default 500.
         weights: file that `torchperf train` has written; default the one that ships.
     """
 
@@ -60,7 +63,10 @@ class LidarAdapter(Adapter):
     output = MARKER_ARRAY
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
-        """Read the options, see the class; raises `ConfigError` where one is unknown or its value not allowed."""
+        """Read the options, see the class.
+
+        Raises `ConfigError` where one is unknown or its value not allowed.
+        """
         reader = OptionReader(type(self).__name__, options)
         self._max_detections = reader.integer("max_detections", default=50, low=0, high=448)
         self._score_threshold = reader.number("score_threshold", default=0.5, low=0.0, high=1.0)
@@ -103,7 +109,8 @@ class LidarAdapter(Adapter):
         """The points ahead, [n + 2, 4] float, see `PillarNet.forward`; the first two stand for none.
 
         Raises:
-            BadInput: cloud or odometry cannot be used; the message says which field is wrong, and its value.
+            BadInput: cloud or odometry cannot be used; the message says which field is wrong, and its
+                value.
         """
         cloud = read_cloud(messages["cloud"].message, MOST_POINTS, self._intensity_max, _BOUNDS)
         self._tell_losses(cloud)
@@ -122,7 +129,8 @@ class LidarAdapter(Adapter):
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold, standing on the ground, with the cloud's stamp and frame.
 
-        `outputs` are [1, 9216, 11], see `PillarNet.forward`; `messages` those that were given to `preprocess`.
+        `outputs` are [1, 9216, 11], see `PillarNet.forward`; `messages` those that were given to
+        `preprocess`.
         """
         cloud = messages["cloud"]
         return self._markers.build(self.cubes(outputs), cloud.stamp_ns, cloud.message.header.frame_id)
@@ -155,13 +163,18 @@ class LidarAdapter(Adapter):
         if cloud.clipped:
             self.clipped += cloud.clipped
             found = len(cloud.points) + cloud.clipped
-            text = f"of {found} points ahead {cloud.clipped} were left out, evenly: the network takes {MOST_POINTS}"
+            text = (
+                f"of {found} points ahead {cloud.clipped} were left out, evenly: the network takes"
+                f" {MOST_POINTS}"
+            )
             self._tell("clipped", f"{text}; {self.clipped} so far")
         if cloud.other_clock_s:
             text = f"the times of the points are up to {cloud.other_clock_s:.4g} s from the cloud's stamp"
             self._tell("clock", f"{text}: they are of another clock, and points stay where they are")
         if cloud.empty and not len(cloud.points) and not cloud.beyond:
-            self._tell("blind", f"none of the cloud's {cloud.empty} points is a return: the lidar sees nothing")
+            self._tell(
+                "blind", f"none of the cloud's {cloud.empty} points is a return: the lidar sees nothing"
+            )
 
     def _tell(self, reason: str, text: str) -> None:
         """A line on stderr, which the node writes to its log with the worker's number, unless there was one lately."""

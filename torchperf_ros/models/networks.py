@@ -15,7 +15,10 @@ from torchperf_ros.frame.errors import ConfigError
 
 SEED: Final = 20_240_229
 DETECTOR_WEIGHTS: Final = Path(__file__).with_name("weights") / "detector.safetensors"
-"""What ships: trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well."""
+"""What ships.
+
+Trained by `torchperf train`; the model card beside it, `detector.md`, says how, and how well.
+"""
 LEAST_OVERLAP: Final = 0.5
 """Intersection over union from which on two boxes are of one object, as PASCAL VOC has it."""
 PLANNER_WEIGHTS: Final = DETECTOR_WEIGHTS.with_name("planner.safetensors")
@@ -37,20 +40,28 @@ NEAREST: Final = 8
 OBJECT_FIELDS: Final = 6  # forward, left, length, width, height, score
 EGO_FIELDS: Final = 2  # speed m/s, yaw rate rad/s
 FRAME_FEATURES: Final = NEAREST * OBJECT_FIELDS + EGO_FIELDS
-"""Values per frame of the planner's history: the nearest objects, zeros where there are fewer, then its own motion."""
+"""Values per frame of the planner's history.
+
+The nearest objects, zeros where there are fewer, then its own motion.
+"""
 WAYPOINTS: Final = 30
 WAYPOINT_STEP_S: Final = 0.1
 
-# Measured on one thread of a server CPU, eager: about 25, 10 and 3 ms (detector); 3, 1.5 and 0.7 ms (planner).
+# Measured on one thread of a server CPU, eager: about 25, 10 and 3 ms (detector); 3, 1.5 and 0.7 ms
+# (planner).
 DETECTOR_WIDTHS: Final = {"full": 48, "medium": 30, "fast": 12}
 PLANNER_WIDTHS: Final = {"full": 320, "medium": 224, "fast": 128}
 
 _MAX_ACCELERATION: Final = 1.5  # m/s^2, longitudinal and lateral: what passengers find comfortable
-_MAX_BRAKING: Final = 6.0  # m/s^2; what `plan_along`, which the planner imitates, brakes with in an emergency
+_MAX_BRAKING: Final = (
+    6.0  # m/s^2; what `plan_along`, which the planner imitates, brakes with in an emergency
+)
 _STANDING: Final = 1e-3  # m/s
 _MAX_CURVATURE: Final = 0.02  # 1/m, a turn of 50 m radius
 _KNOTS: Final = 6  # of a correction over 3 s; between two it changes evenly, which bounds jerk and steering
-_FULL_ACCELERATION_SPEED: Final = 2.0  # m/s; below it the learned part fades, so that a standing vehicle stays
+_FULL_ACCELERATION_SPEED: Final = (
+    2.0  # m/s; below it the learned part fades, so that a standing vehicle stays
+)
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -67,7 +78,9 @@ def tier_width(tier: str, widths: dict[str, int]) -> int:
 
 
 def build_seeded(make: Callable[[], _Network]) -> _Network:
-    """A network in eval mode whose weights depend on `SEED` and its shape only; global random state is untouched.
+    """A network in eval mode whose weights depend on `SEED` and its shape only.
+
+    Global random state is untouched.
 
     Biases are zero and weights He-normal (He et al., "Delving Deep into Rectifiers", 2015), which keeps
     activations of one size through any number of ReLU layers. `make` builds the network on the CPU.
@@ -105,7 +118,9 @@ def width_in(weights: Path, tier: str, usual: int) -> int:
 
 
 def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
-    """Put the weights of a tier in a safetensors file, named `TIER.PARAMETER`, into a network; all of them or none.
+    """Put the weights of a tier in a safetensors file, named `TIER.PARAMETER`, into a network.
+
+    All of them or none.
 
     Raises:
         ConfigError: as `build_trained`.
@@ -116,10 +131,14 @@ def load_weights(network: nn.Module, tier: str, weights: Path) -> None:
             names = set(file.keys())
             found = {name: file.get_tensor(f"{tier}.{name}") for name in own if f"{tier}.{name}" in names}
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"weights {weights}: {error}; `torchperf train -o FOLDER` writes such a file") from error
+        raise ConfigError(
+            f"weights {weights}: {error}; `torchperf train -o FOLDER` writes such a file"
+        ) from error
     tiers = sorted({name.partition(".")[0] for name in names})
     if tier not in tiers:
-        raise ConfigError(f"weights {weights}: tier {tier!r} is not there, only {', '.join(tiers) or 'nothing'}")
+        raise ConfigError(
+            f"weights {weights}: tier {tier!r} is not there, only {', '.join(tiers) or 'nothing'}"
+        )
     for name, value in own.items():
         if name not in found or found[name].shape != value.shape:
             there = f"is {list(found[name].shape)}" if name in found else "is missing"
@@ -148,9 +167,9 @@ class Residual(nn.Module):
 class DetectorNet(nn.Module):
     """Single-stage convolutional detector, one box for each cell of 8x8 pixels.
 
-    A residual backbone down to stride 16, whose last features join those of stride 8 (Lin et al., "Feature Pyramid
-    Networks", 2017). As in CenterNet (Zhou et al., "Objects as Points", 2019) a cell counts only where its score is the
-    highest of its 3x3 neighbourhood, so no other suppression is needed.
+    A residual backbone down to stride 16, whose last features join those of stride 8 (Lin et al., "Feature
+    Pyramid Networks", 2017). As in CenterNet (Zhou et al., "Objects as Points", 2019) a cell counts only
+    where its score is the highest of its 3x3 neighbourhood, so no other suppression is needed.
     """
 
     column: Tensor
@@ -160,32 +179,38 @@ class DetectorNet(nn.Module):
         """Make the layers, of `width` channels at stride 4, twice as many at 8, four times at 16."""
         super().__init__()
         self.fine = nn.Sequential(
-            nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(3, width, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride=2, padding=1),
+            nn.ReLU(),
             Residual(width),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
             Residual(2 * width),
-        )  # fmt: skip
+        )
         self.coarse = nn.Sequential(
-            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
+            nn.ReLU(),
             Residual(4 * width),
             Residual(4 * width),
             nn.Conv2d(4 * width, 2 * width, 1),
-        )  # fmt: skip
+        )
         self.head = nn.Sequential(
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.ReLU(),
             nn.Conv2d(2 * width, BOX_FIELDS + len(CLASSES), 1),
-        )  # fmt: skip
+        )
         rows, columns = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
         self.register_buffer("column", torch.arange(columns, dtype=torch.float32).view(1, 1, columns))
         self.register_buffer("row", torch.arange(rows, dtype=torch.float32).view(1, rows, 1))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+        # missing in torch's overloads
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def cells(self, image: Tensor) -> Tensor:
         """What the head gives for an image as of `forward`, [batch, 9, 32, 56].
 
-        These are logits of the score and of the centre's place in the cell (2), logarithms of width and height in cells
-        (2), and class logits (4).
+        These are logits of the score and of the centre's place in the cell (2), logarithms of width and
+        height in cells (2), and class logits (4).
         """
         fine = self.fine(image.contiguous(memory_format=torch.channels_last))
         coarse = functional.interpolate(self.coarse(fine), scale_factor=2.0, mode="nearest")
@@ -202,13 +227,17 @@ class DetectorNet(nn.Module):
             [batch, 1792, 9]: one row per cell with score 0..1 (0 unless a local maximum), box centre x, y and
             width, height as fractions of the image, 4 class logits.
         """
-        # In bf16 a centre beyond column 32 would lie on quarters of a cell, 2 pixels: too far off for small boxes.
+        # In bf16 a centre beyond column 32 would lie on quarters of a cell, 2 pixels: too far off for small
+        # boxes.
         cells = self.cells(image).float()
         logit = cells[:, 0]
         # Compared before the sigmoid: a compiler may compute that twice, and not to the same last bit.
         is_peak = logit == functional.max_pool2d(logit, 3, stride=1, padding=1)
         score = torch.where(is_peak, torch.sigmoid(logit), torch.zeros_like(logit))
-        offset, size = torch.sigmoid(cells[:, 1:3]), torch.exp(cells[:, 3:5].clamp(-_LARGEST_LOG, _LARGEST_LOG))
+        offset, size = (
+            torch.sigmoid(cells[:, 1:3]),
+            torch.exp(cells[:, 3:5].clamp(-_LARGEST_LOG, _LARGEST_LOG)),
+        )
         x = (self.column + offset[:, 0]) * (STRIDE / IMAGE_WIDTH)
         y = (self.row + offset[:, 1]) * (STRIDE / IMAGE_HEIGHT)
         width, height = size[:, 0] * (STRIDE / IMAGE_WIDTH), size[:, 1] * (STRIDE / IMAGE_HEIGHT)
@@ -217,7 +246,10 @@ class DetectorNet(nn.Module):
 
 
 def corners(cells: np.ndarray) -> np.ndarray:
-    """Left, top, right, bottom of the boxes in cells [n, 9], see `DetectorNet.forward`, as fractions: [n, 4]."""
+    """Left, top, right, bottom of the boxes in cells [n, 9], see `DetectorNet.forward`, as fractions.
+
+    [n, 4].
+    """
     centre, half = cells[:, 1:3], cells[:, 3:BOX_FIELDS] / 2
     return np.concatenate((centre - half, centre + half), axis=1)
 
@@ -234,11 +266,12 @@ def overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class PlannerNet(nn.Module):
     """Temporal network over the objects of the last frames.
 
-    Each object passes the same layers, and each frame keeps the largest of every channel (Qi et al., "PointNet", 2017):
-    the order of the objects does not matter. Convolutions over time read the frames. The output is a bounded correction
-    of acceleration and curvature at six times, on top of constant speed and yaw rate. The path therefore stays drivable
-    whatever the weights are: it accelerates by 1.5 m/s^2 at most and brakes by 6, lateral corrections stay within
-    1.5 m/s^2, speed never changes sign, and a standing vehicle stays.
+    Each object passes the same layers, and each frame keeps the largest of every channel (Qi et al.,
+    "PointNet", 2017): the order of the objects does not matter. Convolutions over time read the frames. The
+    output is a bounded correction of acceleration and curvature at six times, on top of constant speed and
+    yaw rate. The path therefore stays drivable whatever the weights are: it accelerates by 1.5 m/s^2 at
+    most and brakes by 6, lateral corrections stay within 1.5 m/s^2, speed never changes sign, and a
+    standing vehicle stays.
     """
 
     def __init__(self, width: int) -> None:
@@ -270,10 +303,12 @@ class PlannerNet(nn.Module):
         return self._plan(x, present, ego)
 
     def steps(self, history: Tensor, mask: Tensor, ego: Tensor) -> Iterator[Tensor]:
-        """Plan from coarse to fine: from each frame alone, then with each layer over time; the last is `forward`'s.
+        """Plan from coarse to fine.
 
-        Every layer only adds to what is there, so that one head serves all of them: early exits as in BranchyNet
-        (Teerapittayanon et al., 2016).
+        From each frame alone, then with each layer over time; the last is `forward`'s.
+
+        Every layer only adds to what is there, so that one head serves all of them: early exits as in
+        BranchyNet (Teerapittayanon et al., 2016).
         """
         x, present = self._frames(history, mask)
         yield self._plan(x, present, ego)
@@ -307,9 +342,9 @@ def roll_out(ego: Tensor, correction: Tensor) -> Tensor:
 
     Args:
         ego: [batch, 2] speed in m/s and yaw rate in rad/s.
-        correction: [batch, 30, 2] in -1..1: acceleration, as a fraction of 1.5 m/s^2 or, where it is negative, of
-            6 m/s^2; and curvature, as a fraction of 0.02/m or of what 1.5 m/s^2 of lateral acceleration allow,
-            whichever is less.
+        correction: [batch, 30, 2] in -1..1: acceleration, as a fraction of 1.5 m/s^2 or, where it is
+            negative, of 6 m/s^2; and curvature, as a fraction of 0.02/m or of what 1.5 m/s^2 of lateral
+            acceleration allow, whichever is less.
 
     Returns:
         [batch, 30, 4], see `PlannerNet.forward`.

@@ -9,8 +9,8 @@ from torchperf_ros.frame.errors import ConfigError
 class OptionReader:
     """Takes options by name; `finish` refuses those that nobody asked for.
 
-    Every method raises `ConfigError` for a value that is not allowed; the message names the option, the value and what
-    is allowed.
+    Every method raises `ConfigError` for a value that is not allowed; the message names the option, the
+    value and what is allowed.
     """
 
     def __init__(self, owner: str, options: Mapping[str, Any]) -> None:
@@ -24,25 +24,33 @@ class OptionReader:
     def choice(self, name: str, *, default: str, allowed: Sequence[str]) -> str:
         """A word out of a list."""
         listed = " or ".join(repr(word) for word in allowed)
-        return str(self._read(name, default, listed, lambda value: isinstance(value, str) and value in allowed))
+        return str(
+            self._read(name, default, listed, lambda value: isinstance(value, str) and value in allowed)
+        )
 
     def text(self, name: str, *, default: str) -> str:
         """A string, which is not empty where the default is not."""
         what = "a non-empty string" if default else "a string"
         return str(
-            self._read(name, default, what, lambda value: isinstance(value, str) and (value != "" or not default))
+            self._read(
+                name, default, what, lambda value: isinstance(value, str) and (value != "" or not default)
+            )
         )
 
     def integer(self, name: str, *, default: int, low: int, high: int) -> int:
         """A whole number from `low` to `high`, both included; a boolean is none."""
         text = f"a whole number from {low} to {high}"
-        return int(self._read(name, default, text, lambda value: type(value) is int and low <= value <= high))
+        return int(
+            self._read(name, default, text, lambda value: type(value) is int and low <= value <= high)
+        )
 
     def number(self, name: str, *, default: float, low: float, high: float) -> float:
         """A number from `low` to `high`, both included; NaN is none."""
         text = f"a number from {low:g} to {high:g}"
         return float(
-            self._read(name, default, text, lambda value: type(value) in {int, float} and low <= value <= high)
+            self._read(
+                name, default, text, lambda value: type(value) in {int, float} and low <= value <= high
+            )
         )
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -53,7 +61,10 @@ class OptionReader:
         """Call after the last option; refuses options that nobody asked for."""
         for name, value in self._options.items():
             if name not in self._asked:
-                msg = f"{self._owner}: option {name!r} (value {value!r}) is unknown; allowed: {', '.join(self._asked)}"
+                msg = (
+                    f"{self._owner}: option {name!r} (value {value!r}) is unknown; allowed:"
+                    f" {', '.join(self._asked)}"
+                )
                 raise ConfigError(msg)
 
     def _read(self, name: str, default: object, allowed: str, is_allowed: Callable[[Any], bool]) -> Any:  # noqa: ANN401

@@ -1,7 +1,10 @@
-"""A network that finds objects in the points of a lidar: pillars seen from above, convolutions, one box per cell.
+"""A network that finds objects in the points of a lidar.
 
-After PointPillars (Lang et al., 2019), but without limits to pillars and points in a pillar: every point counts, and
-nothing depends on their order. The head is that of CenterNet (Zhou et al., "Objects as Points", 2019).
+Pillars seen from above, convolutions, one box per cell.
+
+After PointPillars (Lang et al., 2019), but without limits to pillars and points in a pillar: every point
+counts, and nothing depends on their order. The head is that of CenterNet (Zhou et al., "Objects as Points",
+2019).
 """
 
 from typing import Final, NamedTuple
@@ -14,7 +17,8 @@ from torch.nn import functional
 
 from torchperf_ros.models.networks import CLASSES, Residual
 
-# CPU time of one thread on a busy server, eager, 24,000 points: about 25, 14 and 11 ms; `fast` from its package 5.
+# CPU time of one thread on a busy server, eager, 24,000 points: about 25, 14 and 11 ms; `fast` from its
+# package 5.
 PILLAR_WIDTHS: Final = {"full": 32, "medium": 16, "fast": 8}
 AHEAD_M: Final = 76.8
 BESIDE_M: Final = 38.4
@@ -35,7 +39,9 @@ MAP_FIELDS: Final = 7 + len(CLASSES)
 """Of a cell: logit, centre in cells (2), log of length and width, sine and cosine of twice the yaw, class logits."""
 _POINT_FIELDS: Final = 8
 _PRIOR: Final = -4.6  # logit of 0.01: what an untrained cell begins with (Lin et al., "Focal Loss", 2017)
-_SAME: Final = 1e-4  # logits; on flat ground neighbours differ by rounding only, which no two compilers do alike
+_SAME: Final = (
+    1e-4  # logits; on flat ground neighbours differ by rounding only, which no two compilers do alike
+)
 _LOG_SIZES: Final = (-1.5, 3.5)  # 0.2 to 33 m
 
 
@@ -47,21 +53,31 @@ class PillarNet(nn.Module):
         super().__init__()
         pillar = max(16, width // 2)
         self.point = nn.Linear(_POINT_FIELDS, pillar)
-        self.fine = nn.Sequential(nn.Conv2d(pillar, width, 3, stride=2, padding=1), nn.ReLU(), Residual(width))
-        self.middle = nn.Sequential(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(), Residual(2 * width))
+        self.fine = nn.Sequential(
+            nn.Conv2d(pillar, width, 3, stride=2, padding=1), nn.ReLU(), Residual(width)
+        )
+        self.middle = nn.Sequential(
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(), Residual(2 * width)
+        )
         self.coarse = nn.Sequential(
             nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1), nn.ReLU(), Residual(2 * width)
         )
-        self.from_coarse, self.from_middle = nn.Conv2d(2 * width, 2 * width, 1), nn.Conv2d(2 * width, width, 1)
-        self.head = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, MAP_FIELDS, 1))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's overloads
+        self.from_coarse, self.from_middle = (
+            nn.Conv2d(2 * width, 2 * width, 1),
+            nn.Conv2d(2 * width, width, 1),
+        )
+        self.head = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, MAP_FIELDS, 1)
+        )
+        # missing in torch's overloads
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, points: Tensor) -> Tensor:
         """Detect in one cloud.
 
         Args:
-            points: [n, 4] float: x ahead, y to the left, z above the ground in m, and intensity 0..1. Those outside of
-                the grid say nothing; n has to be `SPARE_POINTS` or more where it is compiled.
+            points: [n, 4] float: x ahead, y to the left, z above the ground in m, and intensity 0..1. Those
+                outside of the grid say nothing; n has to be `SPARE_POINTS` or more where it is compiled.
 
         Returns:
             [1, 9216, 11]: one row per cell of 0.8 m with score 0..1 (0 unless the highest of its 3x3 neighbourhood),
@@ -98,17 +114,24 @@ class PillarNet(nn.Module):
         return torch.cat((maps[:, :1] + _PRIOR, offset, rest), dim=1)
 
     def _pillars(self, points: Tensor, cloud: Tensor, clouds: int) -> Tensor:
-        """The largest of what its points say in each pillar, 0 where there is none: [clouds, channels, 192, 192]."""
+        """The largest of what its points say in each pillar, 0 where there is none.
+
+        [clouds, channels, 192, 192].
+        """
         x, y, z, intensity = points.unbind(1)
         across, along = (y + BESIDE_M) / _PILLAR_M, x / _PILLAR_M
         row, column = across.floor(), along.floor()
         inside = (row >= 0) & (row < _ROWS) & (column >= 0) & (column < _COLUMNS)
-        place = torch.where(inside, row * _COLUMNS + column, 0.0).to(torch.int64) + cloud * (_ROWS * _COLUMNS)
+        place = torch.where(inside, row * _COLUMNS + column, 0.0).to(torch.int64) + cloud * (
+            _ROWS * _COLUMNS
+        )
         place = torch.where(inside, place, clouds * _ROWS * _COLUMNS)  # a spare pillar, which is cut off
         fields = (x / AHEAD_M, y / BESIDE_M, z, z * z, intensity, along - column - 0.5, across - row - 0.5)
         said = functional.relu(self.point(torch.stack((*fields, torch.ones_like(x)), dim=1)))
         pillars = said.new_zeros(clouds * _ROWS * _COLUMNS + 1, said.shape[1])
-        pillars = pillars.scatter_reduce(0, place.unsqueeze(1).expand_as(said), said, "amax", include_self=True)
+        pillars = pillars.scatter_reduce(
+            0, place.unsqueeze(1).expand_as(said), said, "amax", include_self=True
+        )
         return pillars[:-1].view(clouds, _ROWS, _COLUMNS, -1).permute(0, 3, 1, 2)
 
 

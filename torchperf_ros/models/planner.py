@@ -32,7 +32,9 @@ from torchperf_ros.models.options import OptionReader
 _SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
 _ADD: Final = 0  # Marker.ADD
 _MS: Final = 1_000_000  # ns
-_POSES_NS: Final = np.arange(networks.WAYPOINTS + 1) * round(networks.WAYPOINT_STEP_S * 1e9)  # from the first on
+_POSES_NS: Final = np.arange(networks.WAYPOINTS + 1) * round(
+    networks.WAYPOINT_STEP_S * 1e9
+)  # from the first on
 _MAX_SPEED: Final = 100.0  # m/s; more is a broken odometry, not a road vehicle
 _MAX_YAW_RATE: Final = 10.0  # rad/s
 
@@ -66,7 +68,9 @@ class Box(NamedTuple):
     score: float
 
 
-def seen_by_camera(x: float, y: float, z: float, width: float, height: float, length: float, score: float) -> Box:
+def seen_by_camera(
+    x: float, y: float, z: float, width: float, height: float, length: float, score: float
+) -> Box:
     """A box whose centre and size are along a camera's axes (x right, y down, z forward)."""
     return Box(z, -x, length, width, height, score)
 
@@ -87,10 +91,12 @@ def _scaled(box: Box) -> tuple[float, ...]:
 
 
 class PlannerAdapter(Adapter):
-    """Plans over the last 10 frames of detections; the weights that ship imitate `plan_along`, see `PlannerNet`.
+    """Plans over the last 10 frames of detections.
 
-    The path starts at the odometry's pose, in its frame; without odometry the vehicle counts as standing at the
-    origin of `base_frame`, and so does the path. It is flat: z stays, roll and pitch are zero.
+    The weights that ship imitate `plan_along`, see `PlannerNet`.
+
+    The path starts at the odometry's pose, in its frame; without odometry the vehicle counts as standing at
+    the origin of `base_frame`, and so does the path. It is flat: z stays, roll and pitch are zero.
 
     Options:
         base_frame: frame of the path while there is no odometry; default "base_link".
@@ -113,7 +119,9 @@ class PlannerAdapter(Adapter):
         """
         reader = OptionReader(type(self).__name__, options)
         self._base_frame = reader.text("base_frame", default="base_link")
-        self._optical = reader.choice("detections_frame", default="optical", allowed=("optical", "body")) == "optical"
+        self._optical = (
+            reader.choice("detections_frame", default="optical", allowed=("optical", "body")) == "optical"
+        )
         max_gap_ms = reader.integer("max_gap_ms", default=1000, low=1, high=60_000)
         self._max_odom_lag_ms = reader.integer("max_odom_lag_ms", default=500, low=1, high=60_000)
         self.anytime = reader.flag("anytime", default=False)
@@ -123,7 +131,9 @@ class PlannerAdapter(Adapter):
         self.output = PATH
         self._device = device
         gap_ns = max_gap_ms * _MS
-        self._history = HistoryBuffer(HISTORY_FRAMES, (FRAME_FEATURES,), max_gap_ns=gap_ns, tolerance_ns=gap_ns)
+        self._history = HistoryBuffer(
+            HISTORY_FRAMES, (FRAME_FEATURES,), max_gap_ns=gap_ns, tolerance_ns=gap_ns
+        )
 
     @property
     def history(self) -> HistoryBuffer:
@@ -131,12 +141,18 @@ class PlannerAdapter(Adapter):
         return self._history
 
     def build(self, tier: str) -> torch.nn.Module:
-        """The planner of a tier, `full`, `medium` or `fast`; a `ConfigError` where it or its weights are not there."""
+        """The planner of a tier, `full`, `medium` or `fast`.
+
+        A `ConfigError` where it or its weights are not there.
+        """
         width = networks.tier_width(tier, PLANNER_WIDTHS)
         return networks.build_trained(lambda: PlannerNet(width), tier, self._weights).to(self._device)
 
     def example_inputs(self, tier: str) -> tuple[Tensor, ...]:
-        """A full history of zeros at 10 m/s straight ahead, whatever the tier; shapes as from `preprocess`."""
+        """A full history of zeros at 10 m/s straight ahead, whatever the tier.
+
+        Shapes as from `preprocess`.
+        """
         history = torch.zeros((1, HISTORY_FRAMES, FRAME_FEATURES), device=self._device)
         mask = torch.ones((1, HISTORY_FRAMES), dtype=torch.bool, device=self._device)
         return history, mask, torch.tensor([[10.0, 0.0]], device=self._device)
@@ -149,7 +165,9 @@ class PlannerAdapter(Adapter):
         """
         ego = self._ego(messages)
         features = frame_features(self._objects(messages["detections"].message), ego.speed, ego.yaw_rate)
-        self._history.append(torch.tensor(features, dtype=torch.float32), _frame_stamp_ns(messages["detections"]))
+        self._history.append(
+            torch.tensor(features, dtype=torch.float32), _frame_stamp_ns(messages["detections"])
+        )
 
     def preprocess(self, messages: Mapping[str, Received]) -> tuple[Tensor, ...]:
         """The history as `observe` left it, and the vehicle's motion now.
@@ -171,15 +189,20 @@ class PlannerAdapter(Adapter):
         from torchperf_ros.train.planner_task import PlannerTask
 
         if log is not None:
-            raise ConfigError("planner: it learns from drives, not from a log; with one, train --models detector")
+            raise ConfigError(
+                "planner: it learns from drives, not from a log; with one, train --models detector"
+            )
         return PlannerTask()
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.
 
-        `outputs` are [1, 30, 4], see `PlannerNet.forward`; `messages` those that were given to `preprocess`.
+        `outputs` are [1, 30, 4], see `PlannerNet.forward`; `messages` those that were given to
+        `preprocess`.
         """
-        return _path(outputs[0].double().cpu().numpy(), self._ego(messages), _frame_stamp_ns(messages["detections"]))
+        return _path(
+            outputs[0].double().cpu().numpy(), self._ego(messages), _frame_stamp_ns(messages["detections"])
+        )
 
     def _ego(self, messages: Mapping[str, Received]) -> Ego:
         odom = messages.get("odom")
@@ -189,7 +212,10 @@ class PlannerAdapter(Adapter):
         lag_ms = (frame_ns - odom.stamp_ns) / _MS
         if frame_ns > 0 and odom.stamp_ns > 0 and abs(lag_ms) > self._max_odom_lag_ms:
             way = "older" if lag_ms > 0 else "newer"
-            msg = f"odom is {abs(lag_ms):.0f} ms {way} than the detections; max_odom_lag_ms is {self._max_odom_lag_ms}"
+            msg = (
+                f"odom is {abs(lag_ms):.0f} ms {way} than the detections; max_odom_lag_ms is"
+                f" {self._max_odom_lag_ms}"
+            )
             raise BadInput(msg)
         return read_ego(odom.message)
 
@@ -200,8 +226,14 @@ class PlannerAdapter(Adapter):
             at, size = marker.pose.position, marker.scale
             values = (at.x, at.y, at.z, size.x, size.y, size.z, marker.color.a)
             if not all(map(math.isfinite, values)):
-                raise BadInput(f"detections.markers[{index}] is not finite: position, scale and alpha are {values}")
-            yield seen_by_camera(*values) if self._optical else Box(at.x, at.y, size.x, size.y, size.z, values[-1])
+                raise BadInput(
+                    f"detections.markers[{index}] is not finite: position, scale and alpha are {values}"
+                )
+            yield (
+                seen_by_camera(*values)
+                if self._optical
+                else Box(at.x, at.y, size.x, size.y, size.z, values[-1])
+            )
 
 
 def read_ego(odom: Any) -> Ego:  # noqa: ANN401
@@ -223,8 +255,11 @@ def read_ego(odom: Any) -> Ego:  # noqa: ANN401
             allowed = f"; allowed: -{limit:g} to {limit:g}" if math.isfinite(value) else ""
             raise BadInput(f"odom.{name} is {value}{allowed}")
     if turn.x == turn.y == turn.z == turn.w == 0.0:
-        raise BadInput("odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1")
-    # Yaw of a quaternion of any length: https://en.wikipedia.org/wiki/Conversion_between_quaternions_and_Euler_angles
+        raise BadInput(
+            "odom.pose.pose.orientation is all zeros, which is no rotation; unset orientations have w = 1"
+        )
+    # Yaw of a quaternion of any length:
+    # https://en.wikipedia.org/wiki/Conversion_between_quaternions_and_Euler_angles
     sine = 2.0 * (turn.w * turn.z + turn.x * turn.y)
     cosine = turn.w**2 + turn.x**2 - turn.y**2 - turn.z**2
     yaw = math.atan2(sine, cosine)
@@ -240,7 +275,10 @@ def _frame_stamp_ns(detections: Received) -> int:
 
 
 def _path(waypoints: NDArray[np.float64], ego: Ego, stamp_ns: int) -> bytes:
-    """A `nav_msgs/msg/Path` in the frame of the vehicle's position; as messages its poses take four times as long."""
+    """A `nav_msgs/msg/Path` in the frame of the vehicle's position.
+
+    As messages its poses take four times as long.
+    """
     points, yaws = np.empty((len(_POSES_NS), 3)), np.empty(len(_POSES_NS))
     points[0], yaws[0] = ego.position, ego.yaw
     x, y, points[1:, 2] = ego.position

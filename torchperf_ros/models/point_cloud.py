@@ -1,7 +1,9 @@
-"""The points of a `sensor_msgs/msg/PointCloud2` as an array, or the reason why there are none; motion over a sweep.
+"""The points of a `sensor_msgs/msg/PointCloud2` as an array, or the reason why there are none.
 
-Pure numpy, no torch. The emergency lane reads clouds in its own way (`safety/sensor_points.py`): it works on CDR bytes,
-needs neither intensity nor time, and may not wait for what this imports.
+Motion over a sweep.
+
+Pure numpy, no torch. The emergency lane reads clouds in its own way (`safety/sensor_points.py`): it works
+on CDR bytes, needs neither intensity nor time, and may not wait for what this imports.
 """
 
 from dataclasses import dataclass
@@ -18,12 +20,24 @@ Points = NDArray[np.float32]
 CLOUD: Final = "sensor_msgs/msg/PointCloud2"
 EVERYWHERE: Final = (-np.inf, np.inf, -np.inf, np.inf)
 
-_FORMATS: Final = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 8: "f8"}  # sensor_msgs/PointField
+_FORMATS: Final = {
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    8: "f8",
+}  # sensor_msgs/PointField
 _FLOATS: Final = (7, 8)
 _DOUBLE: Final = 8  # bytes
 _INTENSITIES: Final = ("intensity", "reflectivity")
 _TIMES: Final = ("t", "time", "timestamp", "time_stamp", "offset_time")
-_RELATIVE_S, _ABSOLUTE_S = 10.0, 1e12  # float64 up to these are s from the stamp, s since the epoch; more are ns
+_RELATIVE_S, _ABSOLUTE_S = (
+    10.0,
+    1e12,
+)  # float64 up to these are s from the stamp, s since the epoch; more are ns
 _LONGEST_S: Final = 1.0  # from the stamp; more is another clock, no sweep
 
 
@@ -32,10 +46,13 @@ class Cloud:
     """What a cloud shows.
 
     Attributes:
-        points: [n, 4] float32: x, y, z in m in the cloud's axes, and intensity, 0 to 1; 0 where it has none.
-        times_s: [n] float32: when each was measured, in s from the header's stamp; None: nothing usable says so.
+        points: [n, 4] float32: x, y, z in m in the cloud's axes, and intensity, 0 to 1; 0 where it has
+            none.
+        times_s: [n] float32: when each was measured, in s from the header's stamp; None: nothing usable
+            says so.
         other_clock_s: how far the times are from the stamp where that is too far to be one sweep; else 0.
-        empty: points that were left out: NaN or Inf, or x = y = z = 0, as drivers write where nothing came back.
+        empty: points that were left out: NaN or Inf, or x = y = z = 0, as drivers write where nothing came
+            back.
         beyond: points that were left out because they are outside of the bounds.
         clipped: points that were left out because there were too many.
     """
@@ -56,16 +73,18 @@ def read_cloud(
 ) -> Cloud:
     """The points of a decoded `PointCloud2`, in their order; the message's bytes are read once, in place.
 
-    Fields may have any order, gaps and byte order, rows any padding. x, y and z are float32 or float64; `intensity`, or
-    else `reflectivity`, is any number. Times are a field `t`, `time`, `timestamp`, `time_stamp` or `offset_time`:
+    Fields may have any order, gaps and byte order, rows any padding. x, y and z are float32 or float64;
+    `intensity`, or else `reflectivity`, is any number. Times are a field `t`, `time`, `timestamp`,
+    `time_stamp` or `offset_time`:
 
-    - whole numbers are ns from the stamp: `t` of Ouster's driver, `time_stamp` of Nebula, `offset_time` of Livox;
+    - whole numbers are ns from the stamp: `t` of Ouster's driver, `time_stamp` of Nebula, `offset_time` of
+        Livox;
     - float32 is s from the stamp, of either sign: `time` of Velodyne's driver;
-    - float64 is s from the stamp, s since the epoch (`timestamp` of Hesai's and RoboSense's drivers), or ns since the
-      epoch (`timestamp` of Livox' second driver), by its size.
+    - float64 is s from the stamp, s since the epoch (`timestamp` of Hesai's and RoboSense's drivers), or ns
+      since the epoch (`timestamp` of Livox' second driver), by its size.
 
-    Other fields are not looked at. Of more than `most` points so many remain, evenly spread over the order: every k-th
-    would leave whole rings out where points lie column by column.
+    Other fields are not looked at. Of more than `most` points so many remain, evenly spread over the order:
+    every k-th would leave whole rings out where points lie column by column.
 
     Args:
         message: the cloud.
@@ -74,7 +93,8 @@ def read_cloud(
         bounds: least and most x, least and most y in m; others are left out before any are clipped.
 
     Raises:
-        BadInput: the message contradicts itself; the text has the field, its value, and what would be right.
+        BadInput: the message contradicts itself; the text has the field, its value, and what would be
+            right.
     """
     height, width, step, row_step = message.height, message.width, message.point_step, message.row_step
     if not height * width:
@@ -84,7 +104,9 @@ def read_cloud(
         raise BadInput(f"cloud row_step is {row_step}; {width} points of {step} bytes take {width * step}")
     needed = (height - 1) * row_step + width * step
     if message.data.size < needed:
-        raise BadInput(f"cloud data has {message.data.size} bytes; {height} x {width} points of {step} take {needed}")
+        raise BadInput(
+            f"cloud data has {message.data.size} bytes; {height} x {width} points of {step} take {needed}"
+        )
     found = np.ndarray((height, width), record, message.data, strides=(row_step, step))
     with np.errstate(over="ignore", invalid="ignore"):  # what float32 cannot hold is Inf, and left out
         x, y, z = (found[axis].astype(np.float32).reshape(-1) for axis in "xyz")
@@ -117,15 +139,22 @@ def read_cloud(
 
 
 def _record(message: Any) -> tuple[np.dtype[np.void], str, str]:  # noqa: ANN401
-    """How a point lies in the bytes, with the fields that are used; names of those for intensity and time, or ""."""
+    """How a point lies in the bytes, with the fields that are used.
+
+    Names of those for intensity and time, or "".
+    """
     fields = {field.name: field for field in message.fields}
-    intensity, time = (next((name for name in names if name in fields), "") for names in (_INTENSITIES, _TIMES))
+    intensity, time = (
+        next((name for name in names if name in fields), "") for names in (_INTENSITIES, _TIMES)
+    )
     used = ["x", "y", "z", *filter(None, (intensity, time))]
     order = ">" if message.is_bigendian else "<"
     formats, offsets = [], []
     for name in used:
         if name not in fields:
-            raise BadInput(f"cloud has no field {name}; it has {', '.join(fields) or 'none'}, and needs x, y and z")
+            raise BadInput(
+                f"cloud has no field {name}; it has {', '.join(fields) or 'none'}, and needs x, y and z"
+            )
         field = fields[name]
         allowed = _FLOATS if name in "xyz" else tuple(_FORMATS)
         if field.datatype not in allowed:
@@ -143,10 +172,16 @@ def _record(message: Any) -> tuple[np.dtype[np.void], str, str]:  # noqa: ANN401
 
 
 def _from_stamp(times: NDArray[Any], header: Any) -> Points:  # noqa: ANN401
-    """Times in s from the stamp; float32 holds such a difference, not a time since the epoch. NaN is the stamp."""
+    """Times in s from the stamp.
+
+    Float32 holds such a difference, not a time since the epoch. NaN is the stamp.
+    """
     if times.dtype.kind in "iu":
         times = times * 1e-9
-    elif times.dtype.itemsize == _DOUBLE and (size := np.fmax.reduce(np.abs(times), initial=0.0)) > _RELATIVE_S:
+    elif (
+        times.dtype.itemsize == _DOUBLE
+        and (size := np.fmax.reduce(np.abs(times), initial=0.0)) > _RELATIVE_S
+    ):
         stamp_ns = float(stamp_ns_of(header))
         times = times - stamp_ns / NS_PER_S if size <= _ABSOLUTE_S else (times - stamp_ns) * 1e-9
     times_s = times.astype(np.float32)
@@ -161,7 +196,8 @@ def at_stamp(points: Points, times_s: Points, speed: float, yaw_rate: float) -> 
     v t sin(a) / a in the direction a = w t / 2, turned by w t. Whatever moves by itself stays smeared.
 
     Args:
-        points: [n, 4], see `Cloud`, in axes that move with the vehicle's reference point: x forward, y left.
+        points: [n, 4], see `Cloud`, in axes that move with the vehicle's reference point: x forward, y
+            left.
         times_s: [n], when each was measured, in s from the stamp.
         speed: m/s along x.
         yaw_rate: rad/s, left positive.
@@ -181,10 +217,23 @@ def cloud_message(points: NDArray[np.void], stamp_ns: int, frame_id: str) -> Any
     """A `PointCloud2` of a structured array, whose fields are those of the cloud, in one row."""
     datatypes = {name: number for number, name in _FORMATS.items()}
     fields = [
-        empty_message("sensor_msgs/msg/PointField", name=name, offset=offset, datatype=datatypes[kind.str[1:]], count=1)
+        empty_message(
+            "sensor_msgs/msg/PointField",
+            name=name,
+            offset=offset,
+            datatype=datatypes[kind.str[1:]],
+            count=1,
+        )
         for name, (kind, offset, *_) in (points.dtype.fields or {}).items()
     ]
     return empty_message(
-        CLOUD, header=header(stamp_ns, frame_id), height=1, width=len(points), fields=fields, is_dense=True,
-        point_step=points.dtype.itemsize, row_step=points.nbytes, data=points.view(np.uint8),
-    )  # fmt: skip
+        CLOUD,
+        header=header(stamp_ns, frame_id),
+        height=1,
+        width=len(points),
+        fields=fields,
+        is_dense=True,
+        point_step=points.dtype.itemsize,
+        row_step=points.nbytes,
+        data=points.view(np.uint8),
+    )

@@ -1,8 +1,8 @@
 """Faults on purpose: an adapter around another one, that stalls, hangs, raises, emits NaN and dies.
 
-For the demo, the benchmarks and the tests of the fallback path. A fault belongs to the run of a worker and not to
-the frame, so that another worker that runs the same frame draws its own luck; a `poison_...` belongs to the frame, as a
-corrupt image or a scene with too many objects does, and hits whoever runs it.
+For the demo, the benchmarks and the tests of the fallback path. A fault belongs to the run of a worker and
+not to the frame, so that another worker that runs the same frame draws its own luck; a `poison_...` belongs
+to the frame, as a corrupt image or a scene with too many objects does, and hits whoever runs it.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ class Fault:
     Attributes:
         probability: per started inference, 0 to 1.
         every_s: also once per such a period, in one worker of the stage; 0 for never.
-        after_s: seconds from the stage's first inference to the first scheduled one; `every_s` unless given.
+        after_s: seconds from the stage's first inference to the first scheduled one; `every_s` unless
+            given.
     """
 
     probability: float = 0.0
@@ -55,10 +56,15 @@ class Fault:
 
     @classmethod
     def read(cls, kind: str, value: object) -> "Fault":
-        """Read an entry of the option `faults`: a probability, or a mapping of these fields; or raise `ConfigError`."""
+        """Read an entry of the option `faults`.
+
+        A probability, or a mapping of these fields; or raise `ConfigError`.
+        """
         if kind not in KINDS:
             raise ConfigError(f"option faults: unknown kind {kind!r}; known are {', '.join(KINDS)}")
-        reader = OptionReader(f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value})
+        reader = OptionReader(
+            f"faults.{kind}", value if isinstance(value, Mapping) else {"probability": value}
+        )
         probability = reader.number("probability", default=0.0, low=0.0, high=1.0)
         every_s = reader.number("every_s", default=0.0, low=0.0, high=math.inf)
         after_s = reader.number("after_s", default=every_s, low=0.0, high=math.inf)
@@ -75,8 +81,8 @@ class Fault:
 class Luck:
     """Draws the fault, if any, of each inference that this worker starts, and writes down what was injected.
 
-    The journal has one JSON line per fault. Files beside it, whose names start with its name, are the claims by which
-    the workers of a stage share one schedule.
+    The journal has one JSON line per fault. Files beside it, whose names start with its name, are the
+    claims by which the workers of a stage share one schedule.
     """
 
     def __init__(
@@ -89,7 +95,8 @@ class Luck:
     ) -> None:
         """Join the stage's workers: as the n-th to do so, draw from the n-th sequence of this seed.
 
-        `gate`: a file without which no scheduled fault begins, and which each removes; None: they need none.
+        `gate`: a file without which no scheduled fault begins, and which each removes; None: they need
+        none.
         """
         self._gate = gate
         self._faults, self._journal, self._seed, self._clock_ns = faults, journal, seed, clock_ns
@@ -100,13 +107,18 @@ class Luck:
         self._random = random.Random(f"{seed}/{worker}")
 
     def draw(self, stamp_ns: int = 0) -> str | None:
-        """The kind of fault for this inference of the frame of this stamp; scheduled ones go before drawn ones."""
+        """The kind of fault for this inference of the frame of this stamp.
+
+        Scheduled ones go before drawn ones.
+        """
         since_start_s = (self._clock_ns() - self._start_ns) / 1e9
         for kind, fault in self._faults.items():
             slot = fault.slot(since_start_s)
             if slot is not None and self._takes(kind, f"{kind}-{slot}", stamp_ns):
                 return kind
-        hits = [kind for kind, fault in self._faults.items() if self._chance(kind, stamp_ns) < fault.probability]
+        hits = [
+            kind for kind, fault in self._faults.items() if self._chance(kind, stamp_ns) < fault.probability
+        ]
         return hits[0] if hits else None
 
     def write(self, kind: str, stamp_ns: int) -> None:
@@ -116,7 +128,10 @@ class Luck:
             file.write(json.dumps(line) + "\n")
 
     def _takes(self, kind: str, slot: str, stamp_ns: int) -> bool:
-        """Whether a scheduled fault is this inference's: of the first worker that asks, or of the first frame."""
+        """Whether a scheduled fault is this inference's.
+
+        Of the first worker that asks, or of the first frame.
+        """
         if slot not in self._known and not self._claim(slot).is_symlink() and not self._passes():
             return False
         if kind in _OF_FRAMES:
@@ -134,7 +149,9 @@ class Luck:
         return True
 
     def _chance(self, kind: str, stamp_ns: int) -> float:
-        return (random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random).random()
+        return (
+            random.Random(f"{self._seed}/{kind}/{stamp_ns}") if kind in _OF_FRAMES else self._random
+        ).random()
 
     def _first(self, name: str, value: int) -> int:
         """The value that the first of all workers gave for this name."""
@@ -156,16 +173,19 @@ class SabotagedAdapter(Adapter):
         adapter: the adapter to sabotage, `module:Class`.
         options: its options, default none.
         journal: path of the file that each fault is written to before it takes effect.
-        gate: path of a file without which no scheduled fault begins, and which each removes; "": they need none.
-        faults: kind -> probability per started inference, or {"every_s": 10, "after_s": 2, "probability": 0.01}.
-            `stall` sleeps, `gil` keeps every other thread of the process from running, `hang` never returns,
-            `raise` raises `Sabotage`, `nan` makes the model's floating-point outputs NaN, `sigkill` and `sigsegv`
-            end the process. `poison_stall`, `poison_hang`, `poison_sigkill` and `poison_sigsegv` follow a frame.
+        gate: path of a file without which no scheduled fault begins, and which each removes; "": they need
+            none.
+        faults: kind -> probability per started inference, or {"every_s": 10, "after_s": 2, "probability":
+            0.01}. `stall` sleeps, `gil` keeps every other thread of the process from running, `hang` never
+            returns, `raise` raises `Sabotage`, `nan` makes the model's floating-point outputs NaN,
+            `sigkill` and `sigsegv` end the process. `poison_stall`, `poison_hang`, `poison_sigkill` and
+            `poison_sigsegv` follow a frame.
         seed: of the probabilities, default 0.
         stall_ms, gil_ms: how long, defaults 200 and 100.
 
-    Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one more model
-    input (0 or NaN, added to the outputs), so that it comes out of the model itself whatever the engine.
+    Faults happen in `preprocess`; warm-up, calibration and `observe` are left alone. NaN travels as one
+    more model input (0 or NaN, added to the outputs), so that it comes out of the model itself whatever the
+    engine.
     """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
@@ -180,13 +200,24 @@ class SabotagedAdapter(Adapter):
         self._gil_us = round(reader.number("gil_ms", default=100.0, low=0.0, high=1e6) * 1e3)
         reader.finish()
         self._inner = open_adapter(adapter, inner, device)
-        self._poison = {kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))}
+        self._poison = {
+            kind: torch.tensor([value], device=device) for kind, value in (("nan", math.nan), ("", 0.0))
+        }
         self._luck: Luck | None = None
         # Histories stay whole, and a further input comes last and moves no dimension of the others.
         for name in (
-            "observe", "missed", "forget", "dynamic_dims", "inputs", "output", "anytime", "scene", "score",
-            "score_messages", "example_messages",
-        ):  # fmt: skip
+            "observe",
+            "missed",
+            "forget",
+            "dynamic_dims",
+            "inputs",
+            "output",
+            "anytime",
+            "scene",
+            "score",
+            "score_messages",
+            "example_messages",
+        ):
             setattr(self, name, getattr(self._inner, name))
 
     def build(self, tier: str) -> nn.Module:
@@ -240,7 +271,9 @@ class SabotagedAdapter(Adapter):
         elif kind == "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "sigsegv":
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file of this process takes seconds and a gigabyte
+            resource.setrlimit(
+                resource.RLIMIT_CORE, (0, 0)
+            )  # a core file of this process takes seconds and a gigabyte
             ctypes.string_at(0)
 
 
@@ -252,9 +285,16 @@ class Poisonable(nn.Module):
         self.model = model
 
     def forward(  # named parameters and no *inputs: torch.export maps dynamic dimensions by them
-        self, a: Tensor, b: _Input = None, c: _Input = None, d: _Input = None, e: _Input = None, f: _Input = None,
-        g: _Input = None, h: _Input = None,
-    ) -> Any:  # fmt: skip  # noqa: ANN401 - whatever the model returns
+        self,
+        a: Tensor,
+        b: _Input = None,
+        c: _Input = None,
+        d: _Input = None,
+        e: _Input = None,
+        f: _Input = None,
+        g: _Input = None,
+        h: _Input = None,
+    ) -> Any:  # noqa: ANN401 - whatever the model returns
         """Run the model on all inputs but the last, which is 0 or NaN."""
         *inputs, poison = (x for x in (a, b, c, d, e, f, g, h) if x is not None)
         return _poisoned(self.model(*inputs), poison)

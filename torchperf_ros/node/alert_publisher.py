@@ -35,7 +35,9 @@ class AlertPublisher:
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
-        self.heard: Callable[[Alert], None] = lambda anomaly: None  # called with each finding, on its thread
+        self.heard: Callable[[Alert], None] = lambda anomaly: (
+            None
+        )  # called with each finding, on its thread
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node
@@ -73,7 +75,9 @@ class AlertPublisher:
         return recording.unable()
 
     def record(self, what: str, why: str) -> str:
-        """Have the last and the next seconds written, from any thread; returns the folder, "" if nothing is recorded.
+        """Have the last and the next seconds written, from any thread.
+
+        Returns the folder, "" if nothing is recorded.
 
         One or two words of `what` are in the folder's name; `why` is a line for people.
         """
@@ -102,29 +106,42 @@ class AlertPublisher:
                 name, why = self._wanted.popleft()
                 recording.record(name, why, ros_now_ns, stacks([stage for stage, _ in healths]))
                 _print(
-                    self._node, "info", f"evidence is written to {recording.evidence_path(name)}: {why.splitlines()[0]}"
+                    self._node,
+                    "info",
+                    f"evidence is written to {recording.evidence_path(name)}: {why.splitlines()[0]}",
                 )
 
     def _recorder_finds(self, recording: Recording, now_ns: int) -> tuple[bool, Sequence[Alert]]:
-        """What the recorder finds at present: what it found last, while a busy machine leaves it no time to look.
+        """What the recorder finds at present.
+
+        What it found last, while a busy machine leaves it no time to look.
 
         And whether that is new: it leads to no action twice.
         """
         status = recording.status
-        found = [Alert(Level[one["level"]], one["name"], one["message"], one["values"]) for one in recording.step()]
+        found = [
+            Alert(Level[one["level"]], one["name"], one["message"], one["values"])
+            for one in recording.step()
+        ]
         found = [self._with_suspect(alert) if alert.name in _MEMORY else alert for alert in found]
         looked = recording.status is not status
         return bool(found) or looked, self._last_findings.update(found, now_ns, looked=looked)
 
     def _with_suspect(self, alert: Alert) -> Alert:
-        """Where the machine's memory runs out: also which worker took it, which the recorder does not know."""
+        """Where the machine's memory runs out.
+
+        Also which worker took it, which the recorder does not know.
+        """
         text, values = self.takes_memory
         if not text:
             return alert
         return replace(alert, message=f"{alert.message}; {text}", values={**alert.values, **values})
 
     def _tell(self, event: Sequence[Alert], ros_now_ns: int) -> None:
-        data, recording = diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns), self.recording
+        data, recording = (
+            diagnostic_bytes(event, self._node.get_fully_qualified_name(), ros_now_ns),
+            self.recording,
+        )
         self._publisher.publish(data)
         if recording is not None:
             recording.message(self._publisher.topic_name, ros_now_ns, data)
@@ -136,7 +153,10 @@ class AlertPublisher:
                 recording.tell(ros_now_ns, kind="anomaly", level=alert.level.name, **told)
 
     def _log(self, event: Sequence[Alert]) -> None:
-        """A line on the terminal when something begins, grows worse or is over, its cause first; none for reminders."""
+        """A line on the terminal when something begins, grows worse or is over, its cause first.
+
+        None for reminders.
+        """
         found = [alert for alert in event if not alert.logged]
         news = [alert for alert in found if alert.level is not self._logged.get(alert.name, Level.OK)]
         for alert in news:
@@ -151,7 +171,10 @@ class AlertPublisher:
         _print(self._node, first.level.name.lower(), text)
 
     def _with_evidence(self, event: list[Alert], now_ns: int) -> list[Alert]:
-        """An error is recorded, and says where; of what goes on for long, once: its reminders name the same folder."""
+        """An error is recorded, and says where.
+
+        Of what goes on for long, once: its reminders name the same folder.
+        """
         error = next((anomaly for anomaly in event if anomaly.level is Level.ERROR), None)
         if error is None:
             return event
@@ -159,10 +182,17 @@ class AlertPublisher:
         path = self._evidence_of.get(number, "") or self._record_once(error.name, error.message, now_ns)
         if number and path:
             _remember(self._evidence_of, number, path)
-        return [replace(anomaly, values={**anomaly.values, "evidence": path}) for anomaly in event] if path else event
+        return (
+            [replace(anomaly, values={**anomaly.values, "evidence": path}) for anomaly in event]
+            if path
+            else event
+        )
 
     def _record_once(self, what: str, why: str, now_ns: int) -> str:
-        """Record, but not without end where errors keep coming; the folder, "" if the last time was just now."""
+        """Record, but not without end where errors keep coming.
+
+        The folder, "" if the last time was just now.
+        """
         if self._evidence_ns is not None and now_ns - self._evidence_ns < _EVIDENCE_EVERY_NS:
             return ""
         self._evidence_ns = now_ns
@@ -178,9 +208,13 @@ class AlertPublisher:
         if (recording := self.recording) is None:
             return
         if health is not before:
-            recording.tell(ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name})
+            recording.tell(
+                ros_now_ns, kind="health", stage=name, **{"from": before.name, "to": health.name}
+            )
             if health is Health.SAFE_STOP:
-                self._record_once(f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns)
+                self._record_once(
+                    f"{name} safe stop", f"{name} went from {before.name} to SAFE_STOP", now_ns
+                )
         if superseded > 0:
             recording.tell(ros_now_ns, kind="dropped", stage=name, superseded=superseded)
 
@@ -193,7 +227,10 @@ def _remember(events: dict[str, _Value], name: str, value: _Value) -> None:
 
 
 def _print(node: Node, severity: str, text: str) -> None:
-    """A line on the terminal; one call for each severity, as rclpy remembers that by the place of the call."""
+    """A line on the terminal.
+
+    One call for each severity, as rclpy remembers that by the place of the call.
+    """
     logger = node.get_logger()
     if severity == "error":
         logger.error(text)
@@ -223,7 +260,9 @@ class NodeLog:
     def __call__(self, severity: str, text: str) -> None:
         """Log a text; `severity` is info, warn or error."""
         if (recording := self._alert_publisher.recording) is not None:
-            recording.tell(self._node.get_clock().now().nanoseconds, kind="log", severity=severity, text=text)
+            recording.tell(
+                self._node.get_clock().now().nanoseconds, kind="log", severity=severity, text=text
+            )
         with self._lock:
             lines = self._lines(text)
         for line in lines:
@@ -240,7 +279,10 @@ class NodeLog:
         left_out, self._held_back = self._held_back, 0
         if not left_out:
             return [text]
-        return [f"{left_out} lines were left out, as there were too many at once; the records hold more", text]
+        return [
+            f"{left_out} lines were left out, as there were too many at once; the records hold more",
+            text,
+        ]
 
 
 _WAIT_S = 0.1
@@ -248,12 +290,18 @@ _STEP_S = 0.01
 
 
 def stacks(stages: Iterable[StageActor]) -> str:
-    """Text with the stacks of this process and of every worker that is ready. Takes up to 0.1 s per worker."""
+    """Text with the stacks of this process and of every worker that is ready.
+
+    Takes up to 0.1 s per worker.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = ["== node ==", *(
-        f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
-        for number, frame in sys._current_frames().items()
-    )]  # fmt: skip
+    parts = [
+        "== node ==",
+        *(
+            f"thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}"
+            for number, frame in sys._current_frames().items()
+        ),
+    ]
     for stage in stages:
         for worker in stage.pool.everyone:
             title = f"== {stage.config.name} worker {worker.number} (pid {worker.pid}) =="
@@ -262,7 +310,10 @@ def stacks(stages: Iterable[StageActor]) -> str:
 
 
 def _worker_stacks(worker: WorkerProcess) -> str:
-    """Stacks of a worker's threads, most recent call first; also of one that hangs or holds its interpreter lock."""
+    """Stacks of a worker's threads, most recent call first.
+
+    Also of one that hangs or holds its interpreter lock.
+    """
     if worker.ready_at_ns is None:
         return f"not ready: {worker.state}\n"
     file = Path(worker.folder) / STACK_FILE

@@ -1,4 +1,7 @@
-"""The node's side of the emergency lane: starts its process, asks it how it is, and replaces one that is gone."""
+"""The node's side of the emergency lane.
+
+Starts its process, asks it how it is, and replaces one that is gone.
+"""
 
 import contextlib
 import functools
@@ -42,8 +45,8 @@ from torchperf_ros.node.emergency_process import main
 main(*map(int, sys.argv[1:]))"""
 _NAME: Final = "perf: emergency"
 _ANSWERS_WITHIN_S: Final = 0.5
-# One that has left so many questions in a row unanswered, one a second, is replaced. They are counted, and not the
-# time: this process may have been stopped itself.
+# One that has left so many questions in a row unanswered, one a second, is replaced. They are counted, and
+# not the time: this process may have been stopped itself.
 _UNANSWERED: Final = 5
 _RESTART_S: Final = 1.0  # one that ended sooner has its successor after as long, any other at once
 _BEATS_EVERY_S: Final = 0.25  # so that eight have to be missing before the node counts as one that hangs
@@ -79,24 +82,31 @@ class EmergencyLane:
         self._spawn()
 
     def connect(
-        self, node: LifecycleNode, last_output: str, last_type: str, alerts: AlertPublisher,
+        self,
+        node: LifecycleNode,
+        last_output: str,
+        last_type: str,
+        alerts: AlertPublisher,
         overdue_ms: Callable[[], float] = lambda: 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Say what is to be watched, and wait until it is subscribed to.
 
-        The last stage's output has this topic, and this message type, "" if that is not known. `overdue_ms` says by how
-        much the stages are late with an answer. From activation on, the thread that runs the node's callbacks has to
-        come by here again and again.
+        The last stage's output has this topic, and this message type, "" if that is not known. `overdue_ms`
+        says by how much the stages are late with an answer. From activation on, the thread that runs the
+        node's callbacks has to come by here again and again.
 
         Raises:
-            ConfigError: the stop path's topic is the last stage's, and that publishes something else; no topic can be
-                called so; or the process does not get as far.
+            ConfigError: the stop path's topic is the last stage's, and that publishes something else; no
+                topic can be called so; or the process does not get as far.
             UnknownMessageType: a sensor's package is not installed.
         """
         options = self._config.emergency
         topic = resolved(node, options.output or last_output)
         if last_type not in {PATH, ""} and topic == resolved(node, last_output):
-            said = f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type} there"
+            said = (
+                f"{options.output or last_output!r} is not allowed, as the last stage publishes {last_type}"
+                " there"
+            )
             raise ConfigError(f"parameter emergency.output: {said}; it has to be a topic of {PATH}")
         kinds = [SENSOR_TYPES[kind] for kind in options.types]
         given = [(options.odometry, "nav_msgs/msg/Odometry"), *zip(options.sensors, kinds, strict=True)]
@@ -106,13 +116,22 @@ class EmergencyLane:
         self._answers_with_path = last_type == PATH
         self._alerts, self._log = alerts, node.get_logger()
         self._setup = {
-            "node": f"{node.get_name()}_emergency", "namespace": node.get_namespace(), "options": asdict(options),
-            "topics": self.topics, "output": topic, "service": node.resolve_service_name(SERVICE),
-            "priority": self._config.realtime_priority, "cpus": list(self._config.cpu_affinity),
-            "lock_memory": self._config.lock_memory, "use_sim_time": node.get_parameter("use_sim_time").value,
-            "domain": node.context.get_domain_id(), "latch_file": str(latch_file(node.get_fully_qualified_name())),
-            "active": False, "latched": None, "pressed": [],
-        }  # fmt: skip
+            "node": f"{node.get_name()}_emergency",
+            "namespace": node.get_namespace(),
+            "options": asdict(options),
+            "topics": self.topics,
+            "output": topic,
+            "service": node.resolve_service_name(SERVICE),
+            "priority": self._config.realtime_priority,
+            "cpus": list(self._config.cpu_affinity),
+            "lock_memory": self._config.lock_memory,
+            "use_sim_time": node.get_parameter("use_sim_time").value,
+            "domain": node.context.get_domain_id(),
+            "latch_file": str(latch_file(node.get_fully_qualified_name())),
+            "active": False,
+            "latched": None,
+            "pressed": [],
+        }
         self._send(self._setup)
         beat = functools.partial(self._beat, overdue_ms)
         self._timer = node.create_timer(_BEATS_EVERY_S, beat, clock=Clock(clock_type=ClockType.STEADY_TIME))
@@ -126,10 +145,12 @@ class EmergencyLane:
             why = self._why_none or ended
             raise ConfigError(f"the emergency lane cannot run: its process {why}; see what it printed")
 
-    # -- for the node's threads ---------------------------------------------------------------------------------------
+    # -- for the node's threads
 
     def activate(self) -> None:
-        """Watch from now on; a latch stays. Returns once the process does so: a latched one has its path out by then.
+        """Watch from now on.
+
+        A latch stays. Returns once the process does so: a latched one has its path out by then.
 
         Raises:
             ConfigError: it does not.
@@ -154,7 +175,10 @@ class EmergencyLane:
             self._send({"order": "deactivate"})
 
     def leave(self) -> None:
-        """Leave the process alone, for good: it stops the vehicle, if the node is active, and ends by itself."""
+        """Leave the process alone, for good.
+
+        It stops the vehicle, if the node is active, and ends by itself.
+        """
         with self._news:
             self._ending.set()
             self._left = True
@@ -187,7 +211,9 @@ class EmergencyLane:
                 self._socket.shutdown(how)
 
     def answer(self, publisher: RawPublisher, payload: bytes) -> Instead | None:
-        """Publish an output of the last stage, on its thread; while latched the stop path, or nothing, in its place.
+        """Publish an output of the last stage, on its thread.
+
+        While latched the stop path, or nothing, in its place.
 
         Where the lane latches just then, the stop path follows it: the last word is the lane's.
 
@@ -249,7 +275,7 @@ class EmergencyLane:
         told = {key: values[key] for key in ("kind", "reaction_ms")} | {"value": values["reaction_ms"]}
         return Alert(Level.ERROR, "node: emergency stop", values["reason"], told)
 
-    # -- the process --------------------------------------------------------------------------------------------------
+    # -- the process
 
     def _spawn(self) -> bool:
         """Start a process; False: that is not possible now, and `_why_none` says why."""
@@ -264,13 +290,15 @@ class EmergencyLane:
         with theirs:
             passed = [theirs.fileno(), self._area.fd]
             try:
-                # A session of its own: what ends a terminal, or all that runs in it, leaves this process to stop the
-                # vehicle.
+                # A session of its own: what ends a terminal, or all that runs in it, leaves this process to
+                # stop the vehicle.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _ENTRY, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL,
+                    [sys.executable, "-c", _ENTRY, *map(str, passed)],
+                    pass_fds=passed,
+                    stdin=subprocess.DEVNULL,
                     env={**os.environ, **own_segment(os.environ, lane=True), "OPENBLAS_NUM_THREADS": "1"},
                     start_new_session=True,
-                )  # fmt: skip
+                )
             except (OSError, subprocess.SubprocessError) as error:
                 own.close()
                 return self._cannot_start(error)
@@ -346,7 +374,14 @@ class EmergencyLane:
                 if not failed:
                     self._log.error(f"the emergency lane {self._why_none}")
                 return
-            self._send({**self._setup, "active": self._active, "latched": self._latched(), "pressed": self._pressed})
+            self._send(
+                {
+                    **self._setup,
+                    "active": self._active,
+                    "latched": self._latched(),
+                    "pressed": self._pressed,
+                }
+            )
 
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
         how = how_it_ended(process.wait())
@@ -357,7 +392,9 @@ class EmergencyLane:
             self.restarts += 1
             self._news.notify_all()
         self._log.error(text)
-        self._alerts.found(Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts)}))
+        self._alerts.found(
+            Alert(Level.ERROR, "node: emergency lane", text, {"restarts": str(self.restarts)})
+        )
 
     def _latched(self) -> tuple[str, str] | None:
         """Kind and reason of the latch that the next process begins with, None if it begins with none.
@@ -369,4 +406,8 @@ class EmergencyLane:
             return None
         if values.get("kind"):
             return values["kind"], values["reason"]
-        return (SILENT, "it latched just before its process ended, and did not say why") if self.latched else None
+        return (
+            (SILENT, "it latched just before its process ended, and did not say why")
+            if self.latched
+            else None
+        )

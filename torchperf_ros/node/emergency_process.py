@@ -1,9 +1,9 @@
 """The emergency lane's process, spawned by the node.
 
-It waits for raw sensors by itself and publishes the stop path. No executor, stage, worker or interpreter lock of the
-node is in its way, nor are the images that the node takes: a process of its own has its own participant. Its one thread
-that matters runs at the highest real-time priority that is permitted. Should the node go without a word, the lane stops
-the vehicle.
+It waits for raw sensors by itself and publishes the stop path. No executor, stage, worker or interpreter
+lock of the node is in its way, nor are the images that the node takes: a process of its own has its own
+participant. Its one thread that matters runs at the highest real-time priority that is permitted. Should
+the node go without a word, the lane stops the vehicle.
 """
 
 import contextlib
@@ -51,10 +51,12 @@ _WORD, _SLOTS, _SLOT_BYTES = 8, 16, 1 << 16
 
 
 class StopArea:
-    """Shared memory that says whether the lane is latched, and with which path; its process writes, the node reads.
+    """Shared memory that says whether the lane is latched, and with which path.
 
-    A path goes into the next of several slots, so that what a reader copies is not written to meanwhile: the lane would
-    have to make 16 paths in that time. What lies in it outlives the process.
+    Its process writes, the node reads.
+
+    A path goes into the next of several slots, so that what a reader copies is not written to meanwhile:
+    the lane would have to make 16 paths in that time. What lies in it outlives the process.
     """
 
     def __init__(self, fd: int = -1) -> None:
@@ -67,7 +69,10 @@ class StopArea:
         self._stop = self.read()  # as a process before this one may have left it
 
     def write(self, stop: bytes | None) -> None:
-        """Latched, with this path, which fits in as `Motion` takes no longer names of frames; None: not latched."""
+        """Latched, with this path, which fits in as `Motion` takes no longer names of frames.
+
+        None: not latched.
+        """
         if stop is self._stop:
             return
         begin = 0
@@ -97,34 +102,41 @@ class StopArea:
 
 _DEPTH: Final = 5
 _REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by several subscriptions
-# A wait that ends early for nothing would end so again at once, and a thread of this priority take the processor.
+# A wait that ends early for nothing would end so again at once, and a thread of this priority take the
+# processor.
 _AFTER_NOTHING_S: Final = 0.001
 _LONGEST_WAIT_NS: Final = NS_PER_S
-_AFTER_ERROR_S: Final = 0.02  # a thread of this priority that fails without end must leave the machine to others
+_AFTER_ERROR_S: Final = (
+    0.02  # a thread of this priority that fails without end must leave the machine to others
+)
 _ENDS_WITHIN_S: Final = 3
 _CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
 
 
 _SENSOR_QOS: Final = QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
 _BUTTON_QOS: Final = (
-    QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL),
+    QoSProfile(
+        depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+    ),
     QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.RELIABLE),
     _SENSOR_QOS,
 )
-"""A press has to come, and may have come before the lane: no one subscription hears every kind of publisher.
+"""A press has to come, and may have come before the lane.
 
-The first hears what a publisher keeps for those that join later; it does not match one that keeps nothing, which the
-second hears. Neither matches a publisher that is best effort, which the third does.
+No one subscription hears every kind of publisher.
+
+The first hears what a publisher keeps for those that join later; it does not match one that keeps nothing,
+which the second hears. Neither matches a publisher that is best effort, which the third does.
 """
 
 
 class _Lane:
     """Watches between `activate` and `deactivate`, and publishes while latched.
 
-    The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`), `topics` (resolved
-    names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`, `lock_memory`, `use_sim_time`,
-    `domain`, `latch_file`; and whether the node is `active`, kind and reason if the process before this one was
-    `latched`, and the topics of the buttons that were `pressed`.
+    The setup holds `node` and `namespace` of its own node, `options` (parameters `emergency.NAME`),
+    `topics` (resolved names and types of odometry and sensors), `output`, `service`, `priority`, `cpus`,
+    `lock_memory`, `use_sim_time`, `domain`, `latch_file`; and whether the node is `active`, kind and reason
+    if the process before this one was `latched`, and the topics of the buttons that were `pressed`.
     """
 
     def __init__(self, node_socket: socket.socket, area: StopArea, setup: dict[str, Any]) -> None:
@@ -138,12 +150,16 @@ class _Lane:
         self.scheduling = process_setup.prefer_this_thread()  # the middleware's threads inherit it
         rclpy.init(args=[], domain_id=setup["domain"], signal_handler_options=SignalHandlerOptions.NO)
         node = Node(
-            setup["node"], namespace=setup["namespace"], use_global_arguments=False, enable_rosout=False,
+            setup["node"],
+            namespace=setup["namespace"],
+            use_global_arguments=False,
+            enable_rosout=False,
             start_parameter_services=False,
-        )  # fmt: skip
+        )
         self._node, self._area, self._socket = node, area, node_socket
         given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in setup["options"].items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in setup["options"].items()
         }
         options = EmergencyOptions(**{**given, "vehicle": VehicleOptions(**given["vehicle"])})
         self.rules = Emergency(options)
@@ -163,9 +179,13 @@ class _Lane:
         self._subscriptions = self._subscribe(setup["topics"])
         self._heard: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._service = node.create_service(Trigger, setup["service"], lambda _, response: response)
-        self._publisher = RawPublisher(node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS))
+        self._publisher = RawPublisher(
+            node.create_publisher(ros_message_class(PATH), setup["output"], OUTPUT_QOS)
+        )
         self._wake = node.create_guard_condition(lambda: None)
-        self._wait_set = rclpy_implementation.WaitSet(len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle)
+        self._wait_set = rclpy_implementation.WaitSet(
+            len(self._subscriptions), 1, 0, 0, 1, 0, node.context.handle
+        )
         warm_up(options)
         self._orders: list[Callable[[int], None]] = []
         self._pressed: list[str] = setup["pressed"]
@@ -191,43 +211,56 @@ class _Lane:
     def _subscribe(self, topics: list[tuple[str, str]]) -> list[tuple[int, Subscription]]:
         """To odometry, sensors and the clock; of each subscription the place of its topic among them.
 
-        Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for ever, as
-        nobody takes them; by default rclpy asks for them.
+        Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for
+        ever, as nobody takes them; by default rclpy asks for them.
         """
         no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
         clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
         return [
-            (place, self._node.create_subscription(
-                ros_message_class(kind), name, lambda _: None, qos, raw=True, event_callbacks=no_events
-            ))
+            (
+                place,
+                self._node.create_subscription(
+                    ros_message_class(kind), name, lambda _: None, qos, raw=True, event_callbacks=no_events
+                ),
+            )
             for place, (name, kind) in enumerate([*topics, *clock])
             for qos in (_BUTTON_QOS if kind == SENSOR_TYPES["Bool"] else (_SENSOR_QOS,))
-        ]  # fmt: skip
+        ]
 
-    # -- the thread that listens to the node -------------------------------------------------------------------------
+    # -- the thread that listens to the node
 
     def _listen(self) -> None:
         process_setup.step_back()
         orders = {
-            "activate": self._activate, "hold": self._hold, "deactivate": self._deactivate, "close": self._close,
-        }  # fmt: skip
+            "activate": self._activate,
+            "hold": self._hold,
+            "deactivate": self._deactivate,
+            "close": self._close,
+        }
         while data := self._receive():
             try:
                 order = json.loads(data)["order"]
-                if order == "beat":  # without waking the lane's thread, which looks when the node would be silent
+                if (
+                    order == "beat"
+                ):  # without waking the lane's thread, which looks when the node would be silent
                     self.rules.beat(monotonic_ns())
                 elif order == "status":
                     self._send(status=_fields(self._status()))
                     gc.collect()
                 else:
                     self._do(orders[order])
-            except Exception:  # the thread's boundary: whatever it is asked, it has to notice the node's end
+            except (
+                Exception
+            ):  # the thread's boundary: whatever it is asked, it has to notice the node's end
                 self.errors += 1
                 self._send(error=traceback.format_exc())
         self._do(self._left_alone)
 
     def _receive(self) -> bytes:
-        """What the node says next; empty once it is gone, which it may be before it has read all that it was sent."""
+        """What the node says next.
+
+        Empty once it is gone, which it may be before it has read all that it was sent.
+        """
         try:
             return self._socket.recv(MAX_PACKET_BYTES)
         except OSError:
@@ -246,16 +279,20 @@ class _Lane:
     def _status(self) -> Alert:
         alert, latch = self.rules.status(monotonic_ns()), self.rules.latch
         values = {
-            "kind": "" if latch is None else latch.kind, "pid": str(os.getpid()), "published": str(self.published),
-            "errors": str(self.errors), "reaction_ms": f"{self.reaction_ms:.3f}", "scheduling": self.scheduling,
+            "kind": "" if latch is None else latch.kind,
+            "pid": str(os.getpid()),
+            "published": str(self.published),
+            "errors": str(self.errors),
+            "reaction_ms": f"{self.reaction_ms:.3f}",
+            "scheduling": self.scheduling,
             "clock_s": f"{self._ros_now_ns() / NS_PER_S:.3f}",
-        }  # fmt: skip
+        }
         alert = replace(alert, values={**alert.values, **values})
         if problem := self._keeper.problem:
             return replace(alert, level=max(alert.level, Level.WARN), message=f"{alert.message}; {problem}")
         return alert
 
-    # -- orders, on the lane's thread --------------------------------------------------------------------------------
+    # -- orders, on the lane's thread
 
     def _activate(self, now_ns: int) -> None:
         self.rules.activate(now_ns)
@@ -281,18 +318,22 @@ class _Lane:
     def _is_over(self, now_ns: int) -> bool:
         return self._closes or self.rules.may_end(now_ns)
 
-    # -- the lane's thread --------------------------------------------------------------------------------------------
+    # -- the lane's thread
 
     def run(self) -> None:
         """Until the node says so, or is gone."""
         while not self._is_over(monotonic_ns()):
             try:
                 self._step()
-            except Exception:  # the thread's boundary: what failed does not count as seen, and is silent before long
+            except (
+                Exception
+            ):  # the thread's boundary: what failed does not count as seen, and is silent before long
                 self.errors += 1
                 self._send(error=traceback.format_exc())
                 time.sleep(_AFTER_ERROR_S)
-        self._publish_at_ns = None  # the last word is of now: ROS time may have been set since the one before
+        self._publish_at_ns = (
+            None  # the last word is of now: ROS time may have been set since the one before
+        )
         self._publish_if_due(monotonic_ns())
         self._area.write(None)
         self._keeper.close()
@@ -348,7 +389,10 @@ class _Lane:
             self._received_ns = info["received_timestamp"]
 
     def _hear(self, index: int, data: bytes, sent_ns: int, now_ns: int) -> None:
-        """Take a message of a button, each copy: the subscription that brings the last of them has lost none."""
+        """Take a message of a button, each copy.
+
+        The subscription that brings the last of them has lost none.
+        """
         heard = self._heard[index]
         again = sent_ns in heard and sent_ns != 0  # 0: the middleware does not say
         self.rules.saw(index, data, now_ns, again=again)
@@ -356,7 +400,9 @@ class _Lane:
             heard.append(sent_ns)
 
     def _tell(self) -> None:
-        """Have others know, once the stop path is out: the disk of the latch, the node of buttons, and that it watches.
+        """Have others know, once the stop path is out.
+
+        The disk of the latch, the node of buttons, and that it watches.
 
         Which buttons are pressed, a process after this one is to know.
         """
@@ -378,13 +424,17 @@ class _Lane:
         if self._publish_at_ns is not None and now_ns < self._publish_at_ns:
             return
         stop = rules.stop_path(now_ns, self._ros_now_ns())
-        self._area.write(stop)  # before it is published: what the node publishes meanwhile, a stop path follows
+        self._area.write(
+            stop
+        )  # before it is published: what the node publishes meanwhile, a stop path follows
         self._publisher.publish(stop)
         self.published += 1
         self._publish_at_ns = now_ns + round(NS_PER_S / rules.options.rate_hz)
         if self._begins:
             self._begins = False
-            self.reaction_ms = (time.time_ns() - self._received_ns) / NS_PER_MS if self._received_ns else float("nan")
+            self.reaction_ms = (
+                (time.time_ns() - self._received_ns) / NS_PER_MS if self._received_ns else float("nan")
+            )
             self._send(status=_fields(self._status()), latched=True)
 
     def _clear(self, now_ns: int) -> None:
@@ -393,7 +443,11 @@ class _Lane:
             return
         was_latched = self.rules.latch is not None
         refusal = self.rules.clear(now_ns)
-        done = "cleared: the last stage's outputs are published again" if was_latched else "nothing was latched"
+        done = (
+            "cleared: the last stage's outputs are published again"
+            if was_latched
+            else "nothing was latched"
+        )
         self._publish_if_due(now_ns)
         response = Trigger.Response(success=not refusal, message=f"refused: {refusal}" if refusal else done)
         self._service.send_response(response, header)

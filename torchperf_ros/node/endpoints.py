@@ -1,4 +1,7 @@
-"""What a node takes and gives: message classes and names of topics, publishers, and the endpoints of its stages."""
+"""What a node takes and gives.
+
+Message classes and names of topics, publishers, and the endpoints of its stages.
+"""
 
 import functools
 import importlib
@@ -20,11 +23,17 @@ from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.stage.stage_versions import Instead
 
 if TYPE_CHECKING:
-    from torchperf_ros.recorder.recording import Recording  # which the emergency lane and listeners do without
+    from torchperf_ros.recorder.recording import (
+        Recording,
+    )  # which the emergency lane and listeners do without
 
-OUTPUT_QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE)
+OUTPUT_QOS = QoSProfile(
+    depth=10, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.VOLATILE
+)
 
-HEARD_QOS = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE)
+HEARD_QOS = QoSProfile(
+    depth=5, reliability=ReliabilityPolicy.BEST_EFFORT, durability=DurabilityPolicy.VOLATILE
+)
 """Of topics that the recorder alone takes."""
 
 
@@ -58,7 +67,8 @@ def resolved(node: Node, topic: str) -> str:
 def alike_topics(node: Node, topic: str, type_name: str, owner: str) -> list[str]:
     """Other topics of a type in the graph, which could be remapped to this one.
 
-    Not those that only the node called `owner` publishes: the output of a stage is no input that was forgotten.
+    Not those that only the node called `owner` publishes: the output of a stage is no input that was
+    forgotten.
     """
     return sorted(
         name
@@ -89,8 +99,8 @@ def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
 class RawPublisher:
     """Publishes CDR bytes, on the threads that answer frames.
 
-    `Publisher.publish` asks for the message's type and guards each call against the publisher's end, which takes a
-    quarter of the time of two publications. Whoever destroys this one ends those threads first.
+    `Publisher.publish` asks for the message's type and guards each call against the publisher's end, which
+    takes a quarter of the time of two publications. Whoever destroys this one ends those threads first.
     """
 
     def __init__(self, publisher: Publisher) -> None:
@@ -110,14 +120,18 @@ class Endpoints:
     Attributes:
         inputs: those that come from topics.
         outputs: by stage, None while its message type is not known.
-        heard: message types of topics that a black box is to hold and no record of a frame carries, by name.
+        heard: message types of topics that a black box is to hold and no record of a frame carries, by
+            name.
         recording: takes their messages.
     """
 
     def __init__(
         self, node: Node, stages: int, answer_last: Callable[[RawPublisher, bytes], Instead | None] | None
     ) -> None:
-        """Nothing is subscribed to before `connect`; `answer_last` publishes the last stage's outputs, if not None."""
+        """Nothing is subscribed to before `connect`.
+
+        `answer_last` publishes the last stage's outputs, if not None.
+        """
         self.inputs: list[StageInput] = []
         self.outputs: list[RawPublisher | None] = [None] * stages
         self.heard: dict[str, str] = {}
@@ -129,11 +143,13 @@ class Endpoints:
         self._subscriptions: list[Subscription] = []
         self._waitables: list[RingSubscription] = []
 
-    def connect(self, stages: Sequence[StageActor], taker: Taker | None, no_taker: Callable[[str], None]) -> None:
+    def connect(
+        self, stages: Sequence[StageActor], taker: Taker | None, no_taker: Callable[[str], None]
+    ) -> None:
         """Publishers for outputs; inputs from the stage that makes them, else from topics.
 
-        Triggers are taken by `taker`, or by rclpy where that is None or fails: then `no_taker` is called with the
-        reason.
+        Triggers are taken by `taker`, or by rclpy where that is None or fails: then `no_taker` is called
+        with the reason.
 
         Raises:
             ConfigError: no topic can be called so.
@@ -141,11 +157,16 @@ class Endpoints:
         """
         made_by = {resolved(self._node, stage.config.output): index for index, stage in enumerate(stages)}
         every = [stage_inputs(self._node, stage) for stage in stages]
-        self._carried = {*made_by, *(source.topic for sources in every for source in sources if source.index >= 0)}
+        self._carried = {
+            *made_by,
+            *(source.topic for sources in every for source in sources if source.index >= 0),
+        }
         for index, (stage, sources) in enumerate(zip(stages, every, strict=True)):
             if (description := stage.pool.description) is not None:
                 kind = ros_message_class(description.output)
-                self.outputs[index] = RawPublisher(self._node.create_publisher(kind, stage.config.output, OUTPUT_QOS))
+                self.outputs[index] = RawPublisher(
+                    self._node.create_publisher(kind, stage.config.output, OUTPUT_QOS)
+                )
             for source in sources:
                 maker = made_by.get(source.topic, index)
                 if maker != index:
@@ -153,7 +174,9 @@ class Endpoints:
                     continue
                 subscription = self._subscribe(source)
                 if taker is not None and source.index == 0:
-                    self._waitables.append(RingSubscription(self._node, subscription, taker, stage.slot, no_taker))
+                    self._waitables.append(
+                        RingSubscription(self._node, subscription, taker, stage.slot, no_taker)
+                    )
 
     def _subscribe(self, source: StageInput) -> Subscription:
         """A raw subscription: the message stays bytes on its way through the node."""
@@ -177,13 +200,18 @@ class Endpoints:
         self.heard[topic] = type_name
         return True
 
-    def _take(self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile) -> Subscription:
+    def _take(
+        self, topic: str, type_name: str, receive: Callable[[bytes], None], qos: QoSProfile
+    ) -> Subscription:
         made = self._node.create_subscription(ros_message_class(type_name), topic, receive, qos, raw=True)
         self._subscriptions.append(made)
         return made
 
     def _hear(self, source: StageInput, data: bytes) -> None:
-        """A message that a guard, or scenes, depend on: an incident is to hold it, and frames do not carry it."""
+        """A message that a guard, or scenes, depend on.
+
+        An incident is to hold it, and frames do not carry it.
+        """
         source.receive(data)
         self._record(source.topic, data)
 

@@ -23,12 +23,18 @@ from torchperf_ros.workers.fork_server import start_base
 
 _EXIT_BAD_PARAMETER = 2
 _LOOK_FOR_SIGNALS_S = 0.2
-_HELP = "Answers every frame by its deadline; see config/perception.yaml for its parameters, each with a comment."
+_HELP = (
+    "Answers every frame by its deadline; see config/perception.yaml for its parameters, each with a"
+    " comment."
+)
 _ROS_HELP = """examples:
   torchperf_node --params-file my_robot.yaml
   torchperf_node --ros-args --params-file my_robot.yaml -r image:=/camera/image_raw -p device:=cpu
 """
-_MEAN_NOTHING = (signal.SIGUSR1, signal.SIGUSR2)  # supervisors send them, to have log files opened anew for example
+_MEAN_NOTHING = (
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # supervisors send them, to have log files opened anew for example
 _SAYS_LITTLE = {"autostart", "device", "use_sim_time"}
 _MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the next signal
 
@@ -36,9 +42,10 @@ _MIDDLEWARE_ENDS_WITHIN_S = 3  # less than the 5 s after which launch sends the 
 def main(args: list[str] | None = None) -> int:
     """Run the node until it is told to end. Returns the exit status: 2 for a parameter that is not allowed.
 
-    Signals are handled here and not by rclpy, which takes the context away under the stages while they still answer.
-    SIGINT and SIGTERM end the node. So does SIGHUP, the end of a terminal or of a link: then the emergency lane stops
-    the vehicle. SIGQUIT ends the process at once, as ever; the lane takes that for a death.
+    Signals are handled here and not by rclpy, which takes the context away under the stages while they
+    still answer. SIGINT and SIGTERM end the node. So does SIGHUP, the end of a terminal or of a link: then
+    the emergency lane stops the vehicle. SIGQUIT ends the process at once, as ever; the lane takes that for
+    a death.
     """
     words = ros_arguments(sys.argv[1:] if args is None else args)
     ending, signals = threading.Event(), deque[int]()
@@ -52,8 +59,8 @@ def main(args: list[str] | None = None) -> int:
         signal.signal(number, take)
     carry_images()
     os.environ.update(own_segment(os.environ))
-    # The base imports torch, which takes seconds, while this process imports the rest. One that was started with
-    # another environment than its workers are to have would be of no use.
+    # The base imports torch, which takes seconds, while this process imports the rest. One that was started
+    # with another environment than its workers are to have would be of no use.
     with passed_on() as lines_lost:
         start_base()
         return _run(words, ending, signals, lines_lost)
@@ -66,9 +73,12 @@ def ros_arguments(words: list[str]) -> list[str]:
         SystemExit: it asks for help, or holds what is no argument.
     """
     parser = argparse.ArgumentParser(
-        "torchperf_node", description=_HELP, epilog=_ROS_HELP, allow_abbrev=False,
+        "torchperf_node",
+        description=_HELP,
+        epilog=_ROS_HELP,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--params-file", action="append", default=[], metavar="FILE", help="parameters, as ROS has them"
     )
@@ -106,7 +116,9 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
 
     if not given and "--params-file" in words:
         files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
-        raise ConfigError(f"parameter file {files}: has no entry for this node; it has to be like {EXAMPLE}")
+        raise ConfigError(
+            f"parameter file {files}: has no entry for this node; it has to be like {EXAMPLE}"
+        )
     if given <= _SAYS_LITTLE:
         run = f"{' and '.join(stages)} run the reference models, which know a drawn road only"
         own = "your own models come by --params-file FILE, in a launch params_file:=FILE"
@@ -123,10 +135,14 @@ def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
     """
     from torchperf_ros.config.params_file import NODE, params_for_ros
 
-    renamed = [match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))]
+    renamed = [
+        match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))
+    ]
     with contextlib.ExitStack() as files:
         read = list(words)
-        for place in [place for place, word in enumerate(words) if word == "--params-file" and words[place + 1 :]]:
+        for place in [
+            place for place, word in enumerate(words) if word == "--params-file" and words[place + 1 :]
+        ]:
             text = params_for_ros(Path(words[place + 1]), (renamed or [NODE])[-1])
             file = files.enter_context(open(os.memfd_create("parameters"), "w", encoding="utf-8"))
             file.write(text or "{}")
@@ -140,7 +156,9 @@ def _without_places(text: str) -> str:
     return " ".join(re.sub(r",? at /\S+:\d+", "", text).split())
 
 
-def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lost: Callable[[], int]) -> int:
+def _run(
+    args: list[str], ending: threading.Event, signals: deque[int], lines_lost: Callable[[], int]
+) -> int:
     from rclpy.executors import SingleThreadedExecutor
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
@@ -181,12 +199,18 @@ def _run(args: list[str], ending: threading.Event, signals: deque[int], lines_lo
         node.trigger_activate()
     while not ending.is_set() and rclpy.ok():
         while signals and signals[0] in _MEAN_NOTHING:
-            node.get_logger().warning(f"{signal.Signals(signals.popleft()).name} means nothing to this node")
+            node.get_logger().warning(
+                f"{signal.Signals(signals.popleft()).name} means nothing to this node"
+            )
         try:
             executor.spin_once(timeout_sec=_LOOK_FOR_SIGNALS_S)
-        except Exception:  # the receiving thread's boundary: one callback that fails must not take the stages with it,
+        except (
+            Exception
+        ):  # the receiving thread's boundary: one callback that fails must not take the stages with it,
             # as a transition asked for in the wrong state does, which raises up to here in Humble and Jazzy
-            node.get_logger().error(f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0)
+            node.get_logger().error(
+                f"a callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0
+            )
     asked = not {signal.SIGINT, signal.SIGTERM}.isdisjoint(signals) or signal.SIGHUP not in signals
     node.close(stop_vehicle=not asked)  # a terminal or a link that is lost is nobody's wish to end a drive
     end_within(_MIDDLEWARE_ENDS_WITHIN_S)

@@ -20,7 +20,13 @@ from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.frame.frame import Answer
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, Endpoints, RawPublisher, ros_message_class, stage_inputs
+from torchperf_ros.node.endpoints import (
+    OUTPUT_QOS,
+    Endpoints,
+    RawPublisher,
+    ros_message_class,
+    stage_inputs,
+)
 from torchperf_ros.node.parameters import NodeParameters, plain_values
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
@@ -77,7 +83,9 @@ class PerfNode(LifecycleNode):
         lines_lost: Callable[[], int] = lambda: 0,
         **kwargs: Any,  # noqa: ANN401 - rclpy's
     ) -> None:
-        """Declare the parameters and start reporting; once `ending` is set, `configure` gives up waiting for workers.
+        """Declare the parameters and start reporting.
+
+        Once `ending` is set, `configure` gives up waiting for workers.
 
         `lines_lost` says how many lines of what was printed were left out, see `terminal`.
 
@@ -101,14 +109,19 @@ class PerfNode(LifecycleNode):
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
         self._rollouts = Rollouts(
-            self.parameters.of_stage, self._log, self._reporter.alert_publisher.found, self.get_fully_qualified_name()
+            self.parameters.of_stage,
+            self._log,
+            self._reporter.alert_publisher.found,
+            self.get_fully_qualified_name(),
         )
         self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
         self.parameters.check = self._rollouts.check
-        self._captures = CaptureServices(self, lambda: self._stages, self._log, self._reporter.alert_publisher)
+        self._captures = CaptureServices(
+            self, lambda: self._stages, self._log, self._reporter.alert_publisher
+        )
         self._reporter.start()
 
-    # -- transitions --------------------------------------------------------------------------------------------------
+    # -- transitions
 
     @_transition
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -124,7 +137,9 @@ class PerfNode(LifecycleNode):
         if not self._come_up(config):
             self._tear_down()
             return _FAILURE
-        self._log("info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading")
+        self._log(
+            "info", f"configured: {', '.join(stage.name for stage in config.stages)}; workers are loading"
+        )
         self.parameters.configured = True
         self._lifecycle = "inactive"
         process_setup.stop_collecting()
@@ -143,7 +158,9 @@ class PerfNode(LifecycleNode):
             stage.activate()
         self._lifecycle = "active"
         triggers = sorted({source.topic for source in self._endpoints.inputs if source.index == 0})
-        outputs = sorted(publisher.topic_name for publisher in self._endpoints.outputs if publisher is not None)
+        outputs = sorted(
+            publisher.topic_name for publisher in self._endpoints.outputs if publisher is not None
+        )
         self._log("info", f"active: answers {', '.join(triggers)} with {', '.join(outputs)}")
         return super().on_activate(state)
 
@@ -174,7 +191,7 @@ class PerfNode(LifecycleNode):
         self._tear_down()
         return _SUCCESS
 
-    # -- building and taking down -----------------------------------------------------------------------------------
+    # -- building and taking down
 
     def _build(self, config: NodeConfig, setups: Sequence[dict[str, Any]]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
@@ -186,12 +203,18 @@ class PerfNode(LifecycleNode):
         self._rollouts.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
-        self._reporter.memory_limit_mib, self._reporter.memory_share = config.memory_limit_mib, config.memory_share
+        self._reporter.memory_limit_mib, self._reporter.memory_share = (
+            config.memory_limit_mib,
+            config.memory_share,
+        )
         self._reporter.stages = list(self._stages)
         self._lifecycle = "configuring"
 
     def _come_up(self, config: NodeConfig) -> bool:
-        """Connect everything once the adapters have said what they take and give; False, and an error, if it fails."""
+        """Connect everything once the adapters have said what they take and give.
+
+        False, and an error, if it fails.
+        """
         taker = self._find_taker()  # while workers start, which takes longer
         if not self._wait_for_descriptions(config.start_timeout_s):
             return False
@@ -211,7 +234,9 @@ class PerfNode(LifecycleNode):
 
     def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
         stage, record = config.stages[index], LatencyRecord(index)
-        ros_now = self.get_clock().handle.get_now  # what `now()` asks; its objects take longer than the question
+        ros_now = (
+            self.get_clock().handle.get_now
+        )  # what `now()` asks; its objects take longer than the question
         last = stage is config.stages[-1]
         ports = StagePorts(
             publish=functools.partial(self._endpoints.publish, index),
@@ -243,7 +268,9 @@ class PerfNode(LifecycleNode):
             return
         last = self._stages[-1]
         output_type = "" if last.pool.description is None else last.pool.description.output
-        self._lane.connect(self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms)
+        self._lane.connect(
+            self, last.config.output, output_type, self._reporter.alert_publisher, self._overdue_ms
+        )
         self._reporter.lane = self._lane
         if config.recorder:
             self._endpoints.listen(self._lane.topics)
@@ -276,7 +303,9 @@ class PerfNode(LifecycleNode):
         if not config.metrics_port:
             return
         try:
-            self._exporter = MetricsExporter(config, self._stages, self._lane.values if self._lane else dict)
+            self._exporter = MetricsExporter(
+                config, self._stages, self._lane.values if self._lane else dict
+            )
         except OSError as error:
             place = f"on metrics_address {config.metrics_address}; set another, or 0 for none"
             self._reporter.facts["metrics_warning"] = (
@@ -284,7 +313,10 @@ class PerfNode(LifecycleNode):
             )
 
     def _finish(self) -> None:
-        """Let no more frames in, and wait for the answers of those that run; what a stage answers the next one gets."""
+        """Let no more frames in, and wait for the answers of those that run.
+
+        What a stage answers the next one gets.
+        """
         if self._lane is not None:
             self._lane.hold()
         for stage in self._stages:
@@ -317,14 +349,15 @@ class PerfNode(LifecycleNode):
     def close(self, *, stop_vehicle: bool = False) -> None:
         """Leave nothing running: no worker, no thread, no port.
 
-        With `stop_vehicle`, an emergency lane that watches stops the vehicle first, as if this node had died.
+        With `stop_vehicle`, an emergency lane that watches stops the vehicle first, as if this node had
+        died.
         """
         if stop_vehicle and self._lane is not None:
             self._lane.leave()
         self._tear_down()
         self._reporter.stop()
 
-    # -- what the stages call -----------------------------------------------------------------------------------------
+    # -- what the stages call
 
     def _publish_record(self, record: LatencyRecord, answer: Answer, last: bool) -> None:
         self._latency_stages.publish(record.encode(answer))
@@ -354,14 +387,19 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
             process_setup.pin_this_process(config.cpu_affinity)
             facts["cpu_affinity"] = str(list(config.cpu_affinity))
         except OSError as error:
-            facts["cpu_affinity_warning"] = f"cpu_affinity {list(config.cpu_affinity)} cannot be set: {error}"
+            facts["cpu_affinity_warning"] = (
+                f"cpu_affinity {list(config.cpu_affinity)} cannot be set: {error}"
+            )
     return facts
 
 
 def _recording_setup(
     node: LifecycleNode, stages: Sequence[StageActor], heard: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
-    """The recorder's setup, see `recorder/recorder.py`; `heard`: topics and types of what no frame carries."""
+    """The recorder's setup, see `recorder/recorder.py`.
+
+    `heard`: topics and types of what no frame carries.
+    """
     outputs = {node.resolve_topic_name(stage.config.output) for stage in stages}
     return {
         "node": node.get_fully_qualified_name(),
@@ -382,7 +420,10 @@ def _recorded_stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -
         "tiers": list(config.tiers),
         "scenes": {scene.name: list(scene.tiers) for scene in config.scenes},
         "budget_ms": config.budget_ms,
-        "output": (node.resolve_topic_name(config.output), "" if description is None else description.output),
+        "output": (
+            node.resolve_topic_name(config.output),
+            "" if description is None else description.output,
+        ),
         "inputs": [
             None if source.topic in outputs else (source.topic, source.type_name)
             for source in stage_inputs(node, stage)
@@ -392,7 +433,11 @@ def _recorded_stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -
 
 
 def _versions() -> dict[str, str]:
-    found = {"torchperf_ros": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    found = {
+        "torchperf_ros": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     # rclpy of a sourced ROS, or of wheels: one of the two
     found |= {name: version for name in _PACKAGES if (version := version_of(name))}
     return found | {"ros_distro": os.environ.get("ROS_DISTRO", "")}

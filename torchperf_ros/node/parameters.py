@@ -26,10 +26,13 @@ def _descriptor(parameter: Parameter) -> ParameterDescriptor:
         description=parameter.description,
         type=RosParameter.Type.from_parameter_value(parameter.default).value,
         dynamic_typing=True,
-        additional_constraints=parameter.allowed + ("" if parameter.live else "; read-only while configured"),
+        additional_constraints=parameter.allowed
+        + ("" if parameter.live else "; read-only while configured"),
     )
     if parameter.minimum is not None and isinstance(parameter.default, float):
-        descriptor.floating_point_range = [FloatingPointRange(from_value=parameter.minimum, to_value=parameter.maximum)]
+        descriptor.floating_point_range = [
+            FloatingPointRange(from_value=parameter.minimum, to_value=parameter.maximum)
+        ]
     elif parameter.minimum is not None and isinstance(parameter.default, int):
         span = IntegerRange(from_value=int(parameter.minimum), to_value=int(parameter.maximum or 0))
         descriptor.integer_range = [span]
@@ -42,19 +45,26 @@ class NodeParameters:
     def __init__(self, node: Node) -> None:
         """Declare everything; values from the command line and the parameter file are taken.
 
-        `given` are the names that got one, `foreign` those that this node does not have, see `refuse_unknown`.
+        `given` are the names that got one, `foreign` those that this node does not have, see
+        `refuse_unknown`.
 
         Raises:
             ConfigError: a value that is not allowed.
         """
-        self.configured = False  # while true, only live parameters may change: `check` raises a `ConfigError` where the
-        self.check: Callable[[NodeConfig], None] = lambda _: None  # node cannot take a change, `change` takes it
+        self.configured = (
+            False  # while true, only live parameters may change: `check` raises a `ConfigError` where the
+        )
+        self.check: Callable[[NodeConfig], None] = lambda _: (
+            None
+        )  # node cannot take a change, `change` takes it
         self.change: Callable[[NodeConfig], None] = lambda _: None
         self._node = node
         self._known: dict[str, Parameter] = {}
         self._given = node._parameter_overrides
         for name in [name for name, one in self._given.items() if one.value is None]:
-            self._given[name] = RosParameter(name, value=[])  # rcl has no type for an empty list, and hands over none
+            self._given[name] = RosParameter(
+                name, value=[]
+            )  # rcl has no type for an empty list, and hands over none
         self._declare("", NODE_PARAMETERS)
         self._stages = [str(name) for name in self._value("stages")]
         for stage in dict.fromkeys(self._stages):  # a name that stands there twice is refused by `_read`
@@ -65,7 +75,9 @@ class NodeParameters:
         self.given = given.keys() - self.foreign.keys()
         self.config = self._read()
         node.add_on_set_parameters_callback(self._check_change)
-        if hasattr(node, "add_pre_set_parameters_callback"):  # Humble keeps the integer, which counts as well
+        if hasattr(
+            node, "add_pre_set_parameters_callback"
+        ):  # Humble keeps the integer, which counts as well
             node.add_pre_set_parameters_callback(self._whole_numbers_as_numbers)
 
     def _declare(self, prefix: str, parameters: Iterable[Parameter]) -> None:
@@ -74,13 +86,17 @@ class NodeParameters:
             self._known[name] = parameter
             try:
                 declared = self._node.declare_parameter(name, parameter.default, _descriptor(parameter))
-            except Exception as error:  # rclpy has several types for "this override does not fit the descriptor"
+            except (
+                Exception
+            ) as error:  # rclpy has several types for "this override does not fit the descriptor"
                 if name in self._given:  # our own check says it in fewer words
                     parameter.check(_plain(self._given[name].value), prefix)
                 raise ConfigError(f"parameter {name}: {error}; it has to be {parameter.allowed}") from error
             value = parameter.check(_plain(declared.value), prefix)
             kind = RosParameter.Type.from_parameter_value(parameter.default)
-            if declared.type_ != kind:  # a whole number for a number; an empty list, which shows no type of its own
+            if (
+                declared.type_ != kind
+            ):  # a whole number for a number; an empty list, which shows no type of its own
                 self._node.set_parameters([RosParameter(name, kind, value)])
 
     def _value(self, name: str) -> Any:  # noqa: ANN401
@@ -101,14 +117,20 @@ class NodeParameters:
 
     def of_stage(self, stage: str) -> dict[str, Any]:
         """A stage's own parameters as they are now, by name without the stage's."""
-        return of_stage({name: self._value(name) for name in self._known if name.startswith(f"{stage}.")}, stage)
+        return of_stage(
+            {name: self._value(name) for name in self._known if name.startswith(f"{stage}.")}, stage
+        )
 
     def _whole_numbers_as_numbers(self, changes: list[RosParameter]) -> list[RosParameter]:
         """30 for 30.0, as everybody types it: tools show it as what it is, and rclpy checks its range."""
         return [
-            RosParameter(change.name, value=float(change.value))
-            if type(change.value) is int and (known := self._known.get(change.name)) and type(known.default) is float
-            else change
+            (
+                RosParameter(change.name, value=float(change.value))
+                if type(change.value) is int
+                and (known := self._known.get(change.name))
+                and type(known.default) is float
+                else change
+            )
             for change in changes
         ]
 
@@ -130,16 +152,26 @@ class NodeParameters:
 
     def _check_may_change(self, name: str) -> None:
         if self.configured and not self._known[name].live:
-            raise ConfigError(f"parameter {name}: is read-only while the node is configured; clean up first")
+            raise ConfigError(
+                f"parameter {name}: is read-only while the node is configured; clean up first"
+            )
         if name == "stages" or name.endswith(".scenes"):
-            raise ConfigError(f"parameter {name}: is read from the parameter file at start; start the node anew")
+            raise ConfigError(
+                f"parameter {name}: is read from the parameter file at start; start the node anew"
+            )
 
 
 def plain_values(node: Node) -> dict[str, Any]:
     """Every parameter of the node by name, as JSON has it."""
-    return {one.name: _plain(one.value) for one in node.get_parameters(sorted(node.list_parameters([], 0).names))}
+    return {
+        one.name: _plain(one.value)
+        for one in node.get_parameters(sorted(node.list_parameters([], 0).names))
+    }
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Arrays as lists: rclpy gives `array.array` for numbers that came by service, and a tuple for texts."""
+    """Arrays as lists.
+
+    Rclpy gives `array.array` for numbers that came by service, and a tuple for texts.
+    """
     return list(value) if not isinstance(value, (str, bytes)) and hasattr(value, "__iter__") else value

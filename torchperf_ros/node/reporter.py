@@ -1,4 +1,7 @@
-"""What the node says once a second: `/diagnostics` and `/perf/memory`, from a thread that no frame waits for."""
+"""What the node says once a second.
+
+`/diagnostics` and `/perf/memory`, from a thread that no frame waits for.
+"""
 
 import gc
 import os
@@ -48,9 +51,15 @@ class Reporter:
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
-        self.stages: list[StageActor] = []  # the stages to report on; empty while the node is not configured
-        self.inputs: list[StageInput] = []  # their inputs from topics, checked for publishers of another type
-        self.facts: dict[str, str] = {}  # what else the node's own status says; `..._warning` is logged, too
+        self.stages: list[
+            StageActor
+        ] = []  # the stages to report on; empty while the node is not configured
+        self.inputs: list[
+            StageInput
+        ] = []  # their inputs from topics, checked for publishers of another type
+        self.facts: dict[
+            str, str
+        ] = {}  # what else the node's own status says; `..._warning` is logged, too
         self.lane: EmergencyLane | None = None  # the emergency lane, unless it is off
         self.memory_limit_mib, self.memory_share = 0, 1.0
         self.alert_publisher = AlertPublisher(node)
@@ -60,15 +69,24 @@ class Reporter:
         diagnostics = ros_message_class("diagnostic_msgs/msg/DiagnosticArray")
         array = ros_message_class("std_msgs/msg/Float64MultiArray")
         self._diagnostics = node.create_publisher(diagnostics, "/diagnostics", OUTPUT_QOS)
-        self._memory = node.create_publisher(ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS)
+        self._memory = node.create_publisher(
+            ros_message_class("std_msgs/msg/Float64"), "~/memory", OUTPUT_QOS
+        )
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
-        self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}  # what there is of a stage's versions
+        self.candidates: Callable[[str], Mapping[str, str]] = (
+            lambda _stage: {}
+        )  # what there is of a stage's versions
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
-        self._memory_use, self._memory_problem = MemoryUse(0, {}, {}, 0), ""  # the last, and why there is no newer one
-        self._warned: set[str] = set()  # keys of the warnings that hold, each of which was logged when it began
+        self._memory_use, self._memory_problem = (
+            MemoryUse(0, {}, {}, 0),
+            "",
+        )  # the last, and why there is no newer one
+        self._warned: set[str] = (
+            set()
+        )  # keys of the warnings that hold, each of which was logged when it began
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._reports = 0  # that were recorded
@@ -93,9 +111,12 @@ class Reporter:
         self._thread.join()
 
     def forget(self) -> None:
-        """Have nothing more to do with the stages, before they stop; a report that goes on comes to its end first.
+        """Have nothing more to do with the stages, before they stop.
 
-        It would set timers and signal processes of stages that are gone, by descriptors that are others' by then.
+        A report that goes on comes to its end first.
+
+        It would set timers and signal processes of stages that are gone, by descriptors that are others' by
+        then.
         """
         with self._reporting:
             self.inputs, self.stages, self.facts = [], [], {}
@@ -112,7 +133,9 @@ class Reporter:
 
     def report(self) -> None:
         """Publish one report and collect what garbage there is."""
-        if not gc.isenabled():  # before that, at start, there is much to look through, and Python does it itself
+        if (
+            not gc.isenabled()
+        ):  # before that, at start, there is much to look through, and Python does it itself
             gc.collect()
         now_ns = monotonic_ns()
         memory = self._look_at_memory(now_ns)
@@ -136,7 +159,10 @@ class Reporter:
         self._record(ros_now_ns, row, statuses)
 
     def _look_at_memory(self, now_ns: int) -> MemoryUse:
-        """What is in use; where that cannot be read, as without a descriptor for it, what was in use before."""
+        """What is in use.
+
+        Where that cannot be read, as without a descriptor for it, what was in use before.
+        """
         try:
             memory = self._memory_use = self._sample_memory(now_ns)
             self._memory_problem = ""
@@ -146,7 +172,9 @@ class Reporter:
 
     def _sample_memory(self, now_ns: int) -> MemoryUse:
         memory = sample_memory(self.stages, self._proportional_memory)
-        for finding in self._memory_watch.step(memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S):
+        for finding in self._memory_watch.step(
+            memory, self.stages, self.memory_limit_mib, now_ns / NS_PER_S
+        ):
             self.alert_publisher.found(finding)
         self.alert_publisher.takes_memory = self._memory_watch.suspect()
         for stage in self.stages:
@@ -161,7 +189,12 @@ class Reporter:
         self._clock_problem = self._look_at_clocks({one.name: one.values for one in statuses})
         stopped = {Health.SAFE_STOP} if lane is not None and (lane.latched or not lane.watches) else set()
         statuses.append(self._node_status({health for _, health in healths} | stopped, memory.node_rss))
-        return [*statuses, *([] if lane is None else [lane.status()]), *self._wrong_types(), *self._silences()]
+        return [
+            *statuses,
+            *([] if lane is None else [lane.status()]),
+            *self._wrong_types(),
+            *self._silences(),
+        ]
 
     def _record(self, ros_now_ns: int, memory_row: Sequence[float], statuses: Sequence[Alert]) -> None:
         """Have the recorder know the memory, each stage's counters, and now and then its candidate."""
@@ -176,7 +209,9 @@ class Reporter:
         for name in counters if self._reports % _CANDIDATES_EVERY == 0 else ():
             if found := self.candidates(name):
                 recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
-        recording.tell(ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters)
+        recording.tell(
+            ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters
+        )
 
     def _publish(self, publisher: Publisher, ros_now_ns: int, data: bytes) -> None:
         publisher.publish(data)
@@ -192,11 +227,17 @@ class Reporter:
         name = stage.config.name
         waits_for = {topic: said[-1] for (of, topic), said in self._silent.items() if of == name}
         trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
-        publishes = resolved(self._node, stage.config.output) if self.inputs else ""  # names are checked by then
+        publishes = (
+            resolved(self._node, stage.config.output) if self.inputs else ""
+        )  # names are checked by then
         topics = {"trigger": trigger, "publishes": publishes, "evidence": stage.pool.capture.last}
         topics["waits_for"] = "; ".join(f"{topic}: {why}" for topic, why in waits_for.items())
         more = {**self._memory_watch.values(name), **topics, **self.candidates(name)}
-        why = f": {trigger}: {waits_for[trigger]}" if health is Health.WAITING and trigger in waits_for else ""
+        why = (
+            f": {trigger}: {waits_for[trigger]}"
+            if health is Health.WAITING and trigger in waits_for
+            else ""
+        )
         return replace(status, message=f"{status.message}{why}", values={**status.values, **more})
 
     def _node_status(self, healths: set[Health], rss_bytes: int) -> Alert:
@@ -227,12 +268,17 @@ class Reporter:
         recording = self.alert_publisher.recording
         if recording is None:
             return {}
-        facts = {f"recorder_{key}": str(value) for key, value in recording.status.items() if key not in _UNSAID}
+        facts = {
+            f"recorder_{key}": str(value) for key, value in recording.status.items() if key not in _UNSAID
+        }
         facts |= {"recorder_restarts": str(recording.restarts), "recorder_cut": str(recording.cut)}
         return facts | ({"recorder_warning": recording.problem} if recording.problem else {})
 
     def _shared_name(self) -> dict[str, str]:
-        """A warning if the graph holds this node's name more than once: topics and services of all of them mix."""
+        """A warning if the graph holds this node's name more than once.
+
+        Topics and services of all of them mix.
+        """
         name = self._node.get_fully_qualified_name()
         own = (self._node.get_name(), self._node.get_namespace())
         count = self._node.get_node_names_and_namespaces().count(own)
@@ -241,7 +287,10 @@ class Reporter:
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
     def _tell_progress(self, stage: StageActor, health: Health) -> None:
-        """Lines on the terminal: what a start waits for, that the stage is ready, what is compiled beside it."""
+        """Lines on the terminal.
+
+        What a start waits for, that the stage is ready, what is compiled beside it.
+        """
         name, log, starting = stage.config.name, self._node.get_logger(), health is Health.STARTING
         if starting:
             self._ready.discard(name)
@@ -259,8 +308,8 @@ class Reporter:
     def _look_for_silence(self, now_ns: int) -> None:
         """A line on the terminal where an input has been silent for 5 s, with what the graph knows of it.
 
-        Of a trigger that no message has come; of another input that no node publishes it. Said again where the graph
-        has changed, as when a topic appears that could be remapped.
+        Of a trigger that no message has come; of another input that no node publishes it. Said again where
+        the graph has changed, as when a topic appears that could be remapped.
         """
         if self._lifecycle_state() != "active":
             self._heard.clear()
@@ -303,17 +352,25 @@ class Reporter:
         for source in self.inputs:
             age_ms = float(statuses.get(f"perf: {source.stage.config.name}", {}).get("age_p50_ms", "nan"))
             if source.index == 0 and abs(age_ms) > USABLE_AGE_MS:
-                why = clock_problem(source.topic, age_ms, topic, is_simulated=is_simulated, has_clock=has_clock)
+                why = clock_problem(
+                    source.topic, age_ms, topic, is_simulated=is_simulated, has_clock=has_clock
+                )
                 return {"stamps_warning": why}
         return {}
 
     def _wrong_types(self) -> list[Alert]:
-        """Publishers of another message type than a stage expects: DDS never connects them, and says nothing."""
+        """Publishers of another message type than a stage expects.
+
+        DDS never connects them, and says nothing.
+        """
         found = []
         for source in self.inputs:
             for other in self._node.get_publishers_info_by_topic(source.topic):
                 if other.topic_type != source.type_name:
-                    message = f"{source.topic}: {other.node_name} publishes {other.topic_type}, not {source.type_name}"
+                    message = (
+                        f"{source.topic}: {other.node_name} publishes {other.topic_type}, not"
+                        f" {source.type_name}"
+                    )
                     found.append(Alert(Level.ERROR, f"perf: {source.stage.config.name} input", message, {}))
         return found
 
@@ -332,12 +389,15 @@ def clock_problem(topic: str, age_ms: float, clock: str, *, is_simulated: bool, 
     """
     if not has_clock:
         return (
-            f"use_sim_time is true, and no node publishes {clock}: ROS time stands still; start the simulation, play"
-            " with --clock, or set use_sim_time to false"
+            f"use_sim_time is true, and no node publishes {clock}: ROS time stands still; start the"
+            " simulation, play with --clock, or set use_sim_time to false"
         )
     off = f"stamps on {topic} are {_span(abs(age_ms) / 1e3)} {'behind' if age_ms > 0 else 'ahead of'}"
     if is_simulated:
-        return f"{off} {clock}, which this node goes by: set use_sim_time for the node that publishes {topic}, too"
+        return (
+            f"{off} {clock}, which this node goes by: set use_sim_time for the node that publishes"
+            f" {topic}, too"
+        )
     return f"{off} this node's clock, and {clock} is published: start this node with -p use_sim_time:=true"
 
 
@@ -359,9 +419,11 @@ def why_silent(node: Node, source: StageInput) -> str:
     if source.type_name not in {publisher.topic_type for publisher in publishers}:
         return f"{names} publishes {publishers[0].topic_type}, not {source.type_name}"
     wants = source.stage.config.input_reliability
-    if wants == "reliable" and all(p.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT for p in publishers):
+    if wants == "reliable" and all(
+        p.qos_profile.reliability is ReliabilityPolicy.BEST_EFFORT for p in publishers
+    ):
         return f"{names} publishes it best effort, and input_reliability is reliable: set it to best_effort"
     return (
-        f"{names} publishes it: it has stopped, or its images are lost on the way, as those of 1 MB and more are"
-        " where a camera driver runs with Fast DDS's defaults; see README, On a robot"
+        f"{names} publishes it: it has stopped, or its images are lost on the way, as those of 1 MB and"
+        " more are where a camera driver runs with Fast DDS's defaults; see README, On a robot"
     )

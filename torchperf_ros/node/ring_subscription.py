@@ -1,8 +1,9 @@
 """A stage's trigger, taken from the middleware straight into the stage's ring.
 
-rclpy copies a message into memory of its own and then into `bytes`, and the stage copies these into its ring.
-`rcl_take_serialized_message` takes a message into memory that the caller owns: of a 1280x720 image that saves two of
-four copies, 0.7 of 1.7 ms of processor time. It is called by ctypes, which lets other threads run meanwhile.
+rclpy copies a message into memory of its own and then into `bytes`, and the stage copies these into its
+ring. `rcl_take_serialized_message` takes a message into memory that the caller owns: of a 1280x720 image
+that saves two of four copies, 0.7 of 1.7 ms of processor time. It is called by ctypes, which lets other
+threads run meanwhile.
 """
 
 import ctypes
@@ -43,9 +44,12 @@ class _Array(ctypes.Structure):
     """`rcutils_uint8_array_t`, which is also `rcl_serialized_message_t`."""
 
     _fields_ = (
-        ("buffer", ctypes.c_void_p), ("length", ctypes.c_size_t), ("capacity", ctypes.c_size_t),
-        ("allocator", _Allocator), ("guard", ctypes.c_uint64),
-    )  # fmt: skip
+        ("buffer", ctypes.c_void_p),
+        ("length", ctypes.c_size_t),
+        ("capacity", ctypes.c_size_t),
+        ("allocator", _Allocator),
+        ("guard", ctypes.c_uint64),
+    )
 
 
 class Taker:
@@ -58,10 +62,17 @@ class Taker:
             TakeError: another version of rcl, or none that can be found.
         """
         try:
-            rcl, self._rcutils, self._libc = ctypes.CDLL("librcl.so"), ctypes.CDLL("librcutils.so"), ctypes.CDLL(None)
+            rcl, self._rcutils, self._libc = (
+                ctypes.CDLL("librcl.so"),
+                ctypes.CDLL("librcutils.so"),
+                ctypes.CDLL(None),
+            )
             self._take = rcl.rcl_take_serialized_message
             self._rcutils.rcutils_get_default_allocator.restype = _Allocator
-            self._init, default = self._rcutils.rcutils_uint8_array_init, self._rcutils.rcutils_get_default_allocator()
+            self._init, default = (
+                self._rcutils.rcutils_uint8_array_init,
+                self._rcutils.rcutils_get_default_allocator(),
+            )
         except (OSError, AttributeError) as error:
             raise TakeError(f"rcl is not found: {error}") from error
         self._take.argtypes = (ctypes.c_void_p,) * 4
@@ -79,7 +90,9 @@ class Taker:
         self._array.allocator.reallocate = ctypes.cast(self._larger, ctypes.c_void_p).value
 
     def take(self, handle: Any, slot: memoryview) -> memoryview | bytes | None:  # noqa: ANN401 - rclpy's
-        """The next message: the part of the slot that it takes, or bytes if it is larger; None if there is none.
+        """The next message.
+
+        The part of the slot that it takes, or bytes if it is larger; None if there is none.
 
         Raises:
             TakeError: rcl reports an error.
@@ -104,16 +117,24 @@ class Taker:
 def checked_taker(own_domain_id: int) -> Taker:
     """A taker that has taken two messages just as rclpy did, one of them larger than its slot.
 
-    They pass in another domain than our own: topics that come and go at once can stay in other processes' lists.
+    They pass in another domain than our own: topics that come and go at once can stay in other processes'
+    lists.
 
     Raises:
         TakeError: it has not.
     """
     taker, context = Taker(), Context()
-    rclpy.init(args=[], context=context, domain_id=next(each for each in _OTHER_DOMAINS if each != own_domain_id))
+    rclpy.init(
+        args=[], context=context, domain_id=next(each for each in _OTHER_DOMAINS if each != own_domain_id)
+    )
     try:
-        node = Node("taken", context=context, use_global_arguments=False, enable_rosout=False,
-                    start_parameter_services=False)  # fmt: skip
+        node = Node(
+            "taken",
+            context=context,
+            use_global_arguments=False,
+            enable_rosout=False,
+            start_parameter_services=False,
+        )
         _compare(node, taker)
         node.destroy_node()
     finally:
@@ -124,7 +145,9 @@ def checked_taker(own_domain_id: int) -> Taker:
 def _compare(node: Node, taker: Taker) -> None:
     from std_msgs.msg import String
 
-    qos = QoSProfile(depth=4, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    qos = QoSProfile(
+        depth=4, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL
+    )
     publisher, slot = node.create_publisher(String, "taken", qos), memoryview(bytearray(_CHECKED_BYTES))
     two = [node.create_subscription(String, "taken", lambda _: None, qos, raw=True) for _ in range(2)]
     for length in (_CHECKED_BYTES // 2, 2 * _CHECKED_BYTES):
@@ -163,13 +186,17 @@ class RingSubscription(Waitable):
     """Waits for a raw subscription in its executor's place, and takes its messages into slots."""
 
     def __init__(
-        self, node: Node, subscription: Subscription, taker: Taker, slot: Callable[[], memoryview | None],
+        self,
+        node: Node,
+        subscription: Subscription,
+        taker: Taker,
+        slot: Callable[[], memoryview | None],
         failed: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the subscription over: its callback gets what was taken, bytes or a part of a slot.
 
-        `slot` gives the memory for the next message, None if there is none now; `failed` is called with the reason
-        when messages can only be taken by rclpy any more.
+        `slot` gives the memory for the next message, None if there is none now; `failed` is called with the
+        reason when messages can only be taken by rclpy any more.
         """
         assert subscription.callback_group is not None
         super().__init__(subscription.callback_group)

@@ -29,7 +29,10 @@ Values = Callable[[], Mapping[str, Any]]
 _LOOK_S: Final = 2.0
 _GIB: Final = 1 << 30
 _BY_HAND: Final = Guards(disagreement=1.0)
-"""A new model is to give other outputs: who tries one by hand looks at how many, and none of them takes it back."""
+"""A new model is to give other outputs.
+
+Who tries one by hand looks at how many, and none of them takes it back.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,13 @@ class PlanSource(Source):
     """A signed plan, and what the vehicle remembers of it."""
 
     def __init__(
-        self, stage: StageConfig, options: Callable[[], RolloutOptions], values: Values, device: Callable[[], str],
+        self,
+        stage: StageConfig,
+        options: Callable[[], RolloutOptions],
+        values: Values,
+        device: Callable[[], str],
         node: str = "/perf",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Come up with what the vehicle remembers.
 
         Args:
@@ -131,8 +138,8 @@ class PlanSource(Source):
             node: its fully qualified name; what it remembers is its own.
 
         Raises:
-            ConfigError: the vehicle has no id, the key cannot be read, a library is not installed, or another node
-                uses the folder.
+            ConfigError: the vehicle has no id, the key cannot be read, a library is not installed, or
+                another node uses the folder.
         """
         self._options, self._stage, self._values, self._device = options, stage.name, values, device
         now = options()
@@ -147,9 +154,13 @@ class PlanSource(Source):
             raise ConfigError(msg) from error
         try:
             self.vehicle = VehicleRollout(
-                node_folder(folder, node) / stage.name, self._facts(), Path(now.key).expanduser(),
-                Path(stage.rollout_plan).expanduser(), stage.name, earlier=folder / stage.name,
-            )  # fmt: skip
+                node_folder(folder, node) / stage.name,
+                self._facts(),
+                Path(now.key).expanduser(),
+                Path(stage.rollout_plan).expanduser(),
+                stage.name,
+                earlier=folder / stage.name,
+            )
         except RolloutStateError as error:
             raise ConfigError(f"parameter rollout.folder: {error}") from error
         except TorchperfError as error:
@@ -213,15 +224,30 @@ class PlanSource(Source):
         if plan is None:
             return ""
         paired = paired_figures(block.base_ms, block.candidate_ms, float("inf")) if block.both else {}
-        paired |= {"frames": block.pairs, "base_misses": block.base_late, "candidate_misses": block.candidate_late}
+        paired |= {
+            "frames": block.pairs,
+            "base_misses": block.base_late,
+            "candidate_misses": block.candidate_late,
+        }
         broken = self.vehicle.minute(
             Block(
-                time.time(), self._drive, plan.version, plan.serial, plan.step, SERVING if serves else SHADOW,
-                **paired, compared=block.compared, agreed=block.compared - block.different, score=block.score,
-                deaths=figures.deaths, refused=figures.refused, safe_stops=figures.safe_stops, memory_mib=memory_mib,
+                time.time(),
+                self._drive,
+                plan.version,
+                plan.serial,
+                plan.step,
+                SERVING if serves else SHADOW,
+                **paired,
+                compared=block.compared,
+                agreed=block.compared - block.different,
+                score=block.score,
+                deaths=figures.deaths,
+                refused=figures.refused,
+                safe_stops=figures.safe_stops,
+                memory_mib=memory_mib,
                 memory_mib_per_h=figures.memory_mib_per_h,
             )
-        )  # fmt: skip
+        )
         if serves and not broken and not self.vehicle.probation_left_s:
             self.vehicle.confirmed()
         return broken
@@ -237,16 +263,23 @@ def _drive_id() -> str:
 
 
 def facts_of_vehicle(options: RolloutOptions, **known: str) -> dict[str, Any]:
-    """What a vehicle says of itself: the user's own facts go before what is found out; empty ones are left out.
+    """What a vehicle says of itself.
+
+    The user's own facts go before what is found out; empty ones are left out.
 
     Raises:
         ConfigError: a fact is none that plans may ask for, or has no usable value.
     """
     found = {
-        "memory_gib": f"{psutil.virtual_memory().total / _GIB:.1f}", "torch": version_of("torch"),
-        "ros_distro": os.environ.get("ROS_DISTRO", ""), **known, **options.more,
-    }  # fmt: skip
+        "memory_gib": f"{psutil.virtual_memory().total / _GIB:.1f}",
+        "torch": version_of("torch"),
+        "ros_distro": os.environ.get("ROS_DISTRO", ""),
+        **known,
+        **options.more,
+    }
     try:
-        return facts_of({**{name: value for name, value in found.items() if value}, "vehicle": options.vehicle})
+        return facts_of(
+            {**{name: value for name, value in found.items() if value}, "vehicle": options.vehicle}
+        )
     except TargetingError as error:
         raise ConfigError(f"parameter rollout.vehicle or rollout.facts: {error}") from error

@@ -1,4 +1,7 @@
-"""Candidates of the node's stages: beside the version that serves, in its place, and back as soon as a guard breaks."""
+"""Candidates of the node's stages.
+
+Beside the version that serves, in its place, and back as soon as a guard breaks.
+"""
 
 import math
 import threading
@@ -68,7 +71,9 @@ class Trial:
         return self.stage.version == self.candidate
 
     def may_exchange(self) -> bool:
-        """Whether the shadow can serve as well as the version that does; what began with this trial is made able to.
+        """Whether the shadow can serve as well as the version that does.
+
+        What began with this trial is made able to.
 
         From `leave_by_s` on one worker of lowest priority is enough: it is better than a broken guard.
         """
@@ -82,7 +87,10 @@ class Trial:
         return shadow.ready
 
     def may_serve(self, limits: Guards) -> bool:
-        """Whether the candidate has shown beside the other version that it may take its place; else see `waits`."""
+        """Whether the candidate has shown beside the other version that it may take its place.
+
+        Else see `waits`.
+        """
         shadow = self.stage.shadow
         if shadow is not None:
             total = shadow.figures.total
@@ -99,8 +107,12 @@ class Trial:
         if pool.description is None:
             return
         if self._comparer is None:
-            scorer = {name: setup[name] for name in ("adapter", "options")} if pool.description.scores else None
-            self._comparer = OutputComparer(pool.description.output, self.stage.config.candidate_tolerance, scorer)
+            scorer = (
+                {name: setup[name] for name in ("adapter", "options")} if pool.description.scores else None
+            )
+            self._comparer = OutputComparer(
+                pool.description.output, self.stage.config.candidate_tolerance, scorer
+            )
             shadow.comparing = self._comparer.hold
         if (found := self._comparer.take()) is not None:
             shadow.figures.compared(found)
@@ -153,16 +165,20 @@ class Trial:
         shadow = self.stage.shadow
         if not self.serves:
             return (
-                Figures() if shadow is None
+                Figures()
+                if shadow is None
                 else Figures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
-            )  # fmt: skip
+            )
         is_stopped = self.stage.statistics.health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
         self._in_safe_stop = is_stopped
         return Figures(**self.stage.counts)
 
     def minute(self, source: Source) -> str:
-        """Hand the last minute over, if it has passed; returns the guard that is broken within the last hour."""
+        """Hand the last minute over, if it has passed.
+
+        Returns the guard that is broken within the last hour.
+        """
         shadow, now_s = self.stage.shadow, time.monotonic()
         self._minute_s = self._minute_s or now_s
         if shadow is None or now_s - self._minute_s < _MINUTE_S:
@@ -172,10 +188,17 @@ class Trial:
         return source.minute(shadow.figures.take_block(), figures, self._memory_mib, serves=self.serves)
 
     def target(self, wish: Wish) -> str:
-        """Which of the two versions is to serve: where neither is wished for any more, the one not on trial."""
+        """Which of the two versions is to serve.
+
+        Where neither is wished for any more, the one not on trial.
+        """
         shadow = self.stage.shadow
         both = [self.stage.version, *([] if shadow is None else [shadow.version])]
-        return wish.serve if wish.serve in both else next((one for one in both if one != self.candidate), both[0])
+        return (
+            wish.serve
+            if wish.serve in both
+            else next((one for one in both if one != self.candidate), both[0])
+        )
 
     def values(self) -> dict[str, str]:
         """For `/diagnostics`."""
@@ -219,7 +242,10 @@ class Rollouts:
     def __init__(
         self, values: Callable[[str], dict[str, Any]], log: Log, alert: Callable[[Alert], None], node: str
     ) -> None:
-        """`values` gives a stage's own parameters, `node` is its fully qualified name; nothing runs before `begin`."""
+        """`values` gives a stage's own parameters, `node` is its fully qualified name.
+
+        Nothing runs before `begin`.
+        """
         self._values, self._log, self._alert, self._node = values, log, alert, node
         self._stages: Sequence[StageActor] = ()
         self._config: NodeConfig | None = None
@@ -228,7 +254,9 @@ class Rollouts:
         self._later_s: dict[str, float] = {}  # by stage: when there may be memory for a candidate
         self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
         self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
-        self._unpromoted: set[str] = set()  # stages whose version may have had to serve before it had all its workers
+        self._unpromoted: set[str] = (
+            set()
+        )  # stages whose version may have had to serve before it had all its workers
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -252,7 +280,9 @@ class Rollouts:
                 read_candidate(Path(stage.candidate).expanduser(), stage.name, self._values(stage.name))
 
     def prepared(self, config: NodeConfig) -> NodeConfig:
-        """The configuration with the versions that the vehicle's plans begin with; `end` takes back what this takes.
+        """The configuration with the versions that the vehicle's plans begin with.
+
+        `end` takes back what this takes.
 
         Raises:
             ConfigError: a candidate cannot be read, or a plan cannot be followed.
@@ -264,9 +294,13 @@ class Rollouts:
     def _prepared(self, stage: StageConfig, config: NodeConfig) -> StageConfig:
         name = stage.name
         if not stage.rollout_plan:
-            self._sources[name] = ParameterSource(name, lambda: self._stage_config(name), lambda: self._values(name))
+            self._sources[name] = ParameterSource(
+                name, lambda: self._stage_config(name), lambda: self._values(name)
+            )
             return stage
-        source = PlanSource(stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node)
+        source = PlanSource(
+            stage, self._options, lambda: self._values(name), lambda: self._card(name), self._node
+        )
         self._sources[name] = source
         if source.vehicle.adopted:
             self._say(name, source.vehicle.adopted)
@@ -279,7 +313,9 @@ class Rollouts:
             self._say(name, f"begins with its own parameters, as {error}")
             return stage
         self._begins[name] = running.version, dict(running.changes)
-        return replace(running.config, guard=stage.guard)  # which has the node's vehicle; no version changes it
+        return replace(
+            running.config, guard=stage.guard
+        )  # which has the node's vehicle; no version changes it
 
     def _options(self) -> RolloutOptions:
         assert self._config is not None
@@ -303,9 +339,14 @@ class Rollouts:
         for stage in stages:
             if stage.config.name in self._begins:
                 stage.begin_as(*self._begins[stage.config.name])
-        self._stopping = threading.Event()  # of its own: one that hangs on a disk is not to go on with these stages
+        self._stopping = (
+            threading.Event()
+        )  # of its own: one that hangs on a disk is not to go on with these stages
         self._thread = threading.Thread(
-            target=self._run, args=(self._stopping, stages, dict(self._sources)), name="rollouts", daemon=True
+            target=self._run,
+            args=(self._stopping, stages, dict(self._sources)),
+            name="rollouts",
+            daemon=True,
         )
         self._thread.start()
 
@@ -317,7 +358,10 @@ class Rollouts:
             self._thread.join(_END_S)
             if hangs := self._thread.is_alive():
                 what = "the thread that looks after candidates has not ended"
-                self._log("error", f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder")
+                self._log(
+                    "error",
+                    f"{what} after {_END_S:g} s: it waits for a disk, of the plans or of rollout.folder",
+                )
         self._thread = None
         for trial in self._trials.values():
             trial.close()
@@ -334,15 +378,19 @@ class Rollouts:
         said = self._said.get(stage, "")
         return {"version": actor.version, "candidate": said} if actor is not None and said else {}
 
-    # -- the thread ---------------------------------------------------------------------------------------------------
+    # -- the thread
 
-    def _run(self, stopping: threading.Event, stages: Sequence[StageActor], sources: Mapping[str, Source]) -> None:
+    def _run(
+        self, stopping: threading.Event, stages: Sequence[StageActor], sources: Mapping[str, Source]
+    ) -> None:
         step_back()
         while not stopping.wait(_LOOK_S):
             for stage in stages:
                 try:
                     self._look_after(stage, sources[stage.config.name])
-                except Exception:  # the thread's boundary: one stage's candidate must not cost another's guard
+                except (
+                    Exception
+                ):  # the thread's boundary: one stage's candidate must not cost another's guard
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")
 
@@ -382,7 +430,10 @@ class Rollouts:
 
     def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
         """See whether the trial goes on; returns what is to run now."""
-        shadow, broken = trial.stage.shadow, broken_guard(wish.limits, trial.figures()) or trial.minute(source)
+        shadow, broken = (
+            trial.stage.shadow,
+            broken_guard(wish.limits, trial.figures()) or trial.minute(source),
+        )
         bad = ""
         if shadow is not None and shadow.refused and not trial.serves:
             bad = f"refused: {shadow.refused}"
@@ -424,7 +475,9 @@ class Rollouts:
         self._say(name, f"version {other} starts beside {stage.version}, which serves")
 
     def _exchange(self, trial: Trial, source: Source, wish: Wish) -> None:
-        """Have the other version serve: at once where that is the way back, else once it has shown that it can.
+        """Have the other version serve.
+
+        At once where that is the way back, else once it has shown that it can.
 
         It then needs all its workers as well.
         """

@@ -27,10 +27,17 @@ _FIRST_MINUTE_NS = 60 * NS_PER_S
 
 
 class CaptureServices:
-    """Answers at once, as the thread that answers also receives the frames; the log and `/diagnostics` say the rest."""
+    """Answers at once, as the thread that answers also receives the frames.
+
+    The log and `/diagnostics` say the rest.
+    """
 
     def __init__(
-        self, node: Node, stages: Callable[[], Sequence[StageActor]], log: Log, alert_publisher: AlertPublisher
+        self,
+        node: Node,
+        stages: Callable[[], Sequence[StageActor]],
+        log: Log,
+        alert_publisher: AlertPublisher,
     ) -> None:
         """Offer the services, and take captures when alerts are published that are worth it.
 
@@ -42,12 +49,17 @@ class CaptureServices:
         self._rule = CaptureRule()
         alert_publisher.told = self.told
         self._services = [
-            node.create_service(Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response))
+            node.create_service(
+                Trigger, f"~/{name}", lambda _, response, kind=kind: self._answer(kind, response)
+            )
             for name, kind in (("profile", "profile"), ("snapshot", "memory"))
         ] + [node.create_service(Trigger, "~/record", self._record)]
 
     def told(self, anomaly: Alert) -> None:
-        """An event was told: take evidence if it is worth it, and if another worker can answer meanwhile."""
+        """An event was told.
+
+        Take evidence if it is worth it, and if another worker can answer meanwhile.
+        """
         stages = {stage.config.name: stage for stage in self._stages()}
         now_ns = monotonic_ns()
         wanted = self._rule.wanted(anomaly, stages, now_ns)
@@ -58,8 +70,12 @@ class CaptureServices:
         try:
             said = pool.capture.ask(kind, pool.workers, settled_at_ns=now_ns)
         except ConfigError as error:
-            ready_ns = [worker.ready_at_ns for worker in pool.workers if worker is not None and worker.ready_at_ns]
-            if ready_ns and now_ns - min(ready_ns) > _FIRST_MINUTE_NS:  # before, no worker can be spared, as ever
+            ready_ns = [
+                worker.ready_at_ns for worker in pool.workers if worker is not None and worker.ready_at_ns
+            ]
+            if (
+                ready_ns and now_ns - min(ready_ns) > _FIRST_MINUTE_NS
+            ):  # before, no worker can be spared, as ever
                 self._log("info", f"{anomaly.name}: no {kind} is taken now: {error}")
         else:
             self._rule.taken(name, kind, now_ns)
@@ -87,20 +103,28 @@ class CaptureServices:
 
 
 SERVICE = SetParametersAtomically
-"""One parameter, `<stage>.<tier>` with the package's path as its value, starts a swap. Without parameters the service
-says how the last one went: `successful`, and in `reason` `swapping: ...` while it goes on, `done`, or why not."""
+"""One parameter, `<stage>.<tier>` with the package's path as its value, starts a swap.
+
+Without parameters the service says how the last one went: `successful`, and in `reason` `swapping: ...`
+while it goes on, `done`, or why not.
+"""
 GOES_ON = "swapping"
 _POLL_S = 0.5
 _DISCOVERY_S = 15.0
 
 
 class SwapService:
-    """Answers at once, as the thread that answers also receives the frames; another one looks at the package."""
+    """Answers at once, as the thread that answers also receives the frames.
+
+    Another one looks at the package.
+    """
 
     def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]]) -> None:
         """Offer the service; `stages` gives those that are configured."""
         self._stages = stages
-        self._last: weakref.ref[StageActor] | None = None  # no stage of a configuration that has ended is kept alive
+        self._last: weakref.ref[StageActor] | None = (
+            None  # no stage of a configuration that has ended is kept alive
+        )
         self._looking: threading.Thread | None = None
         self._refused = ""  # why the last one did not begin
         self._service = node.create_service(SERVICE, "~/swap", self._answer)
@@ -130,14 +154,20 @@ class SwapService:
         package = parameters[0].value.string_value
         stages = {stage.config.name: stage for stage in self._stages()}
         if len(parameters) != 1 or not package:
-            raise ConfigError("one parameter `<stage>.<tier>` with the package's path as a string starts a swap")
+            raise ConfigError(
+                "one parameter `<stage>.<tier>` with the package's path as a string starts a swap"
+            )
         if stage_name not in stages:
-            msg = f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
+            msg = (
+                f"stage {stage_name!r} is not there; the node has {', '.join(stages) or 'none configured'}"
+            )
             raise ConfigError(msg)
         if self._looking is not None and self._looking.is_alive():
             raise ConfigError("the package of another swap is looked at just now; try again later")
         stage, self._refused = stages[stage_name], ""
-        self._looking = threading.Thread(target=self._begin, args=(stage, tier, package), name="swap", daemon=True)
+        self._looking = threading.Thread(
+            target=self._begin, args=(stage, tier, package), name="swap", daemon=True
+        )
         self._looking.start()
 
     def _begin(self, stage: StageActor, tier: str, package: str) -> None:
@@ -150,7 +180,9 @@ class SwapService:
         except ConfigError as error:
             self._refused = str(error)
         except Exception as error:  # the thread's boundary: who asked hears of it
-            self._refused = f"an error in the node: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            self._refused = (
+                f"an error in the node: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            )
 
 
 class ServiceFailed(TorchperfError):
@@ -159,18 +191,25 @@ class ServiceFailed(TorchperfError):
 
 @contextlib.contextmanager
 def _asking(kind: Any, node_name: str, service: str, timeout_s: float) -> Iterator[Callable[[Any], Any]]:  # noqa: ANN401
-    """A node of our own that asks a running one: gives a function of a request that returns the response."""
+    """A node of our own that asks a running one.
+
+    Gives a function of a request that returns the response.
+    """
     name, give_up_at = f"{node_name.rstrip('/')}/{service}", time.monotonic() + timeout_s
     rclpy.init()
     node = rclpy.create_node("torchperf_client")
     try:
         client = node.create_client(kind, name)
         if not client.wait_for_service(min(timeout_s, _DISCOVERY_S)):
-            raise ServiceFailed(f"no node offers {name}; is it running, in this ROS_DOMAIN_ID, under this name?")
+            raise ServiceFailed(
+                f"no node offers {name}; is it running, in this ROS_DOMAIN_ID, under this name?"
+            )
 
         def ask(request: Any) -> Any:  # noqa: ANN401 - rclpy's
             future = client.call_async(request)
-            rclpy.spin_until_future_complete(node, future, timeout_sec=max(0.0, give_up_at - time.monotonic()))
+            rclpy.spin_until_future_complete(
+                node, future, timeout_sec=max(0.0, give_up_at - time.monotonic())
+            )
             if not future.done():
                 raise ServiceFailed(f"{name} has not finished in time; /diagnostics says how far it is")
             return future.result()
@@ -194,8 +233,12 @@ def trigger(node_name: str, service: str, timeout_s: float) -> str:
     return str(response.message)
 
 
-def swap(node_name: str, stage: str, tier: str, package: str, timeout_s: float, say: Callable[[str], None]) -> None:
-    """Have a node swap a package in: a `.pt2` file by its path as the node sees it; `say` hears how it goes.
+def swap(
+    node_name: str, stage: str, tier: str, package: str, timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Have a node swap a package in.
+
+    A `.pt2` file by its path as the node sees it; `say` hears how it goes.
 
     Raises:
         ServiceFailed: there is no such node, it refuses, or it takes too long; everything is as it was.

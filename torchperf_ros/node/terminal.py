@@ -1,9 +1,10 @@
 """What the node and its children print, passed on by a process of its own: nothing waits for who reads it.
 
-A terminal that is paused (Ctrl-S), a pipe that is full or a disk that hangs holds up the process that writes to it.
-The logger of rclpy holds the interpreter lock meanwhile, so that one line would stop every thread of the node:
-deadlines, hang detection and restarts. So standard output and error are pipes here, and a process reads them that has
-nothing else to do. What waits there is bounded; lines beyond that are left out and counted, and a line says so.
+A terminal that is paused (Ctrl-S), a pipe that is full or a disk that hangs holds up the process that
+writes to it. The logger of rclpy holds the interpreter lock meanwhile, so that one line would stop every
+thread of the node: deadlines, hang detection and restarts. So standard output and error are pipes here, and
+a process reads them that has nothing else to do. What waits there is bounded; lines beyond that are left
+out and counted, and a line says so.
 """
 
 import array
@@ -28,7 +29,9 @@ PROCESS_NAME: Final = "perf_terminal"
 _KEPT_BYTES: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 20
 _OUTPUTS: Final = (1, 2)
-_LOST, _BUSY = range(2)  # words of what the two processes share, of each output: lines left out, whether any wait
+_LOST, _BUSY = range(
+    2
+)  # words of what the two processes share, of each output: lines left out, whether any wait
 _FLUSH_S, _LOOK_S = 0.5, 0.002
 _ENDS_WITHIN_S: Final = 2.0  # once nobody can print any more
 _COLOURS: Final = "RCUTILS_COLORIZED_OUTPUT"
@@ -36,23 +39,30 @@ _COLOURS: Final = "RCUTILS_COLORIZED_OUTPUT"
 
 @contextlib.contextmanager
 def passed_on() -> Iterator[Callable[[], int]]:
-    """Within the block nothing that is printed waits; gives a function that says how many lines were left out.
+    """Within the block nothing that is printed waits.
 
-    To be entered while the process has one thread: it forks. Should the other process be killed, that function, which
-    is asked once a second, has all printed as before.
+    Gives a function that says how many lines were left out.
+
+    To be entered while the process has one thread: it forks. Should the other process be killed, that
+    function, which is asked once a second, has all printed as before.
     """
     if os.isatty(2):  # the logger would not see that any more
         os.environ.setdefault(_COLOURS, "1")
     shared = mmap.mmap(-1, mmap.PAGESIZE)
     words = memoryview(shared).cast("Q")
-    relays = [_Relay(outputs, words[2 * number : 2 * number + 2]) for number, outputs in enumerate(_by_file())]
+    relays = [
+        _Relay(outputs, words[2 * number : 2 * number + 2]) for number, outputs in enumerate(_by_file())
+    ]
     _flush()
     with warnings.catch_warnings():  # numpy's threads are idle, and of no use to the fork
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"what is printed may hold the node up: no process can be forked for it: {error}", file=sys.stderr)
+            print(
+                f"what is printed may hold the node up: no process can be forked for it: {error}",
+                file=sys.stderr,
+            )
             pid, relays = -1, []
         if pid == 0:
             _serve(relays)
@@ -66,7 +76,10 @@ def passed_on() -> Iterator[Callable[[], int]]:
             is_there = False
             for relay in relays:
                 relay.end(0.0)
-            print("what is printed may hold the node up: the process that passes it on is gone", file=sys.stderr)
+            print(
+                "what is printed may hold the node up: the process that passes it on is gone",
+                file=sys.stderr,
+            )
         return sum(relay.lost for relay in relays)
 
     try:
@@ -105,8 +118,8 @@ def _serve(relays: "list[_Relay]") -> None:
     """The process that passes lines on, until nobody can print any more; never returns."""
     try:
         name_process(PROCESS_NAME)
-        # Those of the group: what the others say of their end is to be read, too. And that of a terminal to a process
-        # that writes to it in the background.
+        # Those of the group: what the others say of their end is to be read, too. And that of a terminal to
+        # a process that writes to it in the background.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTOU):
             signal.signal(number, signal.SIG_IGN)
         kept = {descriptor for relay in relays for descriptor in (relay.source, relay.target)}
@@ -128,7 +141,9 @@ def _serve(relays: "list[_Relay]") -> None:
 
 
 class _Relay:
-    """One file that is printed to, with the pipe that stands in for it; the node's side and the other process's.
+    """One file that is printed to, with the pipe that stands in for it.
+
+    The node's side and the other process's.
 
     Attributes:
         source: where this process reads what was printed.
@@ -141,12 +156,14 @@ class _Relay:
         self.source, self._pipe = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # beyond what the user may have in pipes
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        os.set_blocking(self._pipe, False)  # should its reader be held up or gone, a line is lost, and nothing else
+        os.set_blocking(
+            self._pipe, False
+        )  # should its reader be held up or gone, a line is lost, and nothing else
         self._chunks: deque[bytes] = deque()
         self._bytes = self._left_out = 0
         self._news = threading.Condition()
 
-    # -- the node -----------------------------------------------------------------------------------------------------
+    # -- the node
 
     @property
     def lost(self) -> int:
@@ -180,7 +197,7 @@ class _Relay:
         os.close(self.target)
         self.target = -1
 
-    # -- the process that passes it on --------------------------------------------------------------------------------
+    # -- the process that passes it on
 
     def take(self) -> None:
         """Take what comes, at once, until all ends are closed that could be written to."""

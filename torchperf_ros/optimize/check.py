@@ -1,7 +1,10 @@
-"""Whether an adapter keeps the adapter contract: loaded, built twice, and run on one frame, in this process.
+"""Whether an adapter keeps the adapter contract.
 
-The first thing to run on a new adapter. It finds in seconds what a node finds on the road: a model that cannot be
-built, weights that differ at every build, tiers that take different inputs, an output message that contradicts itself.
+Loaded, built twice, and run on one frame, in this process.
+
+The first thing to run on a new adapter. It finds in seconds what a node finds on the road: a model that
+cannot be built, weights that differ at every build, tiers that take different inputs, an output message
+that contradicts itself.
 """
 
 import contextlib
@@ -19,7 +22,14 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.config.message_types import decode, empty_message, encode, full_name, has_header, message_class
+from torchperf_ros.config.message_types import (
+    decode,
+    empty_message,
+    encode,
+    full_name,
+    has_header,
+    message_class,
+)
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
 from torchperf_ros.engines.kept_state import KeptState
@@ -46,7 +56,10 @@ _OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.bat
 
 @dataclass(frozen=True)
 class Finding:
-    """One step of the check; `ok` is None for what is no failure, `took_ms` NaN where the time says nothing."""
+    """One step of the check.
+
+    `ok` is None for what is no failure, `took_ms` NaN where the time says nothing.
+    """
 
     step: str
     ok: bool | None
@@ -70,10 +83,18 @@ class _Failed(Exception):
 
 
 class AdapterCheck:
-    """Checks one adapter, step by step; `refused`: by `BadInput`, so that the frame's answer is not known."""
+    """Checks one adapter, step by step.
 
-    def __init__(self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None) -> None:
-        """Take what to check; no tiers: those of the node's default that it builds; no log: the frame is made."""
+    `refused`: by `BadInput`, so that the frame's answer is not known.
+    """
+
+    def __init__(
+        self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None
+    ) -> None:
+        """Take what to check.
+
+        No tiers: those of the node's default that it builds; no log: the frame is made.
+        """
         self._path, self._options, self._tiers, self._log = path, options, tiers, log
         self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
         self._example: tuple[torch.Tensor, ...] = ()
@@ -88,13 +109,16 @@ class AdapterCheck:
     def _steps(self) -> Found:
         try:
             adapter: Adapter = yield from self._step(
-                "load", lambda: open_adapter(self._path, self._options, self._device.device),
+                "load",
+                lambda: open_adapter(self._path, self._options, self._device.device),
                 lambda found: f"{type(found).__name__} on {self._device.device}",
-            )  # fmt: skip
+            )
             yield from self._step("inputs and output", lambda: _contract(adapter), str)
             trigger, kind = next(iter(adapter.inputs.items()))
             if not has_header(kind):
-                text = f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
+                text = (
+                    f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
+                )
                 yield Finding("trigger", None, text)
             with torch.inference_mode():
                 tiers = self._tiers
@@ -106,7 +130,10 @@ class AdapterCheck:
                 if None not in models.values():
                     inputs = {tier: _shapes(adapter.example_inputs(tier)) for tier in tiers}
                     if len(set(inputs.values())) > 1:
-                        text = f"tiers take different inputs: {inputs}; every tier has to take what `preprocess` gives"
+                        text = (
+                            f"tiers take different inputs: {inputs}; every tier has to take what"
+                            " `preprocess` gives"
+                        )
                         yield Finding("tiers", False, text)
                 messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
                 for tier, ran in models.items():
@@ -127,17 +154,24 @@ class AdapterCheck:
         return result
 
     def _tier(self, adapter: Adapter, tier: str) -> Found:
-        """Build a tier twice, and run it on its example inputs; gives what came of it, None if that cannot be done."""
+        """Build a tier twice, and run it on its example inputs.
+
+        Gives what came of it, None if that cannot be done.
+        """
 
         def example_inputs() -> tuple[torch.Tensor, ...]:
             example = adapter.example_inputs(tier)
-            if not isinstance(example, tuple) or not all(isinstance(each, torch.Tensor) for each in example):
+            if not isinstance(example, tuple) or not all(
+                isinstance(each, torch.Tensor) for each in example
+            ):
                 msg = f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
                 raise TorchperfError(msg)
             return example
 
         def identity() -> str:
-            return identify(BuiltTier(model, example, adapter.dynamic_dims(), self._device.device), BuildOptions()).key
+            return identify(
+                BuiltTier(model, example, adapter.dynamic_dims(), self._device.device), BuildOptions()
+            ).key
 
         def run_again() -> None:
             check.check(outputs)
@@ -145,19 +179,27 @@ class AdapterCheck:
 
         try:
             model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
-            again = yield from self._step(f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: "")
+            again = yield from self._step(
+                f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: ""
+            )
             if why := uninitialised(model) or changing_weights(tier, model, again):
                 yield Finding(f"tier {tier}: weights", False, why)
             self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
             example, kept = self._example, KeptState(model)
-            yield from self._step(f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code")
-            outputs = yield from self._step(f"tier {tier}: first run", lambda: drawn(model(*example)), _shapes)
+            yield from self._step(
+                f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code"
+            )
+            outputs = yield from self._step(
+                f"tier {tier}: first run", lambda: drawn(model(*example)), _shapes
+            )
             check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
             for ok, text in _odd_ways(model, kept, example):
                 yield Finding(f"tier {tier}: same input", ok, text)
             if check.unchecked:
-                yield Finding(f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}")
+                yield Finding(
+                    f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}"
+                )
         except _Failed:
             return None
         kept.restore()
@@ -175,7 +217,9 @@ class AdapterCheck:
 
     def _describe(self, messages: Mapping[str, Received]) -> str:
         origin = "made up" if self._log is None else f"of {self._log.name}"
-        return f"{origin}: " + ", ".join(f"{topic} ({described(each.message)})" for topic, each in messages.items())
+        return f"{origin}: " + ", ".join(
+            f"{topic} ({described(each.message)})" for topic, each in messages.items()
+        )
 
     def _frame(self, adapter: Adapter, tier: str, ran: "_Ran", messages: dict[str, Received]) -> Found:
         try:
@@ -202,7 +246,9 @@ class AdapterCheck:
             return _answer(adapter, outputs, messages)
 
         with contextlib.suppress(_Failed):
-            yield from self._step(f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes")
+            yield from self._step(
+                f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes"
+            )
 
 
 class _Dropout(TorchFunctionMode):
@@ -222,11 +268,18 @@ class _Dropout(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _odd_ways(model: torch.nn.Module, kept: KeptState, example: Inputs) -> Iterator[tuple[bool | None, str]]:
+def _odd_ways(
+    model: torch.nn.Module, kept: KeptState, example: Inputs
+) -> Iterator[tuple[bool | None, str]]:
     """What makes a model answer the same input in another way, and whether that is no mistake (None)."""
-    training = [name for name, each in model.named_modules() if each.training and isinstance(each, _OF_TRAINING)]
+    training = [
+        name for name, each in model.named_modules() if each.training and isinstance(each, _OF_TRAINING)
+    ]
     if training:
-        yield False, f"{training[0]} is in training mode after eval(): it changes at every frame, or drops values"
+        yield (
+            False,
+            f"{training[0]} is in training mode after eval(): it changes at every frame, or drops values",
+        )
     with _Dropout() as dropout:
         drawn(model(*example))
     if dropout.found:
@@ -241,13 +294,22 @@ def _odd_ways(model: torch.nn.Module, kept: KeptState, example: Inputs) -> Itera
         return
     if names := depends_on_state(model, kept, example, second):
         kept_in = ", ".join(names)
-        yield None, f"the answer depends on earlier calls ({kept_in}): a worker starts as build gave it, and runs eager"
+        yield (
+            None,
+            (
+                f"the answer depends on earlier calls ({kept_in}): a worker starts as build gave it, and"
+                " runs eager"
+            ),
+        )
     else:
         yield None, "the same input gives another answer the second time: the model draws at random"
 
 
 def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
-    """Why inputs are not as `example_inputs` says; "" where they are, `_DECLARED` where the difference is allowed."""
+    """Why inputs are not as `example_inputs` says.
+
+    "" where they are, `_DECLARED` where the difference is allowed.
+    """
     if [(t.dtype, t.shape) for t in given] == [(t.dtype, t.shape) for t in example]:
         return ""
     if [(t.dtype, t.dim()) for t in given] != [(t.dtype, t.dim()) for t in example]:
@@ -261,7 +323,9 @@ def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
 
 def _contract(adapter: Adapter) -> str:
     if not getattr(adapter, "inputs", None) or not getattr(adapter, "output", ""):
-        raise TorchperfError("has to have `inputs` (topic -> message type, the trigger first) and `output` (a type)")
+        raise TorchperfError(
+            "has to have `inputs` (topic -> message type, the trigger first) and `output` (a type)"
+        )
     for name in (*adapter.inputs.values(), adapter.output):
         message_class(name)
     return f"{', '.join(f'{topic} ({kind})' for topic, kind in adapter.inputs.items())} to {adapter.output}"
@@ -275,18 +339,26 @@ def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) ->
     if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
         stamp_ns = header_stamp_ns(data)
         if stamp_ns != trigger.stamp_ns:
-            msg = f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its frame's"
+            msg = (
+                f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its"
+                " frame's"
+            )
             raise TorchperfError(msg)
     return len(data)
 
 
 def _is_unset(held: Any) -> bool:  # noqa: ANN401 - a message of rosbags
     """Whether nobody has given it a value, as the texture of most markers."""
-    return bytes(encode(held, held.__msgtype__)) == bytes(encode(empty_message(held.__msgtype__), held.__msgtype__))
+    return bytes(encode(held, held.__msgtype__)) == bytes(
+        encode(empty_message(held.__msgtype__), held.__msgtype__)
+    )
 
 
 def _held(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a message of rosbags
-    """Every message inside of a message, with the name of its field; the node looks at the outer one only."""
+    """Every message inside of a message, with the name of its field.
+
+    The node looks at the outer one only.
+    """
     for name, value in vars(message).items():
         for held in value if isinstance(value, list) else [value]:
             if hasattr(held, "__msgtype__"):
@@ -295,7 +367,10 @@ def _held(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a messag
 
 
 def _made(inputs: Mapping[str, str], example: Sequence[torch.Tensor]) -> Iterator[tuple[str, Received]]:
-    """A message for each input: a grey image of the example's size, else one with every field at its zero."""
+    """A message for each input.
+
+    A grey image of the example's size, else one with every field at its zero.
+    """
     for topic, kind in inputs.items():
         message: Any = empty_message(kind)
         if kind == _IMAGE:
@@ -324,7 +399,9 @@ def _size(model: torch.nn.Module) -> str:
 
 
 def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
-    return ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
+    return (
+        ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
+    )
 
 
 def _reason(error: Exception, path: str) -> str:

@@ -1,7 +1,7 @@
 """A log's frames as model inputs: what quantised engines are calibrated with, and compared by.
 
-A process of its own reads them, as the adapter's code runs there. Job: `adapter`, `options`, `device`, `log`, `frames`
-(the file to write). It says `step` (text), and `frames` (text) at last, or `failed` (text).
+A process of its own reads them, as the adapter's code runs there. Job: `adapter`, `options`, `device`,
+`log`, `frames` (the file to write). It says `step` (text), and `frames` (text) at last, or `failed` (text).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,9 @@ from torchperf_ros.logs.log_reader import LogReader
 from torchperf_ros.model.adapter import Adapter, Received, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 
-_MOST_FRAMES: Final = 64  # half of them calibrate, as many as static quantisation usually takes, and half are compared
+_MOST_FRAMES: Final = (
+    64  # half of them calibrate, as many as static quantisation usually takes, and half are compared
+)
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
@@ -29,7 +31,9 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
 
 def keep_frames(job: Mapping[str, Any]) -> str:
-    """Write the inputs that the job's adapter makes of frames spread over the job's log; says how many there are.
+    """Write the inputs that the job's adapter makes of frames spread over the job's log.
+
+    Says how many there are.
 
     Raises:
         TorchperfError: the log has no frame that the adapter takes, or the adapter raises.
@@ -56,7 +60,9 @@ def keep_frames(job: Mapping[str, Any]) -> str:
         refusal = f"; the adapter refuses all {refused}: {why}" if refused else ""
         raise TorchperfError(f"log {log}: none of its {triggers} frames can be used{refusal}")
     write_frames(frames, Path(job["frames"]))
-    return f"{len(frames)} of {triggers} frames of {log.name}" + (f", {refused} refused: {why}" if refused else "")
+    return f"{len(frames)} of {triggers} frames of {log.name}" + (
+        f", {refused} refused: {why}" if refused else ""
+    )
 
 
 def log_frames(adapter: Adapter, log: Path) -> Iterator[dict[str, Received]]:

@@ -23,9 +23,9 @@ _POLL_S = 0.2
 class CompileProcess:
     """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
 
-    That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier, number,
-    step), `planned` (tier, text), `built` (tier, package, manifest), `failed` (tier, text) or `done`. What compilers
-    print is kept for `death_reason`.
+    That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier,
+    number, step), `planned` (tier, text), `built` (tier, package, manifest), `failed` (tier, text) or
+    `done`. What compilers print is kept for `death_reason`.
 
     Attributes:
         news: descriptor that is readable when there is a message, or it has ended.
@@ -35,7 +35,9 @@ class CompileProcess:
     def __init__(
         self, job: dict[str, Any], *, background: bool, module: str = "torchperf_ros.engines.compile_main"
     ) -> None:
-        """Spawn it and hand it its job, see `compile_main`; the spawning thread must outlive it, as it dies with that.
+        """Spawn it and hand it its job, see `compile_main`.
+
+        The spawning thread must outlive it, as it dies with that.
 
         `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
         """
@@ -46,9 +48,12 @@ class CompileProcess:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs)],
-                pass_fds=(theirs,), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                pass_fds=(theirs,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError:
             os.close(self.news)
             raise
@@ -65,7 +70,10 @@ class CompileProcess:
             self._process.stdin.close()
 
     def listen(self) -> list[dict[str, Any]] | None:
-        """Its messages since the last call, None once it has ended; a `ProtocolError` where one is no JSON object."""
+        """Its messages since the last call, None once it has ended.
+
+        A `ProtocolError` where one is no JSON object.
+        """
         self._take_output()
         try:
             data = os.read(self.news, 1 << 20)
@@ -103,7 +111,10 @@ class CompileProcess:
         return self._process.poll() is not None
 
     def death_reason(self, *, wait: bool = True) -> str:
-        """How it ended, "" if well; with the last that was printed. Waits for its end, if at all, not for ever."""
+        """How it ended, "" if well.
+
+        With the last that was printed. Waits for its end, if at all, not for ever.
+        """
         try:
             code = self._process.wait(_END_S if wait else 0.0)
         except subprocess.TimeoutExpired:
@@ -125,7 +136,10 @@ class CompileProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it with all that it spawned, and reap it; one that the kernel cannot end is left to it after 10 s."""
+        """Kill it with all that it spawned, and reap it.
+
+        One that the kernel cannot end is left to it after 10 s.
+        """
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
@@ -140,7 +154,9 @@ class PackageBuilder:
     `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
     """
 
-    def __init__(self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]
+    ) -> None:
         self.progress = ""
         self._setup = setup
         self._built = built
@@ -165,7 +181,10 @@ class PackageBuilder:
             return
         numbers = [self._setup["tiers"].index(tier) for tier in wanted]
         job = {
-            **{key: self._setup[key] for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")},
+            **{
+                key: self._setup[key]
+                for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")
+            },
             "tiers": wanted,
             "build": [self._setup["build"][number] for number in numbers],
             "packages": [self._setup["packages"][number] for number in numbers],
@@ -181,7 +200,10 @@ class PackageBuilder:
             self._warn(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
 
     def hold(self, *, held: bool) -> None:
-        """Let what compiles stand still while a worker is missing: its replacement needs the processor more."""
+        """Let what compiles stand still while a worker is missing.
+
+        Its replacement needs the processor more.
+        """
         if self._process is not None and held != self._held:
             self._process.hold(held)
             self._held = held

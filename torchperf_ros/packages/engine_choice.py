@@ -13,11 +13,13 @@ _TAIL = 1.25
 
 
 def choose_engine(calibrations: Mapping[str, Calibration]) -> str:
-    """The engine with the smallest median among those that beat eager, all measured in turns; `eager` if none does.
+    """The engine with the smallest median among those that beat eager, all measured in turns.
 
-    An engine beats eager if its median is more than 3 % smaller (at a tie, eager: nothing to load, nothing to go
-    stale) and its p99 at most 1.25 times eager's (a p99 scatters more than a median; an engine that is quick on
-    average and late when it counts is no gain).
+    `eager` if none does.
+
+    An engine beats eager if its median is more than 3 % smaller (at a tie, eager: nothing to load, nothing
+    to go stale) and its p99 at most 1.25 times eager's (a p99 scatters more than a median; an engine that
+    is quick on average and late when it counts is no gain).
     """
     least, most = calibrations[EAGER].median_ms * (1 - _TIE), calibrations[EAGER].p99_ms * _TAIL
     better = [name for name, one in calibrations.items() if one.median_ms < least and one.p99_ms <= most]
@@ -28,7 +30,8 @@ def choose_engine(calibrations: Mapping[str, Calibration]) -> str:
 class EngineChoice:
     """What engine `auto` has chosen for a tier on this machine, as it lies beside the packages.
 
-    `timings_ms` are [median, p99] of all that were timed in turns, eager among them; `left_out` is why others were not.
+    `timings_ms` are [median, p99] of all that were timed in turns, eager among them; `left_out` is why
+    others were not.
     """
 
     engine: str
@@ -37,7 +40,9 @@ class EngineChoice:
 
     @property
     def words(self) -> str:
-        """Which and by how much: the chosen engine first, the others from fast to slow, then why some are left out.
+        """Which and by how much.
+
+        The chosen engine first, the others from fast to slow, then why some are left out.
 
         `paced`: timed with a pause before each call, as a camera makes it.
         """

@@ -37,7 +37,10 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 @dataclass(frozen=True)
 class CachedPackage:
-    """One entry: the file, its manifest (None: unreadable, and why), size of both files and when it was last used."""
+    """One entry: the file, its manifest (None.
+
+    Unreadable, and why), size of both files and when it was last used.
+    """
 
     path: Path
     manifest: Manifest | None
@@ -54,16 +57,25 @@ class PackageCache:
         self._limit_bytes = limit_bytes
 
     def check_private(self) -> None:
-        """A `ConfigError` where others can write the folder, or one on the way to it: packages are native code."""
+        """A `ConfigError` where others can write the folder, or one on the way to it.
+
+        Packages are native code.
+        """
         if why := exposed(self.folder.resolve()):
             raise ConfigError(f"parameter cache_dir: packages are not taken from {self.folder}: {why}")
 
     def path(self, identity: Identity) -> Path:
         """Where the package of this identity lies, or would lie."""
-        return self.folder / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
+        return (
+            self.folder
+            / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"
+        )
 
     def choice(self, identity: Identity) -> EngineChoice | None:
-        """The choice between engines that was made for this identity, noted as used; None where none can be read."""
+        """The choice between engines that was made for this identity, noted as used.
+
+        None where none can be read.
+        """
         path = self.folder / f"{identity.key}{_CHOICE}"
         self.used(path)
         return read_choice(path)
@@ -82,10 +94,14 @@ class PackageCache:
 
     @contextlib.contextmanager
     def building(self, identity: Identity, what: str = "package") -> Iterator[None]:
-        """Context in which no other process builds the same `what`: it waits, and finds it done; or a `ConfigError`."""
+        """Context in which no other process builds the same `what`.
+
+        It waits, and finds it done; or a `ConfigError`.
+        """
         try:
             make_private(self.folder)
-            # one for all keys that begin alike: they are few, and nobody has to remove one that another waits for
+            # one for all keys that begin alike: they are few, and nobody has to remove one that another
+            # waits for
             lock = (self.folder / f"{what}-{identity.key[:2]}.lock").open("w", encoding="utf-8")
         except OSError as error:
             raise self._not_writable(error) from error
@@ -124,7 +140,8 @@ class PackageCache:
     def remove_abandoned(self) -> int:
         """Remove what interrupted builds left half-written; returns the bytes that this freed.
 
-        Who writes such a file holds the lock of its key, see `building`; a choice is written within a moment.
+        Who writes such a file holds the lock of its key, see `building`; a choice is written within a
+        moment.
         """
         freed = 0
         for path in self.folder.glob("*.part.*"):
@@ -135,14 +152,19 @@ class PackageCache:
                         continue
                     path.unlink()
                 else:
-                    with (self.folder / f"package-{path.name[:2]}.lock").open("w", encoding="utf-8") as lock:
+                    with (self.folder / f"package-{path.name[:2]}.lock").open(
+                        "w", encoding="utf-8"
+                    ) as lock:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         path.unlink()
                 freed += status.st_size
         return freed
 
     def remove(self, package: Path) -> None:
-        """Remove one package, the manifest first, so that nobody takes half of it for whole; or raise `ConfigError`."""
+        """Remove one package, the manifest first, so that nobody takes half of it for whole.
+
+        Or raise `ConfigError`.
+        """
         try:
             for path in (manifest_path(package), package):
                 path.unlink(missing_ok=True)
@@ -171,20 +193,26 @@ def open_cache(cache_dir: str, cache_mib: int) -> PackageCache:
 
 
 def package_folders(cache_dir: str, package_dirs: Iterable[str], packages: Iterable[str]) -> list[str]:
-    """Where packages may lie that are loaded by their name: the parameters' folders, and those of named packages."""
+    """Where packages may lie that are loaded by their name.
+
+    The parameters' folders, and those of named packages.
+    """
     named = [Path(package).parent for package in packages if package]
     folders = [open_cache(cache_dir, 0).folder, *(Path(name).expanduser() for name in package_dirs), *named]
     return list(dict.fromkeys(str(folder.resolve()) for folder in folders))
 
 
 def find_package(package: Path, folders: Iterable[str] | None) -> Path:
-    """The file that a name stands for, with symbolic links followed, if it may be loaded: it runs as native code.
+    """The file that a name stands for, with symbolic links followed, if it may be loaded.
 
-    It has to lie in or below one of the `folders` (None: anywhere), where nobody but the user and root can put another
-    file in its place.
+    It runs as native code.
+
+    It has to lie in or below one of the `folders` (None: anywhere), where nobody but the user and root can
+    put another file in its place.
 
     Raises:
-        PackageError: it is not there, lies elsewhere, or others can change it; or it is an exported program.
+        PackageError: it is not there, lies elsewhere, or others can change it; or it is an exported
+            program.
     """
     try:
         path = package.resolve(strict=True)
@@ -192,26 +220,36 @@ def find_package(package: Path, folders: Iterable[str] | None) -> Path:
         msg = f"package {package} is not there; parameter packages has to name a package, or be empty"
         raise PackageError(msg) from error
     if folders is not None and not any(path.is_relative_to(folder) for folder in folders):
-        msg = f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
+        msg = (
+            f"package {path} is in none of the folders that packages are taken from ({', '.join(folders)});"
+        )
         raise PackageError(f"{msg} move it there, or name its folder in the parameter package_dirs")
     if why := exposed(path):
         raise PackageError(f"package {path} is not loaded, as it would run as native code: {why}")
     if is_exported_program(path):
         msg = f"package {path} is an exported program, and loading one runs what its file says:"
-        raise PackageError(f"{msg} have the adapter build the model; `torchperf compile -o DIR` makes a package of it")
+        raise PackageError(
+            f"{msg} have the adapter build the model; `torchperf compile -o DIR` makes a package of it"
+        )
     return path
 
 
 def compiler_folder(cache_dir: str) -> Path:
-    """The folder, for the parameter `cache_dir`; one that the user has chosen for torch is used as it is."""
+    """The folder, for the parameter `cache_dir`.
+
+    One that the user has chosen for torch is used as it is.
+    """
     chosen = os.environ.get(VARIABLE, "")
     return Path(chosen) if chosen else open_cache(cache_dir, 0).folder / "compiler"
 
 
 def unquoted_path(folder: str | Path) -> str:
-    """The folder, or a link to it where its path holds a space or the like: torch gives paths to compilers unquoted.
+    """The folder, or a link to it where its path holds a space or the like.
 
-    The link is the same each time, as torch keeps paths in what it caches, and lies where only the user can change it.
+    Torch gives paths to compilers unquoted.
+
+    The link is the same each time, as torch keeps paths in what it caches, and lies where only the user can
+    change it.
     """
     path = os.path.abspath(folder)
     if _UNQUOTED.fullmatch(path):
@@ -267,7 +305,10 @@ def use_compiler_cache(cache_dir: str, limit_bytes: int) -> IO[str] | None:
 
 
 def clear_compiler_cache(cache_dir: str) -> int:
-    """Empty the folder, unless a process compiles just now or the user has chosen it; returns the bytes it freed."""
+    """Empty the folder, unless a process compiles just now or the user has chosen it.
+
+    Returns the bytes it freed.
+    """
     folder = compiler_folder(cache_dir)
     if os.environ.get(VARIABLE) or not folder.is_dir():
         return 0

@@ -31,7 +31,8 @@ class Identity:
         weights, code: hashes, see `fingerprint`.
         threads: CPU threads, which compiled loops are split for; 0 on CUDA.
         library: what built it and runs it besides torch, with its version; "" where torch does.
-        quantised: what int8 depends on besides: torchao's version, and a hash of the inputs that ranges come from.
+        quantised: what int8 depends on besides: torchao's version, and a hash of the inputs that ranges
+            come from.
         format: version of the manifest.
     """
 
@@ -59,8 +60,12 @@ class Identity:
         for name, needed in asdict(wanted).items():
             found = getattr(self, name)
             if name == "options":
-                names = [option for option in {**found, **needed} if found.get(option) != needed.get(option)]
-                words += [f"option {each} {found.get(each)!r}, wanted {needed.get(each)!r}" for each in names]
+                names = [
+                    option for option in {**found, **needed} if found.get(option) != needed.get(option)
+                ]
+                words += [
+                    f"option {each} {found.get(each)!r}, wanted {needed.get(each)!r}" for each in names
+                ]
             elif found != needed:
                 words.append(f"{name} {_short(found, needed)}, wanted {_short(needed, found)}")
         return words
@@ -72,15 +77,17 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        parity: relative_l2, cosine, max_error against eager, and score or loss where that decided, see `Parity`.
+        parity: relative_l2, cosine, max_error against eager, and score or loss where that decided, see
+            `Parity`.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.
         compile_s: seconds from export to package.
         built: UTC time, ISO 8601.
-        variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights folded and
-            packed), `frozen channels_last`, `plain`.
+        variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights
+            folded and packed), `frozen channels_last`, `plain`.
         outputs: how the package's flat outputs are nested; "" where the package itself holds that.
-        int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as compiled.
+        int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as
+            compiled.
         calibration: hash of the log's frames that ranges of activations were taken from; "" without a log.
     """
 
@@ -111,26 +118,38 @@ def manifest_path(package: Path) -> Path:
 
 
 def read_manifest(package: Path) -> Manifest:
-    """The manifest beside a package; a `PackageError` where it is missing, damaged, or of another format."""
+    """The manifest beside a package.
+
+    A `PackageError` where it is missing, damaged, or of another format.
+    """
     path = manifest_path(package)
     try:
         fields_found = json.loads(read_bounded(path))
         identity_found = fields_found.pop("identity")
         number = identity_found["format"]
         if fields_found.pop("parts", ""):  # of an earlier version
-            raise PackageError(f"package {package} is of parts of a model; leave it out, as engine compile takes those")
+            raise PackageError(
+                f"package {package} is of parts of a model; leave it out, as engine compile takes those"
+            )
         if number == FORMAT:
             return _checked(Manifest(Identity(**identity_found), **fields_found))
     except FileNotFoundError as error:
-        raise PackageError(f"package {package} has no manifest {path.name}; `torchperf compile` writes both") from error
+        raise PackageError(
+            f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
+        ) from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         msg = f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
         raise PackageError(msg) from error
-    raise PackageError(f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again")
+    raise PackageError(
+        f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again"
+    )
 
 
 def made_for(package: Path) -> tuple[str, str] | None:
-    """Adapter and tier that a package was built for, None without a manifest; a `PackageError` where it is damaged."""
+    """Adapter and tier that a package was built for, None without a manifest.
+
+    A `PackageError` where it is damaged.
+    """
     if not manifest_path(package).is_file():
         return None
     manifest = read_manifest(package)
@@ -138,7 +157,10 @@ def made_for(package: Path) -> tuple[str, str] | None:
 
 
 def _checked(manifest: Manifest) -> Manifest:
-    """The same, if every value has its type, and there are timings; else a `TypeError` that names the value."""
+    """The same, if every value has its type, and there are timings.
+
+    Else a `TypeError` that names the value.
+    """
     for part in (manifest.identity, manifest):
         for field in fields(part):
             value: object = getattr(part, field.name)
@@ -150,7 +172,10 @@ def _checked(manifest: Manifest) -> Manifest:
 
 
 def check_package(package: Path, wanted: Identity | None) -> Manifest:
-    """The manifest of a package that is what this says, and what is wanted (None: anything); or a `PackageError`."""
+    """The manifest of a package that is what this says, and what is wanted (None.
+
+    Anything); or a `PackageError`.
+    """
     manifest = read_manifest(package)
     differences = [] if wanted is None else manifest.identity.differences(wanted)
     if differences:
@@ -161,10 +186,16 @@ def check_package(package: Path, wanted: Identity | None) -> Manifest:
     except OSError as error:
         raise PackageError(f"package {package} cannot be read: {error}") from error
     if size != manifest.package_bytes:
-        msg = f"package {package} has {size} bytes; its manifest says {manifest.package_bytes}: it is truncated"
+        msg = (
+            f"package {package} has {size} bytes; its manifest says {manifest.package_bytes}: it is"
+            " truncated"
+        )
         raise PackageError(msg)
     if digest != manifest.package_sha256:
-        msg = f"package {package} is corrupt: its SHA-256 is {digest[:12]}..., not {manifest.package_sha256[:12]}..."
+        msg = (
+            f"package {package} is corrupt: its SHA-256 is {digest[:12]}..., not"
+            f" {manifest.package_sha256[:12]}..."
+        )
         raise PackageError(msg)
     return manifest
 
@@ -177,7 +208,9 @@ def is_exported_program(path: Path) -> bool:
     except (OSError, zipfile.BadZipFile):
         return False
     programs = ("models/model.json", "serialized_exported_program.json")
-    return not any("/aotinductor/" in name for name in names) and any(name.endswith(programs) for name in names)
+    return not any("/aotinductor/" in name for name in names) and any(
+        name.endswith(programs) for name in names
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -191,4 +224,5 @@ def _short(value: object, other: object) -> str:
     if isinstance(value, list) and isinstance(other, list):
         return ", ".join(str(item) for item in value if item not in other) or f"{len(value)} entries"
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."  # noqa: PLR2004 - hashes are longer than what people write
+    # hashes are longer than what people write
+    return text if len(text) <= 60 else f"{text[:12]}..."  # noqa: PLR2004

@@ -1,7 +1,7 @@
 """The last seconds of everything, in memory; after an incident, with the seconds that follow, on disk.
 
-What triggers frames, images as a rule, stays in the ring of its stage, and nothing is made of a record, until an
-incident happens.
+What triggers frames, images as a rule, stays in the ring of its stage, and nothing is made of a record,
+until an incident happens.
 """
 
 import json
@@ -85,12 +85,15 @@ class _Incident:
 class BlackBox:
     """Keeps what it is given for a while, and writes it to the evidence folder when something has happened."""
 
-    def __init__(self, setup: Mapping[str, Any], evidence: IncidentFolder, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self, setup: Mapping[str, Any], evidence: IncidentFolder, clock: Clock = monotonic_ns
+    ) -> None:
         """Start empty.
 
         Args:
-            setup: what the node says at its start, see the end of `node/node.py`: its topics and stages, and how much
-                is kept, in seconds before and after an incident and in MiB of each of these two parts.
+            setup: what the node says at its start, see the end of `node/node.py`: its topics and stages,
+                and how much is kept, in seconds before and after an incident and in MiB of each of these
+                two parts.
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """
@@ -115,14 +118,20 @@ class BlackBox:
         self._writing: threading.Thread | None = None
 
     def frame(self, record: FrameRecord) -> None:
-        """Keep a frame: its inputs that are new, what was published for it, and its row of `latency_stages`."""
+        """Keep a frame.
+
+        Its inputs that are new, what was published for it, and its row of `latency_stages`.
+        """
         topics = self._inputs[record.stage]
         inputs = tuple(item for item in record.inputs if self._is_new(item, topics[item.index]))
         size = _ROW_BYTES + len(record.answer.payload or b"") + sum(len(item.data) for item in inputs)
         self._keep(record, size, inputs)
 
     def _is_new(self, item: InputBytes, topic: Topic | None) -> bool:
-        """Whether an input becomes a message: not what another stage gave out, nor what the frame before had, too."""
+        """Whether an input becomes a message.
+
+        Not what another stage gave out, nor what the frame before had, too.
+        """
         if topic is None or not item.index:
             return topic is not None
         known, self._last_input[topic] = self._last_input.get(topic), bytes(item.data)
@@ -146,7 +155,9 @@ class BlackBox:
             incident.is_over = True
             self.finish(wait=False)
 
-    def _keep(self, record: FrameRecord | MessageRecord, size: int, inputs: tuple[InputBytes, ...] = ()) -> None:
+    def _keep(
+        self, record: FrameRecord | MessageRecord, size: int, inputs: tuple[InputBytes, ...] = ()
+    ) -> None:
         now_ns = self._monotonic_ns()
         kept, entry = self._kept, _Kept(record.t_ns, now_ns, size, record, inputs)
         kept.append(entry)
@@ -164,7 +175,9 @@ class BlackBox:
             return
         answer, topics = record.answer, self._inputs[record.stage]
         received_ns = record.t_ns - round(answer.total_ms * NS_PER_MS)
-        for item in sorted(kept.inputs, key=lambda item: -item.index):  # the trigger last, as a replay needs it
+        for item in sorted(
+            kept.inputs, key=lambda item: -item.index
+        ):  # the trigger last, as a replay needs it
             topic, data = topics[item.index], bytes(item.data)
             if topic is not None:
                 came_ns = received_ns  # the trigger later than all others
@@ -178,13 +191,17 @@ class BlackBox:
             yield _Entry(t_ns, self._latency_topic, float64_bytes(record.answer_ms))
 
     def record(
-        self, name: str, now_s: float, files: Mapping[str, str], more_files: Callable[[int], Mapping[str, str]]
+        self,
+        name: str,
+        now_s: float,
+        files: Mapping[str, str],
+        more_files: Callable[[int], Mapping[str, str]],
     ) -> None:
         """Something has happened: write what is kept, and what comes during the next seconds.
 
-        While an incident is being recorded another one is part of it. `now_s` is monotonic: ROS time may stand still.
-        `files` are texts to be put beside the log; `more_files` gives more of them at the end, for the time at which
-        the log begins.
+        While an incident is being recorded another one is part of it. `now_s` is monotonic: ROS time may
+        stand still. `files` are texts to be put beside the log; `more_files` gives more of them at the end,
+        for the time at which the log begins.
         """
         if self._incident is not None:
             self._incident.files.update({f"{name}_{file}": text for file, text in files.items()})
@@ -242,11 +259,19 @@ class BlackBox:
                 writer.write(connections[entry.topic], entry.t_ns, entry.data or b"")
         lost = {"messages_left_out": incident.left_out, "messages_overwritten": incident.overwritten}
         if any(lost.values()):
-            why = "black_box_mib was full, or inputs were overwritten in shared memory before they could be copied"
+            why = (
+                "black_box_mib was full, or inputs were overwritten in shared memory before they could be"
+                " copied"
+            )
             (folder / "left_out.json").write_text(json.dumps({**lost, "why": why}), encoding="utf-8")
 
 
 def _before_jump(entries: Iterable[_Kept | _Entry], t_ns: int) -> int:
-    """How many entries came before ROS time jumped, if it is `t_ns` since: those up to the last one that is far off."""
-    far_off = (n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S)
+    """How many entries came before ROS time jumped, if it is `t_ns` since.
+
+    Those up to the last one that is far off.
+    """
+    far_off = (
+        n for n, entry in enumerate(entries, 1) if not t_ns - _JUMP_NS <= entry.t_ns <= t_ns + NS_PER_S
+    )
     return max(far_off, default=0)

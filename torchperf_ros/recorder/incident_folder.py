@@ -1,4 +1,7 @@
-"""What is kept of incidents: one folder each, bounded in number and size; and which alerts are worth a profile."""
+"""What is kept of incidents.
+
+One folder each, bounded in number and size; and which alerts are worth a profile.
+"""
 
 import contextlib
 import fcntl
@@ -34,11 +37,13 @@ class IncidentError(TorchperfError):
 class IncidentFolder:
     """Incidents as folders `<UTC time>_<what>`, for example `20260301T120000.250Z_profile-perception`.
 
-    An incident is written under another name and gets its own when it is complete, so that whoever finds a folder of
-    this form finds all of it. Several processes may write to the same folder.
+    An incident is written under another name and gets its own when it is complete, so that whoever finds a
+    folder of this form finds all of it. Several processes may write to the same folder.
     """
 
-    def __init__(self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(
+        self, root: Path, max_count: int, max_mib: int, utc_now: Callable[[], datetime] = _utc_now
+    ) -> None:
         """Take the folder and its bounds; nothing is touched yet.
 
         The oldest incidents go first. One that is larger than `max_mib` by itself is refused.
@@ -53,14 +58,17 @@ class IncidentFolder:
         return f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
 
     def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
-        """Make a folder for an incident, and remove the oldest ones that no longer fit; returns the new one.
+        """Make a folder for an incident, and remove the oldest ones that no longer fit.
 
-        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that `write` puts
-        files into is not there any more under that name afterwards. `name` is what `name` gave before, by default one
-        of now.
+        Returns the new one.
+
+        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that
+        `write` puts files into is not there any more under that name afterwards. `name` is what `name` gave
+        before, by default one of now.
 
         Raises:
-            IncidentError: the disk is full or not writable, or the incident is larger than everything may be.
+            IncidentError: the disk is full or not writable, or the incident is larger than everything may
+                be.
             Exception: whatever `write` raises.
         """
         name = name or self.name(what)
@@ -76,7 +84,10 @@ class IncidentFolder:
                 kept = self._give_name(part, name)
                 self._shrink(kept)
         except OSError as error:
-            msg = f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see evidence_dir"
+            msg = (
+                f"evidence {name} cannot be kept in {self.root}: {error.strerror or error}; see"
+                " evidence_dir"
+            )
             raise IncidentError(msg) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)  # it is not there any more if all went well
@@ -136,7 +147,9 @@ class IncidentFolder:
                     shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> tuple[int, int]:
-        """Remove every incident, and what was left half-written; returns how many there were, and their bytes.
+        """Remove every incident, and what was left half-written.
+
+        Returns how many there were, and their bytes.
 
         Raises:
             OSError: the folder cannot be written.
@@ -154,7 +167,9 @@ class IncidentFolder:
 
 def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) -> IncidentFolder:
     """The folder that the parameters of this name describe."""
-    root = Path(evidence_dir).expanduser() if evidence_dir else user_folder("XDG_STATE_HOME", ".local/state")
+    root = (
+        Path(evidence_dir).expanduser() if evidence_dir else user_folder("XDG_STATE_HOME", ".local/state")
+    )
     return IncidentFolder(root, evidence_count, evidence_mib)
 
 
@@ -188,16 +203,24 @@ class CaptureRule:
         self._asked_ns: dict[tuple[str, str], int] = {}
 
     def wanted(self, anomaly: Alert, stages: Collection[str], now_ns: int) -> tuple[str, str] | None:
-        """The stage and what is wanted of it, `profile` or `memory`; None mostly. `taken` says that it could be had."""
+        """The stage and what is wanted of it, `profile` or `memory`.
+
+        None mostly. `taken` says that it could be had.
+        """
         stage, _, what = anomaly.name.partition(": ")
-        if stage == "node" and stages and stage not in stages:  # a worker's snapshot shows the node's memory, too
+        if (
+            stage == "node" and stages and stage not in stages
+        ):  # a worker's snapshot shows the node's memory, too
             stage = next(iter(stages))
         kind, least = ("memory", Level.WARN) if what == "memory grows" else ("profile", Level.ERROR)
         of_input = what == "bad input" or what.startswith("input ")  # which no profile of a worker explains
         if stage not in stages or of_input or anomaly.level is Level.STALE or anomaly.level < least:
             return None
         # the stages share a machine: one loses a worker for a while, not all of them
-        for asked_ns, wait_ns in ((self._asked_ns.get((stage, kind)), _EVERY_NS), (self._last_ns, _APART_NS)):
+        for asked_ns, wait_ns in (
+            (self._asked_ns.get((stage, kind)), _EVERY_NS),
+            (self._last_ns, _APART_NS),
+        ):
             if asked_ns is not None and now_ns - asked_ns < wait_ns:
                 return None
         return stage, kind

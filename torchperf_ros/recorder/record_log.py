@@ -18,10 +18,15 @@ VERSION = 1
 _FILES = 4
 _RECENT = 10_000
 _NAME = "records"
-_ENCODE = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode  # `dumps` makes a new one
+_ENCODE = json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode  # `dumps` makes a new one
 _COLUMNS = tuple(FRAME.fields or ())[:-1]  # without the hash of the output
 _MOST_PER_S = {"frame": 1000, "event": 50}
-"""Records of a kind that are written each second; what comes beyond, in a storm, is counted under `drops`."""
+"""Records of a kind that are written each second.
+
+What comes beyond, in a storm, is counted under `drops`.
+"""
 
 
 def schema() -> str:
@@ -30,15 +35,20 @@ def schema() -> str:
 
 
 class RecordLog:
-    """Writes `records.jsonl`; when that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
+    """Writes `records.jsonl`.
 
-    Another process may write to the same folder: the recorder before this one, which still writes its last words, or
-    that of a second node of this name. What is there is looked at anew before each decision, and no other one writes
-    or rotates meanwhile.
+    When that is full it becomes `records.1.jsonl`, and so on; the oldest is removed.
+
+    Another process may write to the same folder: the recorder before this one, which still writes its last
+    words, or that of a second node of this name. What is there is looked at anew before each decision, and
+    no other one writes or rotates meanwhile.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, start: Mapping[str, Any]) -> None:
-        """Begin a new file; each begins with `start`: node, versions, stages. The limit is for all files together."""
+        """Begin a new file.
+
+        Each begins with `start`: node, versions, stages. The limit is for all files together.
+        """
         self.problem = ""  # why records cannot be written at present, empty if they can
         self.written = 0  # records written
         self._folder = folder
@@ -51,19 +61,29 @@ class RecordLog:
         self._this_second: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._path = folder / f"{_NAME}.jsonl"
-        self._begun: tuple[int, int] | None = None  # inode and size of the file that has our start, after our last line
+        self._begun: tuple[int, int] | None = (
+            None  # inode and size of the file that has our start, after our last line
+        )
 
     def frame(self, record: FrameRecord) -> None:
         """Add a frame."""
         answer, tiers = record.answer, self._tiers[record.stage]
-        row: dict[str, Any] = dict(zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True))
+        row: dict[str, Any] = dict(
+            zip(_COLUMNS, frame_row(answer, record.t_ns, record.answer_ms), strict=True)
+        )
         row |= {
-            "stage": self._names[record.stage], "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
-            "outcome": answer.outcome.word, "fallback": None if answer.fallback is None else answer.fallback.word,
-            "check": None if answer.check is None else answer.check.word, "reason": answer.reason,
-            "profiled": answer.profiled, "step": answer.step, "stale": answer.frame.stale,
-            "input_shapes": answer.shapes.decode(errors="replace") or None, "batch": batch_size(answer.shapes),
-        }  # fmt: skip
+            "stage": self._names[record.stage],
+            "tier": tiers[answer.tier] if 0 <= answer.tier < len(tiers) else None,
+            "outcome": answer.outcome.word,
+            "fallback": None if answer.fallback is None else answer.fallback.word,
+            "check": None if answer.check is None else answer.check.word,
+            "reason": answer.reason,
+            "profiled": answer.profiled,
+            "step": answer.step,
+            "stale": answer.frame.stale,
+            "input_shapes": answer.shapes.decode(errors="replace") or None,
+            "batch": batch_size(answer.shapes),
+        }
         self._add("frame", record.t_ns, {key: _known(value) for key, value in row.items()})
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
@@ -109,14 +129,18 @@ class RecordLog:
             try:
                 status = os.fstat(handle)
                 begun_inode, begun_bytes = self._begun or (0, 0)
-                if begun_inode != status.st_ino or status.st_size < begun_bytes:  # it is new, or another one's
+                if (
+                    begun_inode != status.st_ino or status.st_size < begun_bytes
+                ):  # it is new, or another one's
                     start = {"v": VERSION, "kind": "start", "t_ns": t_ns, **self._start}
                     lines = [_ENCODE(start), *lines]
                 data = ("\n".join(lines) + "\n").encode(errors="replace")
                 try:
                     _write_all(handle, data)
                 except OSError:
-                    with contextlib.suppress(OSError):  # half a line, if the disk was full in the middle of it
+                    with contextlib.suppress(
+                        OSError
+                    ):  # half a line, if the disk was full in the middle of it
                         os.ftruncate(handle, status.st_size)
                     raise
             finally:
@@ -136,7 +160,9 @@ class RecordLog:
 
     def _open(self) -> int:
         """The file to append to: a new one where it is full."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a FIFO that nobody reads is an error
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+        )  # a FIFO that nobody reads is an error
         handle = os.open(self._path, flags, 0o666)
         if os.fstat(handle).st_size < self._file_bytes:
             return handle

@@ -1,4 +1,7 @@
-"""The recorder's process: takes what the node tells, and gives it to the records, the black box and the watch."""
+"""The recorder's process.
+
+Takes what the node tells, and gives it to the records, the black box and the watch.
+"""
 
 import contextlib
 import json
@@ -17,7 +20,13 @@ from torchperf_ros.frame.alert_rules import Alert
 from torchperf_ros.recorder.black_box import BlackBox
 from torchperf_ros.recorder.incident_folder import open_incidents
 from torchperf_ros.recorder.record_log import RecordLog
-from torchperf_ros.telemetry.record_stream import EventRecord, FrameRecord, MessageRecord, StreamReader, event_bytes
+from torchperf_ros.telemetry.record_stream import (
+    EventRecord,
+    FrameRecord,
+    MessageRecord,
+    StreamReader,
+    event_bytes,
+)
 from torchperf_ros.watch.watch import COUNTERS, Watch
 from torchperf_ros.workers.process_setup import keep_freed_memory
 
@@ -39,7 +48,9 @@ class Recorder:
         self._t_ns = 0
         self._lost = self._refused = 0
         self._refusal = ""
-        self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"])
+        self._evidence = open_incidents(
+            setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"]
+        )
         self._folder = Path(setup["record_dir"])
         stages = []
         for stage in setup["stages"]:
@@ -47,7 +58,9 @@ class Recorder:
             facts = {key: stage[key] for key in ("name", "tiers", "budget_ms")}
             stages.append({**facts, "trigger": trigger and trigger[0], "output": stage["output"][0]})
         start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
-        self._log = RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
+        self._log = (
+            RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
+        )
         self._box = BlackBox(setup, self._evidence)
         self._watch: Watch | None = None
         self._watch_problem = ""
@@ -86,13 +99,17 @@ class Recorder:
                 self._take(record)
             except BlockingIOError:
                 return True
-            except ConnectionResetError:  # the node died with a word of ours unread: what it sent before comes next
+            except (
+                ConnectionResetError
+            ):  # the node died with a word of ours unread: what it sent before comes next
                 continue
             except OSError:
                 return False
             except Exception:  # one record that nobody thought of must not end the black box
                 self._refused += 1
-                self._refusal = f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
+                self._refusal = (
+                    f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
+                )
         self._behind = True
         return True
 
@@ -116,10 +133,20 @@ class Recorder:
 
     def _record(self, name: str, why: str, stacks: str) -> None:
         stages = [
-            {"name": one["name"], "inputs": [topic and topic[0] for topic in one["inputs"]], "output": one["output"][0]}
+            {
+                "name": one["name"],
+                "inputs": [topic and topic[0] for topic in one["inputs"]],
+                "output": one["output"][0],
+            }
             for one in self._setup["stages"]
         ]
-        incident = {"name": name, "why": why, "t_ns": self._t_ns, "node": self._setup["node"], "stages": stages}
+        incident = {
+            "name": name,
+            "why": why,
+            "t_ns": self._t_ns,
+            "node": self._setup["node"],
+            "stages": stages,
+        }
         files = {
             "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
             "parameters.json": json.dumps(self._setup["parameters"], indent=2),
@@ -134,9 +161,13 @@ class Recorder:
         """The stream ended without a word: nobody else is left to say what came before."""
         signal.alarm(_LAST_WORDS_S)  # nobody is left to end this process, either, should a disk hang
         name = self._evidence.name("node-died")
-        self._record(name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", "")
+        self._record(
+            name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", ""
+        )
         if self._log is not None:
-            self._log.event(self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"})
+            self._log.event(
+                self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"}
+            )
         self._tick()
         self._box.finish()
 
@@ -147,13 +178,23 @@ class Recorder:
             self._log.tick(self._t_ns, lost - self._lost)
         self._lost = lost
         self._box.tick(time.monotonic())
-        problems = [self._log.problem if self._log else "", self._box.problem, self._watch_problem, self._refusal]
+        problems = [
+            self._log.problem if self._log else "",
+            self._box.problem,
+            self._watch_problem,
+            self._refusal,
+        ]
         more = {} if self._watch is None else {"gpu": self._watch.gpu}
         self._say(
-            kind="status", problem="; ".join(filter(None, problems)), written=self._log.written if self._log else 0,
-            incidents=self._box.incidents, held_mib=round(self._box.held_bytes / _MIB, 1), lost=lost,
-            overwritten=self._reader.overwritten, **more,
-        )  # fmt: skip
+            kind="status",
+            problem="; ".join(filter(None, problems)),
+            written=self._log.written if self._log else 0,
+            incidents=self._box.incidents,
+            held_mib=round(self._box.held_bytes / _MIB, 1),
+            lost=lost,
+            overwritten=self._reader.overwritten,
+            **more,
+        )
 
     def _tell_findings(self) -> None:
         findings: list[Alert] = []
@@ -161,7 +202,13 @@ class Recorder:
             findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
         for found in findings:
             values = dict(found.values)
-            self._say(kind="finding", level=found.level.name, name=found.name, message=found.message, values=values)
+            self._say(
+                kind="finding",
+                level=found.level.name,
+                name=found.name,
+                message=found.message,
+                values=values,
+            )
         if self._watch is not None and self._log is not None and self._t_ns:
             self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
 
@@ -172,7 +219,9 @@ class Recorder:
             yield
         except Exception:  # the watch's boundary: said in each status from now on
             self._watch = None
-            self._watch_problem = f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+            self._watch_problem = (
+                f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+            )
 
     def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
         with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
@@ -180,9 +229,13 @@ class Recorder:
 
 
 def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
-    """Take the setup, record, and end some time after the node at the latest; spawned by `RecorderProcess`."""
-    # The images of an incident, up to twice black_box_mib, go back to the system once they are written. Without these
-    # bounds the C library learns from the first ones to keep such buffers: 280 MiB for the rest of the drive.
+    """Take the setup, record, and end some time after the node at the latest.
+
+    Spawned by `RecorderProcess`.
+    """
+    # The images of an incident, up to twice black_box_mib, go back to the system once they are written.
+    # Without these bounds the C library learns from the first ones to keep such buffers: 280 MiB for the
+    # rest of the drive.
     keep_freed_memory(_MIB, _MIB)
     with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)

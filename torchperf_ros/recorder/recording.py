@@ -1,6 +1,9 @@
-"""The node's side of the recorder: starts its process, tells it what happens, and replaces one that is gone.
+"""The node's side of the recorder.
 
-A recorder says something each second. One that does not, as it is stopped or its disk hangs, is killed and replaced.
+Starts its process, tells it what happens, and replaces one that is gone.
+
+A recorder says something each second. One that does not, as it is stopped or its disk hangs, is killed and
+replaced.
 """
 
 import contextlib
@@ -61,9 +64,12 @@ class RecorderProcess:
             passed = [theirs.fileno(), file.fileno(), writer.ring.fd, *stage_fds]
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *map(str, passed)],
-                pass_fds=passed, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.pid = self._process.pid  # of the process
         self._writer, self._own = writer, own
         assert self._process.stdout is not None
@@ -73,7 +79,10 @@ class RecorderProcess:
 
     @property
     def state(self) -> str:
-        """What the kernel says that it does, in psutil's words: running, sleeping, stopped, disk-sleep, zombie."""
+        """What the kernel says that it does, in psutil's words.
+
+        Running, sleeping, stopped, disk-sleep, zombie.
+        """
         try:
             return str(psutil.Process(self.pid).status())
         except psutil.NoSuchProcess:
@@ -83,7 +92,8 @@ class RecorderProcess:
         """What it has said since the last call.
 
         Raises:
-            ProtocolError: it is gone, or says something that is no JSON object; the message holds what it printed.
+            ProtocolError: it is gone, or says something that is no JSON object; the message holds what it
+                printed.
         """
         while True:
             try:
@@ -95,12 +105,17 @@ class RecorderProcess:
             if not data:
                 printed = ""
                 with contextlib.suppress(BlockingIOError):
-                    printed = os.read(self._printed.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
+                    printed = (
+                        os.read(self._printed.fileno(), 1 << 16)[-_TAIL:].decode(errors="replace").strip()
+                    )
                 raise ProtocolError(f"the recorder is gone: {printed or 'it printed nothing'}")
             yield json.loads(data)
 
     def kill(self) -> None:
-        """Have it end at once. Nobody waits: where it waits for a disk, that may take as long as the disk does."""
+        """Have it end at once.
+
+        Nobody waits: where it waits for a disk, that may take as long as the disk does.
+        """
         self._writer.disconnect()
         self._process.kill()
 
@@ -132,24 +147,40 @@ class RecorderProcess:
 _RESTART_S = 10.0
 _PASS_ON_S = 0.05
 _PARAMETERS = (
-    "record_mib", "evidence_dir", "evidence_count", "evidence_mib", "black_box_s", "black_box_after_s", "black_box_mib",
+    "record_mib",
+    "evidence_dir",
+    "evidence_count",
+    "evidence_mib",
+    "black_box_s",
+    "black_box_after_s",
+    "black_box_mib",
     "watch",
-)  # fmt: skip
+)
 _LATE_S: Final = 2.0  # after which a recorder on a machine that is full may still copy what is kept
 _MOST_WAITING = 1000
 _MOST_WAITING_BYTES = 32 << 20
-"""What waits to be passed on may have so many: a second of the largest images that a node hears beside its frames. It
-is counted from pass to pass, so that there may be twice as much for a moment."""
+"""What waits to be passed on may have so many.
+
+A second of the largest images that a node hears beside its frames. It is counted from pass to pass, so that
+there may be twice as much for a moment.
+"""
 _MIB = 1 << 20
 _SILENT_S: Final = 5.0
 _KILL_S: Final = {psutil.STATUS_STOPPED: _SILENT_S, psutil.STATUS_RUNNING: 60.0}
-"""So long a recorder may say nothing. A stopped one does not go on by itself; a full machine leaves no time to one that
-would run, and to kill it would lose what it holds."""
-_KILL_ELSE_S: Final = 20.0  # it waits, as a rule for a disk, which other processes may keep from it for a while
+"""So long a recorder may say nothing.
+
+A stopped one does not go on by itself; a full machine leaves no time to one that would run, and to kill it
+would lose what it holds.
+"""
+_KILL_ELSE_S: Final = (
+    20.0  # it waits, as a rule for a disk, which other processes may keep from it for a while
+)
 
 
 class Recording:
-    """The node's side of the recorder. `frame` is for the stages' threads and takes no lock, the rest for any thread.
+    """The node's side of the recorder.
+
+    `frame` is for the stages' threads and takes no lock, the rest for any thread.
 
     A stage's thread only leaves its answer here: a thread of this object's passes it on, 20 times a second.
 
@@ -169,7 +200,11 @@ class Recording:
         self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
         default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
         records = Path(config.record_dir).expanduser() if config.record_dir else default
-        self._setup = {**setup, **{name: getattr(config, name) for name in _PARAMETERS}, "record_dir": str(records)}
+        self._setup = {
+            **setup,
+            **{name: getattr(config, name) for name in _PARAMETERS},
+            "record_dir": str(records),
+        }
         self._stage_fds = [ring.fd for ring in rings]
         extra = RingExtra(config.black_box_mib * _MIB)
         for ring, stage in zip(rings, setup["stages"], strict=True):
@@ -181,7 +216,8 @@ class Recording:
         self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
         self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
-        # Counted without a lock: two threads may lose some of it, but only until the next pass, which begins anew.
+        # Counted without a lock: two threads may lose some of it, but only until the next pass, which
+        # begins anew.
         self._waiting_bytes = self._told_bytes = 0
         self._unpassed = ""  # the last error of passing on, and how many there were
         self._pass_errors = 0
@@ -214,7 +250,10 @@ class Recording:
         self._messages.append((topic, t_ns, data))
 
     def _is_full(self, queue: Sized, size_bytes: int) -> bool:
-        """Whether there is no room for so many bytes more, which are lost; else they count. Takes no lock."""
+        """Whether there is no room for so many bytes more, which are lost.
+
+        Else they count. Takes no lock.
+        """
         if len(queue) >= _MOST_WAITING or self._waiting_bytes + size_bytes > _MOST_WAITING_BYTES:
             self._writer.lost += 1
             return True
@@ -232,10 +271,15 @@ class Recording:
         while self._messages or self._answers:
             try:
                 self._pass_some()
-            except Exception:  # the threads' boundary: one thing that nobody thought of must not end the records
+            except (
+                Exception
+            ):  # the threads' boundary: one thing that nobody thought of must not end the records
                 self._pass_errors += 1
                 self._writer.lost += 1
-                what = f"{self._pass_errors} times something could not be passed on to the recorder, the last time"
+                what = (
+                    f"{self._pass_errors} times something could not be passed on to the recorder, the last"
+                    " time"
+                )
                 self._unpassed = self.problem = f"{what}:\n{traceback.format_exc()}"
 
     def _pass_some(self) -> None:
@@ -275,7 +319,10 @@ class Recording:
         self._waiting.append((t_ns, fields))
 
     def incident(self, what: str, now_ns: int) -> str:
-        """The name of an incident of now, or of the one that is being recorded; `what`: one or two words for it."""
+        """The name of an incident of now, or of the one that is being recorded.
+
+        `what`: one or two words for it.
+        """
         name, until_ns = self._incident
         if now_ns >= until_ns:
             name = self._evidence.name(what)
@@ -293,7 +340,10 @@ class Recording:
             self._writer.event(t_ns, {"kind": "record", "name": name, "why": why, "stacks": stacks})
 
     def step(self) -> list[dict[str, Any]]:
-        """Once a second: pass on what was told, and hear what the recorder says; another one is started if need be."""
+        """Once a second.
+
+        Pass on what was told, and hear what the recorder says; another one is started if need be.
+        """
         with self._lock:
             return self._step()
 
@@ -316,7 +366,9 @@ class Recording:
         elif silent_s >= _SILENT_S:
             self.problem = self.unable() or self.problem
             if silent_s >= _KILL_S.get(state, _KILL_ELSE_S):
-                self._give_up(self._process, f"the recorder made no progress for {silent_s:.0f} s ({state})")
+                self._give_up(
+                    self._process, f"the recorder made no progress for {silent_s:.0f} s ({state})"
+                )
         for message in heard:
             if message["kind"] == "status":
                 self.status = message
@@ -332,7 +384,9 @@ class Recording:
     def _start_again(self) -> None:
         """Start another recorder, unless that was just tried, or the last one still waits for its disk."""
         if self._killed is not None and not self._killed.has_ended():
-            self.problem = "the recorder was killed and has not ended: look at the disk of record_dir and evidence_dir"
+            self.problem = (
+                "the recorder was killed and has not ended: look at the disk of record_dir and evidence_dir"
+            )
             return
         self._killed = None
         if time.monotonic() - self._tried_at >= _RESTART_S:

@@ -33,7 +33,9 @@ def parse_maps(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         log_topic, sign, stage_topic = text.partition(":=")
         if not sign or not log_topic or not stage_topic:
-            raise LogError(f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image")
+            raise LogError(
+                f"--map {text!r}: has to be LOG_TOPIC:=STAGE_TOPIC, for example /camera/front:=image"
+            )
         if absolute(stage_topic) in map(absolute, found):
             raise LogError(f"--map {text!r}: {stage_topic} is mapped twice")
         found[stage_topic] = log_topic
@@ -59,32 +61,43 @@ class KnownTopics:
             stages = json.loads((folder / "incident.json").read_text(encoding="utf-8"))["stages"]
             inputs = {
                 (str(stage["name"]), number): str(topic)
-                for stage in stages for number, topic in enumerate(stage["inputs"]) if topic
-            }  # fmt: skip
+                for stage in stages
+                for number, topic in enumerate(stage["inputs"])
+                if topic
+            }
             return cls(inputs, frozenset(str(stage["output"]) for stage in stages))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
 
 def match_topics(
-    wanted: "Sequence[StageInput]", topics: Mapping[str, LogTopic], remap: Mapping[str, str], log: object,
-    say: Callable[[str], None], known: KnownTopics | None = None,
-) -> dict[str, str]:  # fmt: skip
+    wanted: "Sequence[StageInput]",
+    topics: Mapping[str, LogTopic],
+    remap: Mapping[str, str],
+    log: object,
+    say: Callable[[str], None],
+    known: KnownTopics | None = None,
+) -> dict[str, str]:
     """The topic of the log for each topic of a stage that has one.
 
-    One that was named by `remap` (topic of the log by topic of a stage), else the one that an incident's node took,
-    else one of the same name, else the only one of the type, else the only one of the type whose name ends so, as in
-    the log of a node in a namespace. The last two are never outputs of stages, which a log of the node holds as well.
-    `say` gets topics that were chosen by their type, and inputs that are absent and can be done without.
+    One that was named by `remap` (topic of the log by topic of a stage), else the one that an incident's
+    node took, else one of the same name, else the only one of the type, else the only one of the type whose
+    name ends so, as in the log of a node in a namespace. The last two are never outputs of stages, which a
+    log of the node holds as well. `say` gets topics that were chosen by their type, and inputs that are
+    absent and can be done without.
 
-    `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its trigger.
+    `wanted` are the inputs that no stage of the replay gives out; a stage gets no frame without its
+    trigger.
 
     Raises:
         LogError: a trigger is not there, of another type, or more than one topic could be it.
     """
     named = {absolute(stage_topic): log_topic for stage_topic, log_topic in remap.items()}
     if unknown := sorted(set(named) - {absolute(item.topic) for item in wanted}):
-        msg = f"--map: no stage takes {', '.join(unknown)}; they take: {', '.join(item.topic for item in wanted)}"
+        msg = (
+            f"--map: no stage takes {', '.join(unknown)}; they take:"
+            f" {', '.join(item.topic for item in wanted)}"
+        )
         raise LogError(msg)
     known = known or KnownTopics()
     first: dict[str, StageInput] = {}
@@ -95,11 +108,20 @@ def match_topics(
         taken = known.inputs.get((_name(item), item.index), "")
         topic = topics.get(named[key]) if key in named else topics.get(taken) or topics.get(key)
         if full_name(other.type_name) != full_name(item.type_name):
-            msg = f"topic {item.topic}: {_name(other)} takes it as {other.type_name}, {_name(item)} as {item.type_name}"
+            msg = (
+                f"topic {item.topic}: {_name(other)} takes it as {other.type_name}, {_name(item)} as"
+                f" {item.type_name}"
+            )
         elif key in named and topic is None:
-            msg = f"log {log}: has no topic {named[key]}, which --map names; it has: {_listed(topics.values())}"
+            msg = (
+                f"log {log}: has no topic {named[key]}, which --map names; it has:"
+                f" {_listed(topics.values())}"
+            )
         elif key in named and topic is not None and not _fits(topic, item):
-            msg = f"log {log}: {topic.name} is {topic.type_name}; {_name(item)} takes {item.type_name}{_hint(topic)}"
+            msg = (
+                f"log {log}: {topic.name} is {topic.type_name}; {_name(item)} takes"
+                f" {item.type_name}{_hint(topic)}"
+            )
         if msg:
             raise LogError(msg)
         if topic is None or not _fits(topic, item):
@@ -118,9 +140,16 @@ def _fits(topic: LogTopic, item: "StageInput") -> bool:
 
 
 def _only_one(
-    item: "StageInput", topics: Collection[LogTopic], outputs: frozenset[str], log: object, say: Callable[[str], None]
+    item: "StageInput",
+    topics: Collection[LogTopic],
+    outputs: frozenset[str],
+    log: object,
+    say: Callable[[str], None],
 ) -> LogTopic | None:
-    """The log's only topic of the type, or that of this name in a namespace; None: there is none, and need not be."""
+    """The log's only topic of the type, or that of this name in a namespace.
+
+    None: there is none, and need not be.
+    """
     of_type = [topic for topic in topics if _fits(topic, item) and topic.count]
     fitting = [topic for topic in of_type if not _is_output(topic.name, outputs)]
     what = f"{_name(item)} takes {item.topic} ({item.type_name})"
@@ -133,8 +162,12 @@ def _only_one(
         choice = f"--map {fitting[0].name}:={item.topic}"
         msg = f"log {log}: {what}, and has several such topics: {_listed(fitting)}; choose one: {choice}"
     else:
-        compressed = next((t for t in topics if t.type_name == _COMPRESSED.get(full_name(item.type_name))), None)
-        hint = "" if compressed is None else f"{_hint(compressed)}, and --map {compressed.name}:={item.topic}"
+        compressed = next(
+            (t for t in topics if t.type_name == _COMPRESSED.get(full_name(item.type_name))), None
+        )
+        hint = (
+            "" if compressed is None else f"{_hint(compressed)}, and --map {compressed.name}:={item.topic}"
+        )
         if of_type:
             hint = f" but what a stage publishes; if that is meant: --map {of_type[0].name}:={item.topic}"
         msg = f"log {log}: {what}, and has no such topic{hint}; it has: {_listed(topics)}"
@@ -162,7 +195,9 @@ def _listed(topics: Iterable[LogTopic]) -> str:
 def topics_to_copy(
     wanted: str, reader: LogReader, given: Collection[str], published: Collection[str]
 ) -> frozenset[str]:
-    """The topics that `--inputs` copies into the output: `all` are those of the log that are `given` to stages.
+    """The topics that `--inputs` copies into the output.
+
+    `all` are those of the log that are `given` to stages.
 
     Raises:
         LogError: a topic is not in the log, or the replay itself publishes it.

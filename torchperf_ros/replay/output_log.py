@@ -12,7 +12,9 @@ from torchperf_ros.config.message_types import full_name, typestore
 from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.replay.replay_options import ReplayError
 
-_WAITING: Final = 256  # messages; a writer that is slower than this holds up the replay, which loses nothing
+_WAITING: Final = (
+    256  # messages; a writer that is slower than this holds up the replay, which loses nothing
+)
 
 
 class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
@@ -21,15 +23,21 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
     A thread writes it, so that no stage waits for the disk.
     """
 
-    def __init__(self, path: Path, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None) -> None:
-        """Begin the file, with `metadata`, a named table of texts. To compress images is not worth the time.
+    def __init__(
+        self, path: Path, compress: bool = True, metadata: tuple[str, dict[str, str]] | None = None
+    ) -> None:
+        """Begin the file, with `metadata`, a named table of texts.
+
+        To compress images is not worth the time.
 
         Raises:
             ConfigError: the name cannot be that of an MCAP file.
             OSError: it cannot be written.
         """
         if path.suffix != ".mcap" or path.is_dir() or not path.resolve().parent.is_dir():
-            raise ConfigError(f"output {path}: has to be a file that ends in .mcap, in a folder that exists")
+            raise ConfigError(
+                f"output {path}: has to be a file that ends in .mcap, in a folder that exists"
+            )
         self.path, self._part = path, path.with_name(f".{path.name}.part")
         self._file = self._part.open("wb")
         how = CompressionType.ZSTD if compress else CompressionType.NONE
@@ -45,11 +53,22 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
         self._thread.start()
 
     def write(
-        self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int | None = None, seq: int = 0
+        self,
+        topic: str,
+        type_name: str,
+        data: bytes,
+        log_ns: int,
+        publish_ns: int | None = None,
+        seq: int = 0,
     ) -> None:
-        """Have a message written, from any thread; one topic's messages keep their order. Errors: see `check`."""
+        """Have a message written, from any thread.
+
+        One topic's messages keep their order. Errors: see `check`.
+        """
         if self._error is None:
-            self._queue.put((topic, type_name, data, log_ns, log_ns if publish_ns is None else publish_ns, seq))
+            self._queue.put(
+                (topic, type_name, data, log_ns, log_ns if publish_ns is None else publish_ns, seq)
+            )
 
     def check(self) -> None:
         """Ask whether all is well; the replay's thread does, as a stage's thread has no use for the answer.
@@ -64,7 +83,10 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
             raise self._error
 
     def close(self) -> None:
-        """Write what is left, and give the file its name. Where not all can be written it gets none, see `check`."""
+        """Write what is left, and give the file its name.
+
+        Where not all can be written it gets none, see `check`.
+        """
         self._end()
         try:
             if self._error is None:
@@ -98,8 +120,12 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
                     self._add(*item)
                 except OSError as error:
                     self._error = error
-                except Exception as error:  # the thread's boundary: an unknown type, a time before 1970, ...
-                    msg = f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
+                except (
+                    Exception
+                ) as error:  # the thread's boundary: an unknown type, a time before 1970, ...
+                    msg = (
+                        f"output {self.path}: a message of {item[0]} ({item[1]}) cannot be written: {error}"
+                    )
                     self._error = ReplayError(msg)
 
     def _add(self, topic: str, type_name: str, data: bytes, log_ns: int, publish_ns: int, seq: int) -> None:
@@ -108,6 +134,8 @@ class OutputLog(contextlib.AbstractContextManager["OutputLog"]):
             if name not in self._schemas:
                 text, _ = typestore({name}).generate_msgdef(name, ros_version=2)
                 self._schemas[name] = self._writer.register_schema(name, "ros2msg", text.encode())
-            self._channels[topic, type_name] = self._writer.register_channel(topic, "cdr", self._schemas[name])
+            self._channels[topic, type_name] = self._writer.register_channel(
+                topic, "cdr", self._schemas[name]
+            )
         channel = self._channels[topic, type_name]
         self._writer.add_message(channel, log_time=log_ns, data=data, publish_time=publish_ns, sequence=seq)

@@ -37,13 +37,19 @@ from torchperf_ros.workers.fork_server import start_base
 from torchperf_ros.workers.process_setup import held_interrupt, step_back
 
 Progress = Callable[[int, int], None]
-"""Gets how much of how much of the log's time has been replayed, in ns; of 0 where its length is not known."""
+"""Gets how much of how much of the log's time has been replayed, in ns.
+
+Of 0 where its length is not known.
+"""
 Say = Callable[[str], None]
 _MOST_TROUBLES: Final = 100
 
 
 def replay(
-    log: Path, options: ReplayOptions, progress: Progress = lambda _done, _total: None, say: Say = lambda _: None
+    log: Path,
+    options: ReplayOptions,
+    progress: Progress = lambda _done, _total: None,
+    say: Say = lambda _: None,
 ) -> ReplayResult:
     """Replay a log: a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
 
@@ -62,7 +68,10 @@ def replay(
 
 
 def plan(log: Path, options: ReplayOptions) -> Iterator[str]:
-    """What a replay would do, a line for each thing; the workers are started and asked. Raises what `replay` does."""
+    """What a replay would do, a line for each thing.
+
+    The workers are started and asked. Raises what `replay` does.
+    """
     with _Replay(log, replace(options, output=None), lambda _done, _total: None, lambda _: None) as running:
         yield from running.plan()
 
@@ -103,9 +112,15 @@ class _Replay(contextlib.ExitStack):
         self._stages.start()
         for stage in self._config.stages:
             if stage.actions:
-                self._note(f"{stage.name}: its actions are not applied: most of their alerts are not found in a replay")
+                self._note(
+                    f"{stage.name}: its actions are not applied: most of their alerts are not found in a"
+                    " replay"
+                )
         if self._config.emergency.sensors:
-            self._note("the emergency lane is left out: no output is withheld, as it was while the lane was latched")
+            self._note(
+                "the emergency lane is left out: no output is withheld, as it was while the lane was"
+                " latched"
+            )
 
     def _make_pace(self, start_ns: int) -> ReplayPace:
         options = self._options
@@ -155,16 +170,29 @@ class _Replay(contextlib.ExitStack):
             self._output.close()
         results = stage_results(stages.actors, record, options.output)
         duration_s = (pace.now() - self._start_ns) / NS_PER_S
-        found = {"messages": self._given, "duration_s": duration_s, "findings": asdict(self._reader.findings)}
+        found = {
+            "messages": self._given,
+            "duration_s": duration_s,
+            "findings": asdict(self._reader.findings),
+        }
         summary = {
             "log": {**identity, **found},
-            "params_sha256": self._params_sha256, "pace": options.pace, "seed": options.seed, **pace.summary, **models,
-            "commit": commit, "torchperf_ros": __version__,
-            "start_up_s": stages.start_up_s, "took_s": took_s, "memory": record.memory,
+            "params_sha256": self._params_sha256,
+            "pace": options.pace,
+            "seed": options.seed,
+            **pace.summary,
+            **models,
+            "commit": commit,
+            "torchperf_ros": __version__,
+            "start_up_s": stages.start_up_s,
+            "took_s": took_s,
+            "memory": record.memory,
             "stages": [stage.summary() for stage in results.values()],
-            "anomalies": anomalies_summary(record.anomalies), "unkept": record.lost, "troubles": self._troubles,
+            "anomalies": anomalies_summary(record.anomalies),
+            "unkept": record.lost,
+            "troubles": self._troubles,
             "complete": complete,
-        }  # fmt: skip
+        }
         return ReplayResult(self._log, results, tuple(record.anomalies), summary, options.output, complete)
 
     def _through(self) -> bool:

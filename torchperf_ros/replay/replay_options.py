@@ -1,4 +1,7 @@
-"""How a log is to be replayed: the options of `torchperf replay`, and the node's parameters as a replay uses them."""
+"""How a log is to be replayed.
+
+The options of `torchperf replay`, and the node's parameters as a replay uses them.
+"""
 
 import dataclasses
 import hashlib
@@ -20,10 +23,22 @@ _LONGEST_RUN_MS = 600_000.0
 _EVIDENCE: Final = "parameters.json"
 _BLACK_BOX: Final = "black_box"
 _OF_THE_PLACE = (
-    "autostart", "metrics_port", "metrics_address", "cache_dir", "package_dirs", "cache_mib", "evidence_dir",
-    "evidence_mib", "evidence_count", "recorder", "record_dir", "record_mib", "watch", "start_timeout_s",
+    "autostart",
+    "metrics_port",
+    "metrics_address",
+    "cache_dir",
+    "package_dirs",
+    "cache_mib",
+    "evidence_dir",
+    "evidence_mib",
+    "evidence_count",
+    "recorder",
+    "record_dir",
+    "record_mib",
+    "watch",
+    "start_timeout_s",
     "emergency",
-)  # fmt: skip
+)
 """Parameters of where and how a node is operated; what a replay comes to does not depend on them."""
 
 
@@ -37,8 +52,8 @@ class ReplayOptions:
 
     Attributes:
         remap: topic of the log by topic of a stage, for example `{"image": "/camera/front"}`.
-        pace: `real`: 30 Hz is 30 Hz, and deadlines count; `fast`: every frame is answered, one after the other,
-            without a deadline; `virtual`: deadlines count on a clock that steps through the log.
+        pace: `real`: 30 Hz is 30 Hz, and deadlines count; `fast`: every frame is answered, one after the
+            other, without a deadline; `virtual`: deadlines count on a clock that steps through the log.
         overrides: parameters that replace those of the file, for example `{"perception.engine": "eager"}`.
     """
 
@@ -49,7 +64,9 @@ class ReplayOptions:
     seed: int = 0  # of whatever is drawn at random
     start_s: float = 0.0
     duration_s: float | None = None
-    inputs: str = "none"  # input topics to copy into the output: `all`, `none`, or names with commas between
+    inputs: str = (
+        "none"  # input topics to copy into the output: `all`, `none`, or names with commas between
+    )
     output: Path | None = None  # MCAP to write, None for none
     overrides: Mapping[str, object] = field(default_factory=dict)
 
@@ -63,7 +80,8 @@ def recording_in(log: Path) -> Path:
 def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     """The parameters, as the node would have them.
 
-    Those of a file, if the options name one; else those that the log's folder holds, an incident's; else every default.
+    Those of a file, if the options name one; else those that the log's folder holds, an incident's; else
+    every default.
 
     Raises:
         ConfigError: the file cannot be used, or a value is not allowed.
@@ -71,7 +89,10 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     if options.pace not in PACES:
         raise ConfigError(f"pace {options.pace!r} is not there; it has to be one of: {', '.join(PACES)}")
     if options.step_times != "log" and options.pace != "virtual":
-        msg = f"step times {options.step_times}: are for pace virtual; at {options.pace} runs take what they take"
+        msg = (
+            f"step times {options.step_times}: are for pace virtual; at {options.pace} runs take what they"
+            " take"
+        )
         raise ConfigError(msg)
     values: Mapping[str, object] = {}
     if options.params is not None:
@@ -89,15 +110,20 @@ def read_config(options: ReplayOptions, log: Path | None = None) -> NodeConfig:
     if unknown := sorted(set(options.overrides) - known):
         stages = ", ".join(stage.name for stage in config.stages)
         what = "it has to be one of the node's, or STAGE.PARAMETER with a stage of"
-        raise ConfigError(f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml")
+        raise ConfigError(
+            f"parameter {unknown[0]}: is not there; {what} {stages}; see config/perception.yaml"
+        )
     return config
 
 
 def paced(config: NodeConfig, pace: str) -> NodeConfig:
-    """The parameters for a pace. Nothing is compiled meanwhile: all frames are to be run by the same engine.
+    """The parameters for a pace.
 
-    `fast` has no deadline, and so no use for a second worker or priorities; a model may take ten minutes for a frame.
-    `virtual` is to come to the same on any machine: eager, whose arithmetic varies least, on one thread.
+    Nothing is compiled meanwhile: all frames are to be run by the same engine.
+
+    `fast` has no deadline, and so no use for a second worker or priorities; a model may take ten minutes
+    for a frame. `virtual` is to come to the same on any machine: eager, whose arithmetic varies least, on
+    one thread.
     """
     config = replace(config, compile_missing=False)
     if pace == "virtual":
@@ -105,17 +131,27 @@ def paced(config: NodeConfig, pace: str) -> NodeConfig:
         return replace(config, stages=tuple(stages), worker_threads=1)
     if pace == "fast":
         stages = [
-            replace(stage, budget_ms=_NO_DEADLINE_MS, budget_from="receipt", backup="none", hang_ms=_LONGEST_RUN_MS,
-                    budget_least_ms=0.0, scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
-                    priority=0)
+            replace(
+                stage,
+                budget_ms=_NO_DEADLINE_MS,
+                budget_from="receipt",
+                backup="none",
+                hang_ms=_LONGEST_RUN_MS,
+                budget_least_ms=0.0,
+                scenes=tuple(replace(scene, budget_ms=0.0) for scene in stage.scenes),
+                priority=0,
+            )
             for stage in config.stages
-        ]  # fmt: skip
+        ]
         return replace(config, stages=tuple(stages))
     return config
 
 
 def prefer_this_process(config: NodeConfig) -> str:
-    """Set this process up for deadlines, as the node does with its own; which scheduling it got, in words."""
+    """Set this process up for deadlines, as the node does with its own.
+
+    Which scheduling it got, in words.
+    """
     keep_freed_memory(max(stage.max_frame_bytes for stage in config.stages))
     return process_setup.prefer_this_process(config.realtime_priority)
 
@@ -123,11 +159,16 @@ def prefer_this_process(config: NodeConfig) -> str:
 def params_hash(config: NodeConfig) -> str:
     """SHA-256 of the parameters that a replay's outputs depend on.
 
-    Only values other than the defaults count: a parameter that a new version of this package adds changes no hash.
+    Only values other than the defaults count: a parameter that a new version of this package adds changes
+    no hash.
     """
     needed = {stage.name: {"adapter": stage.adapter, "output": stage.output} for stage in config.stages}
     plain = node_config({"stages": list(needed)}, needed)
-    values = {key: value for key, value in _changed(config, plain).items() if key not in {*_OF_THE_PLACE, "stages"}}
+    values = {
+        key: value
+        for key, value in _changed(config, plain).items()
+        if key not in {*_OF_THE_PLACE, "stages"}
+    }
     values["stages"] = [
         {"name": stage.name, **needed[stage.name], **_changed(stage, default)}
         for stage, default in zip(config.stages, plain.stages, strict=True)

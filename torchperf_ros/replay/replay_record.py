@@ -33,11 +33,17 @@ class ReplayRecord:
     """Takes answers and findings from the stages' threads."""
 
     def __init__(
-        self, stages: Sequence[StageConfig], now: Callable[[], int], output: OutputLog | None, *, portable: bool = False
+        self,
+        stages: Sequence[StageConfig],
+        now: Callable[[], int],
+        output: OutputLog | None,
+        *,
+        portable: bool = False,
     ) -> None:
         """Start empty; `now` gives the log's time in ns, and messages go to the output.
 
-        `portable`: leave out what differs from machine to machine: tracebacks, with their paths, memory and health.
+        `portable`: leave out what differs from machine to machine: tracebacks, with their paths, memory and
+        health.
         """
         self.tables = [FrameTable() for _ in stages]  # a row for each answered frame
         self.reasons: list[dict[int, str]] = [{} for _ in stages]  # why frames were not on time, by `seq`
@@ -56,7 +62,7 @@ class ReplayRecord:
         self._next_sample_s, self._sample_every_s = 0.0, 1.0
         self._next_tick_ns = 0
 
-    # -- the stages' threads ------------------------------------------------------------------------------------------
+    # -- the stages' threads
 
     def publish(self, index: int, payload: bytes) -> None:
         """A stage publishes its output."""
@@ -64,7 +70,10 @@ class ReplayRecord:
             self._output.write(self.topics[index], self.types[index], payload, self._now())
 
     def answer(self, index: int, answer: Answer) -> None:
-        """A stage has answered a frame; what goes wrong here is raised by `check`, not in the stage's thread."""
+        """A stage has answered a frame.
+
+        What goes wrong here is raised by `check`, not in the stage's thread.
+        """
         try:
             self._keep(index, answer)
         except Exception as error:  # the stage's thread has no use for it
@@ -89,10 +98,12 @@ class ReplayRecord:
 
     def found(self, alert: Alert) -> None:
         """A stage has an alert."""
-        values = {key: value for key, value in alert.values.items() if key != "detail" or not self._portable}
+        values = {
+            key: value for key, value in alert.values.items() if key != "detail" or not self._portable
+        }
         self._grouping.report(replace(alert, values=values), self._now())
 
-    # -- the replay's thread ------------------------------------------------------------------------------------------
+    # -- the replay's thread
 
     def check(self) -> None:
         """Ask whether everything could be kept so far.
@@ -112,7 +123,10 @@ class ReplayRecord:
             self.pending += 1
 
     def tick(self, *, end: bool = False) -> None:
-        """Tell what was found, once in each second of the log, as the node does; at the `end` what is left."""
+        """Tell what was found, once in each second of the log, as the node does.
+
+        At the `end` what is left.
+        """
         now_ns = self._now()
         self._next_tick_ns = self._next_tick_ns or now_ns + NS_PER_S
         if now_ns < self._next_tick_ns and not end:
@@ -143,7 +157,9 @@ class ReplayRecord:
         healths = [(stage, stage.statistics.health.state(clock_ns)) for stage in stages]
         statuses = [stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
         self._output.write(f"{NODE}/memory", _FLOAT, float64_bytes(memory.workers_mib), now_ns)
-        self._output.write(f"{NODE}/memory_stats", _ARRAY, self._labelled_memory.encode(memory.row()), now_ns)
+        self._output.write(
+            f"{NODE}/memory_stats", _ARRAY, self._labelled_memory.encode(memory.row()), now_ns
+        )
         self._output.write("/diagnostics", _DIAGNOSTICS, diagnostic_bytes(statuses, NODE, now_ns), now_ns)
 
     @property

@@ -34,7 +34,10 @@ _LONGEST_REASON: Final = 60
 
 
 class StageFigure:
-    """A figure of a stage; a number like any other, but a failed assertion on it shows the frames behind it."""
+    """A figure of a stage.
+
+    A number like any other, but a failed assertion on it shows the frames behind it.
+    """
 
     stage: "StageResult"  # whose it is
     only_missed = True  # it counts frames that were not on time, rather than how long frames took
@@ -57,7 +60,10 @@ _Figure = TypeVar("_Figure", bound=StageFigure)
 def text_columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
     """Rows as lines whose cells stand below each other; the last cell of a row may be of any length."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1] + [0]
-    return [indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        indent + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def stamp_text(stamp_ns: int) -> str:
@@ -67,7 +73,9 @@ def stamp_text(stamp_ns: int) -> str:
 
 
 class PublishedFrame(NamedTuple):
-    """What a stage published for a frame: the frame's number and `header.stamp`, the CDR bytes and their type.
+    """What a stage published for a frame.
+
+    The frame's number and `header.stamp`, the CDR bytes and their type.
 
     `check` is the guard's verdict, "" without a guard.
     """
@@ -104,20 +112,31 @@ class StageResult:
 
     @property
     def miss_ratio(self) -> float:
-        """Share of the frames that came without a result of their own in time, 0 to 1; NaN without frames."""
+        """Share of the frames that came without a result of their own in time, 0 to 1.
+
+        NaN without frames.
+        """
         came = len(self.frames) + self.superseded
         in_time = np.count_nonzero(np.isin(self.frames["outcome"], IN_TIME))
         return self._figure(_Float((came - in_time) / came if came else "nan"))
 
     @property
     def too_many_superseded(self) -> bool:
-        """Whether so many frames had no answer that the stage is too slow for its input; see `SupersededRule`."""
+        """Whether so many frames had no answer that the stage is too slow for its input.
+
+        See `SupersededRule`.
+        """
         return too_many_superseded(self.received, self.superseded)
 
     def quantile_ms(self, share: float) -> float:
-        """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed; NaN without frames."""
+        """Latency, receipt to publish, that this share (0 to 1) of the frames did not exceed.
+
+        NaN without frames.
+        """
         total_ms = self.frames["total_ms"]
-        return self._figure(_Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False)
+        return self._figure(
+            _Float(np.quantile(total_ms, share) if len(total_ms) else "nan"), only_missed=False
+        )
 
     p50_ms = property(lambda self: self.quantile_ms(0.5), doc="Median latency.")
     p95_ms = property(lambda self: self.quantile_ms(0.95), doc="95th percentile of the latency.")
@@ -148,12 +167,16 @@ class StageResult:
     def missing(self) -> dict[str, int]:
         """Of each synchronised input that was missing ever, by topic: in how many frames."""
         bits: NDArray[np.int64] = self.frames["missing_inputs"]
-        counts = {topic: int(np.count_nonzero(bits & (1 << index))) for index, topic in self.synchronised.items()}
+        counts = {
+            topic: int(np.count_nonzero(bits & (1 << index))) for index, topic in self.synchronised.items()
+        }
         return {topic: count for topic, count in counts.items() if count}
 
     def _counts(self, column: str, words: type[Outcome | Fallback | GuardVerdict]) -> Counter[str]:
         pairs = zip(*np.unique(self.frames[column], return_counts=True), strict=True)
-        return self._figure(_Counts({words(v).word: self._figure(_Count(count)) for v, count in pairs if v >= 0}))
+        return self._figure(
+            _Counts({words(v).word: self._figure(_Count(count)) for v, count in pairs if v >= 0})
+        )
 
     def _figure(self, figure: _Figure, *, only_missed: bool = True) -> _Figure:
         figure.stage, figure.only_missed = self, only_missed
@@ -173,7 +196,10 @@ class StageResult:
             for frame in self.frames[self.frames["output_hash"] != 0]:
                 found, seq = next(messages, None), int(frame["seq"])
                 if found is None or output_hash(found.data) != frame["output_hash"]:
-                    msg = f"{self.output}: is not what stage {self.name} published for frame {seq}; replay again"
+                    msg = (
+                        f"{self.output}: is not what stage {self.name} published for frame {seq}; replay"
+                        " again"
+                    )
                     raise ReplayError(msg)
                 check = GuardVerdict(frame["check"]).word if frame["check"] >= 0 else ""
                 yield PublishedFrame(seq, int(frame["stamp_ns"]), found.data, found.type_name, check)
@@ -184,8 +210,14 @@ class StageResult:
         worst = frames[np.argsort(-frames["total_ms"], kind="stable")][:10]
         which = "not on time" if only_missed else "in all"
         unanswered = f", and {self.superseded} had no answer" if self.superseded else ""
-        head = f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}{unanswered}; those that took longest:"
-        rows = [("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"), *map(self._row, worst)]
+        head = (
+            f"{self.name}: {len(frames)} of {len(self.frames)} frames {which}{unanswered}; those that took"
+            " longest:"
+        )
+        rows = [
+            ("seq", "stamp", "total_ms", "outcome", "tier", "fallback", "reason"),
+            *map(self._row, worst),
+        ]
         return [head, *text_columns(rows)] if len(frames) else [f"{self.name}: no frame {which}"]
 
     def _row(self, frame: Any) -> tuple[str, ...]:  # noqa: ANN401 - a row of FRAME
@@ -201,17 +233,31 @@ class StageResult:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Counts, latency, and what it is: what `--json` writes of it; null stands for NaN, which JSON has not."""
-        times_ms = {name: getattr(self, name) for name in ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms")}
+        """Counts, latency, and what it is.
+
+        What `--json` writes of it; null stands for NaN, which JSON has not.
+        """
+        times_ms = {
+            name: getattr(self, name) for name in ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms")
+        }
         return {
-            "name": self.name, "tiers": list(self.tiers), "output": self.output_topic, "type": self.output_type,
-            "budget_ms": self.budget_ms, "received": self.received, "answered": len(self.frames),
-            "superseded": self.superseded, "dropped": self.superseded, "stale": self.stale,
-            "outcomes": dict(self.outcomes), "fallbacks": dict(self.fallbacks), "checks": dict(self.checks),
+            "name": self.name,
+            "tiers": list(self.tiers),
+            "output": self.output_topic,
+            "type": self.output_type,
+            "budget_ms": self.budget_ms,
+            "received": self.received,
+            "answered": len(self.frames),
+            "superseded": self.superseded,
+            "dropped": self.superseded,
+            "stale": self.stale,
+            "outcomes": dict(self.outcomes),
+            "fallbacks": dict(self.fallbacks),
+            "checks": dict(self.checks),
             "incomplete": self.incomplete,
             **{name: value if math.isfinite(value) else None for name, value in times_ms.items()},
             "reasons": {str(seq): reason.partition("\n")[0] for seq, reason in self.reasons.items()},
-        }  # fmt: skip
+        }
 
     def __repr__(self) -> str:
         ends = ", ".join(f"{count} {word}" for word, count in self.outcomes.items())
@@ -262,12 +308,18 @@ def log_hash(path: Path) -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder's files are of, with `-dirty` where they differ from it; empty outside of git."""
+    """The commit that a folder's files are of, with `-dirty` where they differ from it.
+
+    Empty outside of git.
+    """
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):  # no git on this machine, or a file system that hangs
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -276,46 +328,76 @@ def commit_of(folder: Path) -> str:
 def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
     """Of the summary what workers know: to be asked while they are there.
 
-    `model`: a hash of weights and code of all tiers, by stage. `engines`: by stage, by which engine each tier ran.
-    `compile_s`: in which torch.compile made the first
-    workers' tiers ready, None where no tier runs by it. `machine`: with what the models ran on, `cpu` or the name of a
-    card, as another one's figures are not to be compared.
+    `model`: a hash of weights and code of all tiers, by stage. `engines`: by stage, by which engine each
+    tier ran. `compile_s`: in which torch.compile made the first workers' tiers ready, None where no tier
+    runs by it. `machine`: with what the models ran on, `cpu` or the name of a card, as another one's
+    figures are not to be compared.
     """
     tiers: dict[str, list[dict[str, Any]]] = {
         actor.config.name: next((worker.tiers for worker in actor.pool.everyone if worker.tiers), [])
         for actor in actors
     }
-    models = {stage: "".join(str(tier.get("model", "")) for tier in of_stage) for stage, of_stage in tiers.items()}
-    compiled = [float(t["load_s"]) for of_stage in tiers.values() for t in of_stage if t["engine"] == "compile"]
-    described = next((actor.pool.description for actor in actors if actor.pool.description is not None), None)
+    models = {
+        stage: "".join(str(tier.get("model", "")) for tier in of_stage) for stage, of_stage in tiers.items()
+    }
+    compiled = [
+        float(t["load_s"]) for of_stage in tiers.values() for t in of_stage if t["engine"] == "compile"
+    ]
+    described = next(
+        (actor.pool.description for actor in actors if actor.pool.description is not None), None
+    )
     return {
-        "model": {stage: hashlib.sha256(text.encode()).hexdigest() if text else "" for stage, text in models.items()},
+        "model": {
+            stage: hashlib.sha256(text.encode()).hexdigest() if text else ""
+            for stage, text in models.items()
+        },
         "engines": {
-            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found) for stage, found in tiers.items()
+            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found)
+            for stage, found in tiers.items()
         },
         "compile_s": sum(compiled) if compiled else None,
         "machine": machine_facts("" if described is None else described.card or described.device),
-    }  # fmt: skip
+    }
 
 
-def stage_results(actors: Sequence[StageActor], record: ReplayRecord, output: Path | None) -> dict[str, StageResult]:
+def stage_results(
+    actors: Sequence[StageActor], record: ReplayRecord, output: Path | None
+) -> dict[str, StageResult]:
     """What became of each stage's frames; `output` is the MCAP that holds what it published."""
     results = {}
     for index, actor in enumerate(actors):
         config, prefix, counters = actor.config, f"{actor.config.name}: ", actor.statistics.counters
         results[config.name] = StageResult(
-            config.name, config.tiers, record.topics[index], record.types[index], config.budget_ms,
-            record.tables[index].rows(), counters.frames, actor.mailbox.superseded, counters.stale,
+            config.name,
+            config.tiers,
+            record.topics[index],
+            record.types[index],
+            config.budget_ms,
+            record.tables[index].rows(),
+            counters.frames,
+            actor.mailbox.superseded,
+            counters.stale,
             tuple(pair for pair in record.anomalies if pair[1].name.startswith(prefix)),
-            record.reasons[index], output,
-            {} if actor.sync is None else {number: one.rule.topic for number, one in actor.sync.inputs.items()},
-        )  # fmt: skip
+            record.reasons[index],
+            output,
+            (
+                {}
+                if actor.sync is None
+                else {number: one.rule.topic for number, one in actor.sync.inputs.items()}
+            ),
+        )
     return results
 
 
 def anomalies_summary(anomalies: Sequence[tuple[int, Alert]]) -> list[dict[str, Any]]:
     """The first 1,000 anomalies as JSON values."""
     return [
-        {"t_ns": t_ns, "level": a.level.name, "name": a.name, "message": a.message, "values": dict(a.values)}
+        {
+            "t_ns": t_ns,
+            "level": a.level.name,
+            "name": a.name,
+            "message": a.message,
+            "values": dict(a.values),
+        }
         for t_ns, a in anomalies[:1000]
     ]

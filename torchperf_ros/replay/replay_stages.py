@@ -1,4 +1,7 @@
-"""The node's stages without the node, wired to each other and to a log; and how they go through the log's time."""
+"""The node's stages without the node, wired to each other and to a log.
+
+And how they go through the log's time.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -29,23 +32,33 @@ _PATIENCE_S: Final = 10.0
 class ReplayStages:
     """Starts the stages of a configuration, and hands one's outputs to the next as the node does.
 
-    Its `actors` are in the order of the parameters; `takers` are the inputs that take a topic of the log, see
-    `connect`; `outputs` are the topics that the stages publish; `start_up_s` is how long it took until all was ready.
+    Its `actors` are in the order of the parameters; `takers` are the inputs that take a topic of the log,
+    see `connect`; `outputs` are the topics that the stages publish; `start_up_s` is how long it took until
+    all was ready.
     """
 
     def __init__(
-        self, config: NodeConfig, pace: "ReplayPace", record: ReplayRecord, say: Callable[[str], None],
-        seed: int, definitions: str,
-    ) -> None:  # fmt: skip
-        """Make the stages, which run on what the `pace` has; `say` gets what workers print and what becomes of them.
+        self,
+        config: NodeConfig,
+        pace: "ReplayPace",
+        record: ReplayRecord,
+        say: Callable[[str], None],
+        seed: int,
+        definitions: str,
+    ) -> None:
+        """Make the stages, which run on what the `pace` has.
 
-        `seed`: of what models draw at random. `definitions`: a prefix whose `share` holds message types beside those
-        that are installed.
+        `say` gets what workers print and what becomes of them.
+
+        `seed`: of what models draw at random. `definitions`: a prefix whose `share` holds message types
+        beside those that are installed.
         """
         self._config, self._pace, self._record, self._say = config, pace, record, say
         self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
-        set_right_of_way(self.actors, config, None if pace.threaded else 0)  # at `virtual` on any machine alike
+        set_right_of_way(
+            self.actors, config, None if pace.threaded else 0
+        )  # at `virtual` on any machine alike
         self.outputs = frozenset(record.topics)
         self.takers: dict[str, list[StageInput]] = {}
         self.start_up_s = self._started_s = 0.0
@@ -64,7 +77,10 @@ class ReplayStages:
         return StageActor(stage, setup, ports, self._pace.now, self._pace.machinery(index))
 
     def _log(self, severity: str, text: str) -> None:
-        """Say what is wrong; of what ends a worker before it is ready only the first line, as the error has all."""
+        """Say what is wrong.
+
+        Of what ends a worker before it is ready only the first line, as the error has all.
+        """
         if severity != "info":
             self._say(text if self.start_up_s else text.partition("\n")[0])
 
@@ -103,7 +119,10 @@ class ReplayStages:
         return self._from_log
 
     def connect(self, topics: Mapping[str, str]) -> None:
-        """Take messages of the log; `topics` has the log's topic by the stages' name, see `match_topics`."""
+        """Take messages of the log.
+
+        `topics` has the log's topic by the stages' name, see `match_topics`.
+        """
         for source in self._from_log:
             if source.topic in topics:
                 self.takers.setdefault(topics[source.topic], []).append(source)
@@ -130,7 +149,9 @@ class ReplayStages:
 
     def _wait(self, actor: StageActor, condition: Callable[[StageActor], bool]) -> None:
         pool, name = actor.pool, actor.config.name
-        patience_s = self._config.start_timeout_s * (_COMPILING_TAKES if actor.config.engine == "compile" else 1)
+        patience_s = self._config.start_timeout_s * (
+            _COMPILING_TAKES if actor.config.engine == "compile" else 1
+        )
         give_up_s = time.monotonic() + patience_s * actor.config.workers
         while not condition(actor):
             if pool.gave_up or time.monotonic() > give_up_s:
@@ -156,7 +177,9 @@ class ReplayStages:
     def input_waits(self) -> list[int]:
         """Until when frames wait for synchronised inputs, by the clock of these, and others behind them."""
         found = [(actor.inputs_until_ns, actor.mailbox.waiting) for actor in self.actors]
-        return [until_ns for until_ns, behind in found if until_ns for _ in range(1 if behind is None else 2)]
+        return [
+            until_ns for until_ns, behind in found if until_ns for _ in range(1 if behind is None else 2)
+        ]
 
     @property
     def lost(self) -> int:
@@ -180,13 +203,19 @@ class ReplayStages:
 
 
 class ReplayPace:
-    """What decides when a message of the log is given to the stages; this one is `fast`, others differ from it.
+    """What decides when a message of the log is given to the stages.
 
-    Every frame is answered before the next message is given: the outputs do not depend on how fast that goes.
+    This one is `fast`, others differ from it.
+
+    Every frame is answered before the next message is given: the outputs do not depend on how fast that
+    goes.
     """
 
     threaded = True
-    """Whether stages have threads of their own, as in the node. Else their pools have to settle, and the pace steps."""
+    """Whether stages have threads of their own, as in the node.
+
+    Else their pools have to settle, and the pace steps.
+    """
 
     def __init__(self, start_ns: int) -> None:
         self._now_ns = start_ns
@@ -205,10 +234,12 @@ class ReplayPace:
         return self._now_ns
 
     def reach(self, t_ns: int, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages do what they do before this time of the log, which is then `now`; here: all that they have.
+        """Let the stages do what they do before this time of the log, which is then `now`.
 
-        A frame that waits for synchronised inputs may have to see the next message first. A stage whose last worker
-        died has one again.
+        Here: all that they have.
+
+        A frame that waits for synchronised inputs may have to see the next message first. A stage whose
+        last worker died has one again.
         """
         self._answer(stages, record, t_ns)
         while not all(actor.pool.ready for actor in stages.actors):
@@ -249,7 +280,10 @@ class RealPace(ReplayPace):
 
     @property
     def summary(self) -> dict[str, object]:
-        """Messages that were given more than 5 ms after their time: a busy machine, or a log that is slow to read."""
+        """Messages that were given more than 5 ms after their time.
+
+        A busy machine, or a log that is slow to read.
+        """
         return {"late_messages": self._tally.late, "worst_late_ms": self._tally.worst_late_ms}
 
     def now(self) -> int:

@@ -1,1 +1,4 @@
-"""New versions onto vehicles: signed plans, who gets what, verdicts, and the way back; no torch, no rclpy."""
+"""New versions onto vehicles.
+
+Signed plans, who gets what, verdicts, and the way back; no torch, no rclpy.
+"""

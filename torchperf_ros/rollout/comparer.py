@@ -1,8 +1,8 @@
 """What two versions' outputs are to each other, found out in a process of its own.
 
-That is whether they are the same by the rules of golden comparison, whether the guard would replace one of them, and
-what the adapter's own score says. Comparing takes the interpreter for milliseconds, which no thread of the node may do.
-One pair at a time is out; what comes meanwhile is not compared, and counted.
+That is whether they are the same by the rules of golden comparison, whether the guard would replace one of
+them, and what the adapter's own score says. Comparing takes the interpreter for milliseconds, which no
+thread of the node may do. One pair at a time is out; what comes meanwhile is not compared, and counted.
 """
 
 import fcntl
@@ -28,13 +28,15 @@ from torchperf_ros.stage.pair_figures import Compared
 if TYPE_CHECKING:
     from torchperf_ros.replay.golden.message_rule import Rules
 
-_PIPE_BYTES: Final = 1 << 20  # wanted: a pair that fits never holds up who sends it, however long the process stands
+_PIPE_BYTES: Final = (
+    1 << 20
+)  # wanted: a pair that fits never holds up who sends it, however long the process stands
 _AGAIN_S: Final = 5.0  # after the process has ended
 _HUNG_S: Final = 60.0
 _STARVED: Final = 10  # times as long may one take that is no further for want of idle time
 _ENTRY: Final = (
-    # A child of a real-time node is real-time, before it has imported anything, too; and where the kernel shares out
-    # time by sessions, the nice value of its session counts.
+    # A child of a real-time node is real-time, before it has imported anything, too; and where the kernel
+    # shares out time by sessions, the nice value of its session counts.
     "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
     "from torchperf_ros.workers.process_setup import set_nice; set_nice(os.getpid(), 19); "
     "from torchperf_ros.rollout.comparer import main; main()"
@@ -45,12 +47,15 @@ class OutputComparer:
     """The node's side; one thread calls all but `hold`.
 
     Attributes:
-        left_out: pairs that were not compared: another one was, they are too large, or the process had ended.
+        left_out: pairs that were not compared: another one was, they are too large, or the process had
+            ended.
         problem: why it does not compare now, "" if it does.
     """
 
     def __init__(self, output_type: str, tolerance: float, scorer: Mapping[str, Any] | None = None) -> None:
-        """Compare messages of this type, for example `nav_msgs/msg/Path`; the process starts with the first pair.
+        """Compare messages of this type, for example `nav_msgs/msg/Path`.
+
+        The process starts with the first pair.
 
         Args:
             output_type: of both versions.
@@ -67,7 +72,10 @@ class OutputComparer:
         self._said = b""
 
     def offer(self, seq: int, base: bytes, candidate: bytes, known: Known | None) -> bool:
-        """Have a pair compared; False if it is left out. `known`: what the guard would judge by; None without one."""
+        """Have a pair compared.
+
+        False if it is left out. `known`: what the guard would judge by; None without one.
+        """
         pair = b"" if self._busy or not self._start() else _written(seq, base, candidate, known)
         if self._process is None or not 0 < len(pair) <= self._room_bytes:
             self.left_out += 1
@@ -119,8 +127,11 @@ class OutputComparer:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _ENTRY, *self._arguments],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
         except OSError as error:
             self.problem = f"outputs are not compared: {error}"
             self._not_before_s = time.monotonic() + _AGAIN_S
@@ -175,7 +186,9 @@ def main() -> None:
         base, candidate = map(source.read, sizes)
         known = packed and Known.unpacked(packed)
         difference = _difference(base, candidate, kind, rules)
-        found = Compared(seq, difference, _refusals(known, base, candidate), score(base, candidate), score.problem)
+        found = Compared(
+            seq, difference, _refusals(known, base, candidate), score(base, candidate), score.problem
+        )
         print(json.dumps(found), file=said, flush=True)
 
 
@@ -227,7 +240,10 @@ class _Score:
 
 
 def _rules(kind: str, tolerance: float) -> "Rules":
-    """The rules of golden comparison; only what is built in names fields that may be anything, or are matched."""
+    """The rules of golden comparison.
+
+    Only what is built in names fields that may be anything, or are matched.
+    """
     from torchperf_ros.replay.golden.message_rule import BUILT_IN, MessageRule, Tolerance
 
     own = BUILT_IN.get(kind, MessageRule())

@@ -1,4 +1,7 @@
-"""Hard guards: limits that a candidate breaks or keeps on one vehicle, whatever the statistics of the fleet say."""
+"""Hard guards.
+
+Limits that a candidate breaks or keeps on one vehicle, whatever the statistics of the fleet say.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,23 +11,32 @@ from typing import Any, Final
 from torchperf_ros.frame.errors import TorchperfError
 
 LEAST_FRAMES: Final = 1000
-"""Shares are judged from so many frames on: half a minute at 30 Hz. One miss of the first ten is no tenth of them."""
+"""Shares are judged from so many frames on.
+
+Half a minute at 30 Hz. One miss of the first ten is no tenth of them.
+"""
 WINDOW_S: Final = 3600.0
 """Figures are of the candidate's last hour at most, so that rare single events do not add up over weeks."""
 
 
 class PlanError(TorchperfError):
-    """A roll-out plan cannot be used; the message names the file or the field, the value, and what would be right."""
+    """A roll-out plan cannot be used.
+
+    The message names the file or the field, the value, and what would be right.
+    """
 
 
 @dataclass(frozen=True)
 class Guards:
-    """The most that each figure of a vehicle may be within `WINDOW_S`; one above it rolls that vehicle back.
+    """The most that each figure of a vehicle may be within `WINDOW_S`.
+
+    One above it rolls that vehicle back.
 
     Attributes:
-        worker_deaths: crashes, hangs and kills of the candidate's worker. One may be the machine's, two are not.
-        refused_plans: of the candidate; beside the base those that the guard of plans would replace where it accepts
-            the base's, in service those that it replaced by a stop.
+        worker_deaths: crashes, hangs and kills of the candidate's worker. One may be the machine's, two are
+            not.
+        refused_plans: of the candidate; beside the base those that the guard of plans would replace where
+            it accepts the base's, in service those that it replaced by a stop.
         safe_stops: times that the stage went into SAFE_STOP.
         miss_ratio: share of frames without an own result in time, 0 to 1.
         memory_mib_per_h: growth of the candidate's worker in MiB per hour.
@@ -45,7 +57,9 @@ class Guards:
             PlanError: an unknown name, or a limit that is none.
         """
         if not isinstance(values, Mapping):
-            raise PlanError(f"{where}: {values!r} has to be limits by name, for example {{worker_deaths: 1}}")
+            raise PlanError(
+                f"{where}: {values!r} has to be limits by name, for example {{worker_deaths: 1}}"
+            )
         known: dict[str, float] = asdict(self)
         for name, value in values.items():
             if name not in known:
@@ -83,10 +97,15 @@ class Figures:
     def __add__(self, other: "Figures") -> "Figures":
         """Counts of both; the trend of the later one."""
         return Figures(
-            self.frames + other.frames, self.deaths + other.deaths, self.refused + other.refused,
-            self.safe_stops + other.safe_stops, self.misses + other.misses, other.memory_mib_per_h,
-            self.disagreements + other.disagreements, self.compared + other.compared,
-        )  # fmt: skip
+            self.frames + other.frames,
+            self.deaths + other.deaths,
+            self.refused + other.refused,
+            self.safe_stops + other.safe_stops,
+            self.misses + other.misses,
+            other.memory_mib_per_h,
+            self.disagreements + other.disagreements,
+            self.compared + other.compared,
+        )
 
 
 def broken_guard(guards: Guards, figures: Figures) -> str:
@@ -111,28 +130,37 @@ def broken_guard(guards: Guards, figures: Figures) -> str:
 LEAST_PAIRS, LEAST_TIMED = 50, 5
 """Frames that both versions had before a candidate serves, and those among them with a known time of the candidate.
 
-Where none of 50 fails at most 6 % do (the rule of three, at 95 %). A time is known where no other frame came meanwhile:
-of a candidate that takes longer than frames are apart none is, and on a full machine few are.
+Where none of 50 fails at most 6 % do (the rule of three, at 95 %). A time is known where no other frame
+came meanwhile: of a candidate that takes longer than frames are apart none is, and on a full machine few
+are.
 """
 
 
 def why_not_to_serve(pairs: int, timed: int, late: int, base_share: float, limits: Guards) -> str:
-    """Why a candidate that stands beside may not serve yet, by the frames that both versions had; "" if it may.
+    """Why a candidate that stands beside may not serve yet, by the frames that both versions had.
+
+    "" if it may.
 
     Args:
         pairs: frames that both had.
         timed: of them, those with a known time of the candidate.
         late: frames in which the candidate would have missed the deadline, or had no result.
         base_share: share of its frames in which the base missed it.
-        limits: a candidate that is over the budget more often than `miss_ratio`, and than the base, does not serve.
+        limits: a candidate that is over the budget more often than `miss_ratio`, and than the base, does
+            not serve.
     """
     most = max(limits.miss_ratio, base_share)
     if pairs < LEAST_PAIRS:
         return f"{pairs} of the {LEAST_PAIRS} frames beside the base that it has to have first"
     if late > most * timed:
-        return f"{late} of {timed} frames would be over the budget or without a result; at most {most:.2%} may"
+        return (
+            f"{late} of {timed} frames would be over the budget or without a result; at most {most:.2%} may"
+        )
     if timed < LEAST_TIMED:
-        return f"{timed} of {pairs} frames have a known time, {LEAST_TIMED} are needed: it gives way to other frames"
+        return (
+            f"{timed} of {pairs} frames have a known time, {LEAST_TIMED} are needed: it gives way to other"
+            " frames"
+        )
     return ""
 
 

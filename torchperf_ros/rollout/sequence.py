@@ -1,14 +1,16 @@
-"""Is the candidate better or worse? Intervals that hold at all times at once: one may look as often as one likes.
+"""Is the candidate better or worse? Intervals that hold at all times at once.
 
-A minute of a vehicle is a block, and blocks of one drive are alike. So the unit is a stretch of up to half an hour of
-one drive, counted once it is over; and where vehicles differ more from each other than their stretches do, the variance
-is that between vehicles. A unit's value is a logarithm of a ratio (times), or a difference (misses): both are as likely
-positive as negative where the versions are the same.
+One may look as often as one likes.
 
-The interval is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform
-central limit theory and asymptotic confidence sequences" (Annals of Statistics 52, 2024, theorem 2.2), which is
-Robbins' normal mixture (Howard, Ramdas, McAuliffe, Sekhon, Annals of Statistics 49, 2021, eq. 14) with the variance
-estimated:
+A minute of a vehicle is a block, and blocks of one drive are alike. So the unit is a stretch of up to half
+an hour of one drive, counted once it is over; and where vehicles differ more from each other than their
+stretches do, the variance is that between vehicles. A unit's value is a logarithm of a ratio (times), or a
+difference (misses): both are as likely positive as negative where the versions are the same.
+
+The interval is the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
+"Time-uniform central limit theory and asymptotic confidence sequences" (Annals of Statistics 52, 2024,
+theorem 2.2), which is Robbins' normal mixture (Howard, Ramdas, McAuliffe, Sekhon, Annals of Statistics 49,
+2021, eq. 14) with the variance estimated:
 
     mean +- s / n * sqrt((n + h) * log((n + h) / (h * alpha^2)))
 
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 ALPHA: Final = 0.05
 """The chance of a false decision in a whole roll-out, however often it is looked at."""
 STRETCH_BLOCKS: Final = 30
-"""A unit is half an hour of driving at most: longer ones would take longer to be counted, see `bench rollout`."""
+"""A unit is half an hour of driving at most.
+
+Longer ones would take longer to be counted, see `bench rollout`.
+"""
 LEAST_BLOCKS: Final = 5
 """A shorter stretch than this is left out: it would count as much as one of half an hour."""
 LEAST_UNITS: Final = 60
@@ -41,7 +46,10 @@ _OVER_S: Final = 600.0
 _NARROWEST_AT: Final = 400.0
 """Units: a step's worth. It is some 10 % wider than need be at a quarter and at four times of that."""
 _UNSEEN: Final = 3.0
-"""Events that may have been missed by chance where none was seen: the rule of three (Hanley, Lippman-Hand, 1983)."""
+"""Events that may have been missed by chance where none was seen.
+
+The rule of three (Hanley, Lippman-Hand, 1983).
+"""
 
 LATENCY, P99, MISSES, DISAGREEMENT = "latency", "p99", "misses", "disagreement"
 METRICS: Final = (LATENCY, P99, MISSES)
@@ -89,7 +97,10 @@ class Interval:
         return count
 
     def verdict(self, margin: float) -> Verdict:
-        """More is worse: the interval excludes 0 and the mean is beyond the margin, or all of it is within."""
+        """More is worse.
+
+        The interval excludes 0 and the mean is beyond the margin, or all of it is within.
+        """
         if self.low > 0 and self.mean >= margin:
             return Verdict.WORSE
         if self.high < 0 and self.mean <= -margin:
@@ -98,7 +109,13 @@ class Interval:
 
     def limited(self, limit: float) -> Verdict:
         """Of a share: worse where it is over the limit, equivalent where it is below."""
-        return Verdict.WORSE if self.low > limit else Verdict.EQUIVALENT if self.high < limit else Verdict.NOT_ENOUGH
+        return (
+            Verdict.WORSE
+            if self.low > limit
+            else Verdict.EQUIVALENT
+            if self.high < limit
+            else Verdict.NOT_ENOUGH
+        )
 
 
 @dataclass(frozen=True)
@@ -109,8 +126,8 @@ class Units:
         vehicle: index of each one's vehicle, shape (n,).
         end_s: when each was over, UTC in s.
         frames: of each, shape (n,).
-        values: by metric, each of shape (n,); NaN where it is not known. Logarithms of ratios of candidate to base
-            (`latency`, `p99`), difference of shares (`misses`), share (`disagreement`).
+        values: by metric, each of shape (n,); NaN where it is not known. Logarithms of ratios of candidate
+            to base (`latency`, `p99`), difference of shares (`misses`), share (`disagreement`).
     """
 
     vehicle: "Values"
@@ -132,7 +149,9 @@ class Units:
         import numpy as np
 
         known = np.isfinite(self.values[metric])
-        least = 1.0 / float(self.frames[known].mean()) if known.any() and metric not in {LATENCY, P99} else 0.0
+        least = (
+            1.0 / float(self.frames[known].mean()) if known.any() and metric not in {LATENCY, P99} else 0.0
+        )
         return interval(self.values[metric][known], self.vehicle[known], alpha, least)
 
 
@@ -143,7 +162,8 @@ def interval(values: "Values", vehicles: "Values", alpha: float, least: float = 
         values: of the units so far, shape (n,).
         vehicles: whose each is, indices from 0 on.
         alpha: the chance that it ever leaves out the truth.
-        least: what one rare event adds to a unit's value; the variance is never less than that of three such events.
+        least: what one rare event adds to a unit's value; the variance is never less than that of three
+            such events.
     """
     import numpy as np
 
@@ -177,8 +197,9 @@ def _width(count: float, alpha: float) -> float:
 def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
     """Stretches out of minutes, the columns of `records.Brought.blocks`, ordered by vehicle and time.
 
-    A stretch is over when it has `STRETCH_BLOCKS`, when its vehicle began another one, or when nothing was added for
-    `_OVER_S`. Only then it counts, and once: a value that changes after it was looked at would be looked at twice.
+    A stretch is over when it has `STRETCH_BLOCKS`, when its vehicle began another one, or when nothing was
+    added for `_OVER_S`. Only then it counts, and once: a value that changes after it was looked at would be
+    looked at twice.
     """
     import numpy as np
 
@@ -205,7 +226,11 @@ def units_of(blocks: Mapping[str, "Values"], now_s: float = math.inf) -> Units:
             DISAGREEMENT: (compared - total("agreed")) / compared,
         }
     vehicle, end_s = blocks["vehicle"][starts], blocks["t_s"][starts + sizes - 1]
-    over = np.append(vehicle[1:] == vehicle[:-1], [False]) | (sizes == STRETCH_BLOCKS) | (end_s < now_s - _OVER_S)
+    over = (
+        np.append(vehicle[1:] == vehicle[:-1], [False])
+        | (sizes == STRETCH_BLOCKS)
+        | (end_s < now_s - _OVER_S)
+    )
     return Units(vehicle, end_s, frames, values).chosen(over & (sizes >= LEAST_BLOCKS) & (frames > 0))
 
 

@@ -1,9 +1,11 @@
-"""A fleet that a plan is tried on before it meets a real one: who is exposed for how long until it is stopped.
+"""A fleet that a plan is tried on before it meets a real one.
 
-Buckets, roles, guards, verdicts and the next move are the code that vehicles and `torchperf rollout advance` run. What
-is simulated is what they see: minutes out of recorded runs, drives, deaths, memory. Time goes in half hours, which each
-vehicle drives wholly or not at all. The plan's owner looks once a day at what was brought home, and signs what
-`advance` says; vehicles read it within half an hour.
+Who is exposed for how long until it is stopped.
+
+Buckets, roles, guards, verdicts and the next move are the code that vehicles and `torchperf rollout
+advance` run. What is simulated is what they see: minutes out of recorded runs, drives, deaths, memory. Time
+goes in half hours, which each vehicle drives wholly or not at all. The plan's owner looks once a day at
+what was brought home, and signs what `advance` says; vehicles read it within half an hour.
 """
 
 import datetime
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
     Values = NDArray[Any]
 
 CANDIDATES: Final = {
-    "same": "no difference", "better": "every frame is shorter", "worse": "every frame takes longer",
+    "same": "no difference",
+    "better": "every frame is shorter",
+    "worse": "every frame takes longer",
     "worse-tail": "only the slowest twentieth takes longer, so that the p99 does",
     "worse-on-one-gpu": "every frame takes longer, on the rarest GPU only",
-    "leaking": "its worker's memory grows by 200 MiB an hour", "crashing": "its worker dies once in 10,000 frames",
-}  # fmt: skip
+    "leaking": "its worker's memory grows by 200 MiB an hour",
+    "crashing": "its worker dies once in 10,000 frames",
+}
 """What can be tried."""
 GPUS: Final = {"orin": 0.7, "xavier": 0.2, "rtx4000": 0.1}
 """The share of the vehicles with each."""
@@ -45,11 +50,20 @@ LOOK_EVERY_H: Final = 24.0
 """How often the owner of a plan looks; what vehicles brought home until then counts."""
 _WINDOWS: Final = 600
 _BUDGET_MS: Final = 50.0
-_MEDIAN_MS, _P99_SIGMAS, _P99_BY_MEDIAN = 25.0, 2.3263, 1.4  # the reference detector's, as the closed loop has it
+_MEDIAN_MS, _P99_SIGMAS, _P99_BY_MEDIAN = (
+    25.0,
+    2.3263,
+    1.4,
+)  # the reference detector's, as the closed loop has it
 _CORRELATION: Final = 0.9  # of successive frames: a scene that is hard stays hard
 _SPIKES, _SPIKE_MS, _TAIL_INDEX = 0.005, 5.0, 2.5  # the heavy tail that `bench regress` judges by, too
-_DRIVE_SIGMA: Final = 0.02  # of the logarithm: what one drive does to one version's times, temperature for example
-_BEGIN, _END = 0.1, 0.2  # chances of a drive's begin and end in half an hour: 2.5 h each, a third of the time
+_DRIVE_SIGMA: Final = (
+    0.02  # of the logarithm: what one drive does to one version's times, temperature for example
+)
+_BEGIN, _END = (
+    0.1,
+    0.2,
+)  # chances of a drive's begin and end in half an hour: 2.5 h each, a third of the time
 _LEAK_MIB_PER_H, _NOISE_MIB_PER_H = 200.0, 10.0
 _CRASH: Final = 1e-4
 _MOST_DAYS: Final = 21
@@ -97,7 +111,10 @@ class Minutes:
     """Figures of minutes of both versions, out of which vehicles' minutes are drawn."""
 
     def __init__(self, windows_ms: "Values", budget_ms: float, candidate: Candidate) -> None:
-        """Take the minutes of the base, shape (minutes, frames); those of the candidate are made of them."""
+        """Take the minutes of the base, shape (minutes, frames).
+
+        Those of the candidate are made of them.
+        """
         slower = candidate.by if candidate.kind in {"worse", "worse-on-one-gpu"} else 0.0
         factor = 1.0 - candidate.by if candidate.kind == "better" else 1.0 + slower
         changed = windows_ms * factor
@@ -109,8 +126,13 @@ class Minutes:
         self.candidate = paired_figures(changed, changed, budget_ms)
         self._count = len(windows_ms)
 
-    def draw(self, effects: "Values", is_base: "Values", random: np.random.Generator) -> dict[str, "Values"]:
-        """Minutes of stretches, flat: `effects` (stretches, 2) on the logarithm; `is_base`: nothing is wrong there."""
+    def draw(
+        self, effects: "Values", is_base: "Values", random: np.random.Generator
+    ) -> dict[str, "Values"]:
+        """Minutes of stretches, flat.
+
+        `effects` (stretches, 2) on the logarithm; `is_base`: nothing is wrong there.
+        """
         found: dict[str, Values] = {"frames": np.full(len(effects) * STRETCH_BLOCKS, self.frames)}
         for column, arm in enumerate(("base", "candidate")):
             chosen = random.integers(self._count, size=(len(effects), STRETCH_BLOCKS))
@@ -132,13 +154,19 @@ def built_in_minutes(random: np.random.Generator) -> tuple["Values", float]:
     body = np.empty_like(noise)
     body[:, 0] = noise[:, 0]
     for frame in range(1, FRAMES):  # AR(1), of variance 1
-        body[:, frame] = _CORRELATION * body[:, frame - 1] + math.sqrt(1.0 - _CORRELATION**2) * noise[:, frame]
+        body[:, frame] = (
+            _CORRELATION * body[:, frame - 1] + math.sqrt(1.0 - _CORRELATION**2) * noise[:, frame]
+        )
     times = _MEDIAN_MS * np.exp(math.log(_P99_BY_MEDIAN) / _P99_SIGMAS * body)
-    spikes = (random.random(times.shape) < _SPIKES) * _SPIKE_MS * (1.0 + random.pareto(_TAIL_INDEX, times.shape))
+    spikes = (
+        (random.random(times.shape) < _SPIKES) * _SPIKE_MS * (1.0 + random.pareto(_TAIL_INDEX, times.shape))
+    )
     return times + spikes, _BUDGET_MS
 
 
-def recorded_minutes(paths: Sequence[Path], stage: str, random: np.random.Generator) -> tuple["Values", float]:
+def recorded_minutes(
+    paths: Sequence[Path], stage: str, random: np.random.Generator
+) -> tuple["Values", float]:
     """Minutes out of runs of `torchperf replay`, of successive frames wherever they begin, and their budget in ms.
 
     Raises:
@@ -152,7 +180,10 @@ def recorded_minutes(paths: Sequence[Path], stage: str, random: np.random.Genera
         if stage not in frames:
             raise ConfigError(f"--runs {path}: has no stage {stage!r}; it has: {', '.join(frames)}")
         total_ms = frames[stage]["total_ms"].astype(float)
-        total_ms, budget_ms = total_ms[np.isfinite(total_ms)], float(np.nanmax(frames[stage]["budget_ms"], initial=0))
+        total_ms, budget_ms = (
+            total_ms[np.isfinite(total_ms)],
+            float(np.nanmax(frames[stage]["budget_ms"], initial=0)),
+        )
         if len(total_ms) < FRAMES:
             raise ConfigError(
                 f"--runs {path}: has {len(total_ms):,} frames of {stage}; a minute, {FRAMES:,}, is needed"
@@ -165,7 +196,9 @@ def recorded_minutes(paths: Sequence[Path], stage: str, random: np.random.Genera
 class Fleet:
     """Vehicles on which a plan is played; the same seed plays the same."""
 
-    def __init__(self, plan: RolloutPlan, vehicles: int, candidate: Candidate, minutes: Minutes, seed: int) -> None:
+    def __init__(
+        self, plan: RolloutPlan, vehicles: int, candidate: Candidate, minutes: Minutes, seed: int
+    ) -> None:
         """Draw GPUs, and work out buckets and targeting.
 
         Raises:
@@ -177,7 +210,10 @@ class Fleet:
         ids = [f"vehicle-{seed}-{number:06}" for number in range(vehicles)]
         self._bucket = np.array([bucket_percent(plan.name, name) for name in ids])
         if plan.targeting is not None:
-            facts = (facts_of({"vehicle": name, "gpu": str(gpu)}) for name, gpu in zip(ids, self._gpus, strict=True))
+            facts = (
+                facts_of({"vehicle": name, "gpu": str(gpu)})
+                for name, gpu in zip(ids, self._gpus, strict=True)
+            )
             taken = np.array([is_for(plan.name, plan.targeting, one, one["vehicle"]) for one in facts])
             self._bucket[~taken] = math.inf
         self._wrong = np.full(vehicles, True)
@@ -190,7 +226,9 @@ class Fleet:
         self._before = [Figures()] * vehicles
         self._back: dict[int, str] = {}
 
-    def play(self, look_every_h: float, progress: Callable[[int, int], None] = lambda done, of: None) -> Outcome:
+    def play(
+        self, look_every_h: float, progress: Callable[[int, int], None] = lambda done, of: None
+    ) -> Outcome:
         """The whole roll-out, until it is stopped or done; its owner looks every so many hours."""
         plan, outcome = self._plan, Outcome()
         begin = plan.step_since
@@ -220,7 +258,9 @@ class Fleet:
             back = {f"vehicle {number}": reason for number, reason in self._back.items()}
             since_h = (now - plan.step_since).total_seconds() / 3600.0
             findings = judge(plan, units[0], self._gpus.tolist())
-            standing = Standing(had, tuple(steps), since_h, back, findings, rate_of(plan, units[0], since_h))
+            standing = Standing(
+                had, tuple(steps), since_h, back, findings, rate_of(plan, units[0], since_h)
+            )
             move = next_move(plan, standing)
             outcome.why = "; ".join(move.reasons)
             if move.kind is Kind.BACK:
@@ -239,7 +279,10 @@ class Fleet:
     def _period(
         self, plan: RolloutPlan, now: datetime.datetime, outcome: Outcome
     ) -> tuple[Units, "Values", tuple[float, float]] | None:
-        """Half an hour: who drives, with which role, and what comes of it; None where nobody had the candidate."""
+        """Half an hour.
+
+        Who drives, with which role, and what comes of it; None where nobody had the candidate.
+        """
         random = self._random
         starts = ~self._driving & (random.random(self._count) < _BEGIN)
         self._driving = starts | (self._driving & (random.random(self._count) >= _END))
@@ -250,8 +293,13 @@ class Fleet:
             if one in self._back:
                 continue
             shadow_s, serving_s = self._shadow_s[one], self._serving_s[one]
-            role, _ = role_of(plan, self._bucket[one], shadow_s, shadow_s + serving_s > 0,
-                              serving_s >= plan.probation_min * BLOCK_S)  # fmt: skip
+            role, _ = role_of(
+                plan,
+                self._bucket[one],
+                shadow_s,
+                shadow_s + serving_s > 0,
+                serving_s >= plan.probation_min * BLOCK_S,
+            )
             if role is not Role.NONE:
                 who.append(one)
                 roles.append(SHADOW if role is Role.SHADOW else SERVING)
@@ -270,11 +318,14 @@ class Fleet:
         blocks = {name: column[kept] for name, column in blocks.items()}
         minute_s = now.timestamp() - BLOCK_S * np.arange(STRETCH_BLOCKS)[::-1]
         blocks |= {
-            "vehicle": np.repeat(chosen, lasted), "drive": np.repeat(self._drive[chosen], lasted),
-            "version": np.zeros(kept.sum(), np.int64), "role": np.repeat(serving, lasted),
-            "t_s": np.tile(minute_s, len(chosen))[kept], "compared": np.zeros(kept.sum(), np.int64),
+            "vehicle": np.repeat(chosen, lasted),
+            "drive": np.repeat(self._drive[chosen], lasted),
+            "version": np.zeros(kept.sum(), np.int64),
+            "role": np.repeat(serving, lasted),
+            "t_s": np.tile(minute_s, len(chosen))[kept],
+            "compared": np.zeros(kept.sum(), np.int64),
             "agreed": np.zeros(kept.sum(), np.int64),
-        }  # fmt: skip
+        }
         seconds = lasted * BLOCK_S
         self._shadow_s[chosen] += seconds * ~serving
         self._serving_s[chosen] += seconds * serving
@@ -287,16 +338,27 @@ class Fleet:
     ) -> "Values":
         """How many minutes of the half hour each vehicle keeps the candidate, by its own guards."""
         limits, lasted = plan.limits, np.full(len(chosen), STRETCH_BLOCKS)
-        of_all = zip(chosen.tolist(), deaths.sum(axis=1).tolist(), misses.sum(axis=1).tolist(), leak.tolist(),
-                     strict=True)  # fmt: skip
+        of_all = zip(
+            chosen.tolist(),
+            deaths.sum(axis=1).tolist(),
+            misses.sum(axis=1).tolist(),
+            leak.tolist(),
+            strict=True,
+        )
         for row, (one, died, missed, grown) in enumerate(of_all):
             before = self._before[one]  # of the half hour before: together they are the last hour
             known = grown if before.frames else math.nan  # a trend needs half an hour
             whole = Figures(self._minutes.frames * STRETCH_BLOCKS, died, 0, 0, missed, known)
             if broken_guard(limits, before + whole):
                 for minute in range(1, STRETCH_BLOCKS + 1):
-                    part = Figures(self._minutes.frames * minute, int(deaths[row, :minute].sum()), 0, 0,
-                                   int(misses[row, :minute].sum()), known)  # fmt: skip
+                    part = Figures(
+                        self._minutes.frames * minute,
+                        int(deaths[row, :minute].sum()),
+                        0,
+                        0,
+                        int(misses[row, :minute].sum()),
+                        known,
+                    )
                     if reason := broken_guard(limits, before + part):
                         lasted[row], self._back[one] = minute, reason
                         break
@@ -319,7 +381,10 @@ def simulate(
     look_every_h: float = LOOK_EVERY_H,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Outcome:
-    """Play a plan on a fleet; `windows`: minutes and their budget, see `built_in_minutes` and `recorded_minutes`."""
+    """Play a plan on a fleet.
+
+    `windows`: minutes and their budget, see `built_in_minutes` and `recorded_minutes`.
+    """
     return Fleet(plan, vehicles, candidate, Minutes(*windows, candidate), seed).play(look_every_h, progress)
 
 
@@ -344,6 +409,6 @@ def outcome_rows(outcomes: Mapping[str, Outcome]) -> Iterator[tuple[str, ...]]:
         "vehicles that rolled it back": lambda one: f"{one.rolled_back:,}",
         "deaths of its workers": lambda one: f"{one.deaths:,}",
         "why": lambda one: one.why,
-    }  # fmt: skip
+    }
     for name, text in rows.items():
         yield (name, *(text(one) for one in outcomes.values()))

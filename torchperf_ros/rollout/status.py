@@ -1,4 +1,7 @@
-"""How a roll-out stands, out of what vehicles brought home, and what has to be done: the next step, a hold, or back."""
+"""How a roll-out stands, out of what vehicles brought home, and what has to be done.
+
+The next step, a hold, or back.
+"""
 
 import datetime
 import enum
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_ROLLED_BACK: Final = 0.01
-"""Of the vehicles that had the candidate; one alone may be broken itself, more than this and at least two are not."""
+"""Of the vehicles that had the candidate.
+
+One alone may be broken itself, more than this and at least two are not.
+"""
 _LEAST_ROLLED_BACK: Final = 2
 _REVOKED: Final = "revoked"
 _S_PER_H: Final = 3600.0
@@ -52,7 +58,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict: of a metric, on all vehicles (`group` is "") or on those of one GPU; `margin` in the metric's unit."""
+    """A verdict: of a metric, on all vehicles (`group` is "") or on those of one GPU.
+
+    `margin` in the metric's unit.
+    """
 
     group: str
     metric: str
@@ -61,7 +70,9 @@ class Finding:
     verdict: Verdict
 
     def lacks(self, per_h: float, share: float) -> str:
-        """What is missing for a verdict, and how long it takes; the same for all metrics where there is no interval.
+        """What is missing for a verdict, and how long it takes.
+
+        The same for all metrics where there is no interval.
 
         Args:
             per_h: units that came in an hour since the step began.
@@ -69,9 +80,14 @@ class Finding:
         """
         own = self.interval
         if own.vehicles < LEAST_VEHICLES:
-            found = f"not enough data: a verdict needs {LEAST_VEHICLES} vehicles, {own.vehicles} brought some home"
+            found = (
+                f"not enough data: a verdict needs {LEAST_VEHICLES} vehicles, {own.vehicles} brought some"
+                " home"
+            )
             if own.vehicles and (wide := math.ceil(share * LEAST_VEHICLES / own.vehicles)) <= _PERCENT:
-                found += f"; if {share:g} % of the fleet are no more, a step of {wide} % is needed, or --force"
+                found += (
+                    f"; if {share:g} % of the fleet are no more, a step of {wide} % is needed, or --force"
+                )
             return found
         inside = self.margin - abs(own.mean)
         half = abs(inside) if self.metric == DISAGREEMENT else inside if inside > 0 else abs(own.mean)
@@ -81,12 +97,16 @@ class Finding:
         if math.isinf(missing):
             return f"{found}: the difference is the margin itself"
         found += f": it needs some {max(missing, 1):,.0f} more units of half an hour"
-        return found + (f", {missing / per_h:,.1f} h at least at {per_h:.1f} an hour as now" if per_h else "")
+        return found + (
+            f", {missing / per_h:,.1f} h at least at {per_h:.1f} an hour as now" if per_h else ""
+        )
 
     @property
     def text(self) -> str:
         """The difference with its interval, in words."""
-        low, mean, high = (self._percent(one) for one in (self.interval.low, self.interval.mean, self.interval.high))
+        low, mean, high = (
+            self._percent(one) for one in (self.interval.low, self.interval.mean, self.interval.high)
+        )
         if self.interval.low == -math.inf:
             return f"{self.interval.units} units of {self.interval.vehicles} vehicles"
         return f"{mean:+.2f} {self._unit} ({low:+.2f} to {high:+.2f})"
@@ -148,11 +168,25 @@ class Standing:
 
     def to_json(self) -> dict[str, Any]:
         """Every figure, as JSON has them."""
-        findings = [{"group": one.group or "all", "metric": one.metric, "verdict": one.verdict.value,
-                     "margin": one.margin, **_finite(one.interval)} for one in self.findings]  # fmt: skip
-        return {"vehicles": self.vehicles, "units_per_h": self.units_per_h, "steps": [*map(_finite, self.steps)],
-                "since_step_h": self.since_step_h, "rolled_back": dict(self.rolled_back), "refused": dict(self.refused),
-                "findings": findings}  # fmt: skip
+        findings = [
+            {
+                "group": one.group or "all",
+                "metric": one.metric,
+                "verdict": one.verdict.value,
+                "margin": one.margin,
+                **_finite(one.interval),
+            }
+            for one in self.findings
+        ]
+        return {
+            "vehicles": self.vehicles,
+            "units_per_h": self.units_per_h,
+            "steps": [*map(_finite, self.steps)],
+            "since_step_h": self.since_step_h,
+            "rolled_back": dict(self.rolled_back),
+            "refused": dict(self.refused),
+            "findings": findings,
+        }
 
 
 def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:
@@ -167,22 +201,42 @@ def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> 
         serving = here & (blocks["role"] == SERVING)
         scores = blocks["score"][here]
         scores = scores[np.isfinite(scores)]
-        steps.append(StepStanding(len(set(blocks["vehicle"][here].tolist())),
-                                  int((here & ~serving).sum()) / _BLOCKS_PER_H, int(serving.sum()) / _BLOCKS_PER_H,
-                                  int(blocks["refused"][here].sum()), int(blocks["deaths"][here].sum()),
-                                  float(scores.mean()) if len(scores) else math.nan))  # fmt: skip
-    back = {str(event["vehicle"]): str(event["reason"]) for event in brought.events
-            if event["what"] == "rolled_back" and event["version"] == plan.version
-            and not str(event["reason"]).startswith(_REVOKED)}  # fmt: skip
+        steps.append(
+            StepStanding(
+                len(set(blocks["vehicle"][here].tolist())),
+                int((here & ~serving).sum()) / _BLOCKS_PER_H,
+                int(serving.sum()) / _BLOCKS_PER_H,
+                int(blocks["refused"][here].sum()),
+                int(blocks["deaths"][here].sum()),
+                float(scores.mean()) if len(scores) else math.nan,
+            )
+        )
+    back = {
+        str(event["vehicle"]): str(event["reason"])
+        for event in brought.events
+        if event["what"] == "rolled_back"
+        and event["version"] == plan.version
+        and not str(event["reason"]).startswith(_REVOKED)
+    }
     gpus = [str(facts.get("gpu", "")) for facts in brought.facts.values()]
-    refused = {str(event["vehicle"]): str(event["reason"]) for event in brought.events
-               if event["what"] == "refused" and event["t_s"] >= plan.issued.timestamp()}  # fmt: skip
+    refused = {
+        str(event["vehicle"]): str(event["reason"])
+        for event in brought.events
+        if event["what"] == "refused" and event["t_s"] >= plan.issued.timestamp()
+    }
     ids = list(brought.facts)
     exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
     since_h = (now - plan.step_since).total_seconds() / _S_PER_H
     units = units_of(blocks, now.timestamp())
-    return Standing(exposed, tuple(steps), since_h, back, judge(plan, units, gpus), rate_of(plan, units, since_h),
-                    refused)  # fmt: skip
+    return Standing(
+        exposed,
+        tuple(steps),
+        since_h,
+        back,
+        judge(plan, units, gpus),
+        rate_of(plan, units, since_h),
+        refused,
+    )
 
 
 def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
@@ -191,10 +245,12 @@ def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
 
 
 def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding, ...]:
-    """The verdicts on all vehicles, and on those of each kind of GPU; `gpus` is by the index of the vehicle.
+    """The verdicts on all vehicles, and on those of each kind of GPU.
 
-    A candidate that is worse on one kind only is no better for those who have it. All verdicts share one chance of a
-    false decision.
+    `gpus` is by the index of the vehicle.
+
+    A candidate that is worse on one kind only is no better for those who have it. All verdicts share one
+    chance of a false decision.
     """
     import numpy as np
 
@@ -223,29 +279,42 @@ def next_move(plan: RolloutPlan, standing: Standing) -> Move:
         return Move(Kind.HOLD, (f"the roll-out is {plan.state.replace('_', ' ')}",), hard=True)
     if back >= most:
         name, reason = next(iter(standing.rolled_back.items()))
-        return Move(Kind.BACK, (f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}",), True)
+        return Move(
+            Kind.BACK,
+            (f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}",),
+            True,
+        )
     worse = [one for one in standing.findings if one.verdict is Verdict.WORSE]
     if worse:
         return Move(Kind.BACK, tuple(f"{one.metric} is worse{_on(one)}: {one.text}" for one in worse))
     here, step = standing.steps[plan.step], plan.now_at
     reasons = []
     if standing.since_step_h < step.soak_h:
-        reasons.append(f"step {plan.step} has lasted {standing.since_step_h:.1f} h; it has to last {step.soak_h:g} h")
+        reasons.append(
+            f"step {plan.step} has lasted {standing.since_step_h:.1f} h; it has to last {step.soak_h:g} h"
+        )
     exposure_h = here.shadow_h + here.serving_h
     if exposure_h < step.least_exposure_h:
-        reasons.append(f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
-                       f"{step.least_exposure_h:g} h")  # fmt: skip
+        reasons.append(
+            f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
+            f"{step.least_exposure_h:g} h"
+        )
     lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
     lacks = tuple(dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking))
     is_last = plan.step == len(plan.steps) - 1
     if not standing.vehicles:
         reasons.append(f"no vehicle brought anything home of version {plan.version}: no data is no verdict")
-    if step.soak_h or step.least_exposure_h or is_last:  # another one that asks for nothing is a stop on the way
+    if (
+        step.soak_h or step.least_exposure_h or is_last
+    ):  # another one that asks for nothing is a stop on the way
         reasons += lacks
     if reasons:
         return Move(Kind.HOLD, tuple(reasons))
     if lacks:
-        return Move(Kind.ADVANCE, (f"step {plan.step} asks for no time and no exposure; there is no verdict", *lacks))
+        return Move(
+            Kind.ADVANCE,
+            (f"step {plan.step} asks for no time and no exposure; there is no verdict", *lacks),
+        )
     return Move(Kind.ADVANCE, ("every figure is within its margin",))
 
 

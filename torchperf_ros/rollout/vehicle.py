@@ -1,7 +1,10 @@
-"""What one vehicle does about a plan, by itself and offline: whether it is meant, what runs, and the way back.
+"""What one vehicle does about a plan, by itself and offline.
 
-The order of writing keeps it safe: a version is written down as `trial` before it serves and as good after its
-probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of the two states.
+Whether it is meant, what runs, and the way back.
+
+The order of writing keeps it safe: a version is written down as `trial` before it serves and as good after
+its probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of
+the two states.
 """
 
 import contextlib
@@ -21,7 +24,14 @@ from torchperf_ros.rollout.guards import WINDOW_S, Figures, Guards, PlanError, b
 from torchperf_ros.rollout.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.rollout.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.rollout.signature import check_time, read_public_key, read_signed
-from torchperf_ros.rollout.targeting import UNITS, bucket_percent, check_installed, facts_of, is_for, unit_of
+from torchperf_ros.rollout.targeting import (
+    UNITS,
+    bucket_percent,
+    check_installed,
+    facts_of,
+    is_for,
+    unit_of,
+)
 from torchperf_ros.rollout.vehicle_state import (
     STATE_FILE,
     FolderLock,
@@ -34,7 +44,10 @@ from torchperf_ros.rollout.vehicle_state import (
 )
 
 MOST_CUT_OFF: Final = 5
-"""So often a trial may end with a loss of power: a candidate that brings the machine down is not tried for ever."""
+"""So often a trial may end with a loss of power.
+
+A candidate that brings the machine down is not tried for ever.
+"""
 _MIN_S: Final = 60.0
 
 
@@ -70,7 +83,9 @@ class Decision:
 
 
 def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good: bool) -> tuple[Role, str]:
-    """The candidate's role on a vehicle that the plan may be for, and a remark; the simulation asks it, too.
+    """The candidate's role on a vehicle that the plan may be for, and a remark.
+
+    The simulation asks it, too.
 
     Args:
         plan: neither rolled back nor revoked.
@@ -92,29 +107,40 @@ def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good
 
 
 class VehicleRollout:
-    """One stage of one vehicle; not for several threads at once, and not for the thread that answers frames."""
+    """One stage of one vehicle.
+
+    Not for several threads at once, and not for the thread that answers frames.
+    """
 
     def __init__(
-        self, folder: Path, facts: Mapping[str, object], public_key: Path, plan_path: Path, stage: str,
-        clock: Callable[[], datetime.datetime] = utc_now, earlier: Path | None = None,
+        self,
+        folder: Path,
+        facts: Mapping[str, object],
+        public_key: Path,
+        plan_path: Path,
+        stage: str,
+        clock: Callable[[], datetime.datetime] = utc_now,
+        earlier: Path | None = None,
         exposure: Callable[[Path], str] = exposed_at,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Come up with what the folder remembers.
 
         Args:
-            folder: of this stage of this node alone: `state.json` and the records lie in it. It is made where it is
-                missing, and locked until `close`.
+            folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
+                where it is missing, and locked until `close`.
             facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
             public_key: of the one who signs plans.
-            plan_path: the signed plan; it may come, change and go at any time. Its files are found from its folder.
+            plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
+                folder.
             stage: the node's stage; a plan for another one is refused.
             clock: UTC.
-            earlier: the folder that earlier releases had for the stages of this name of all nodes together. Where
-                `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
+            earlier: the folder that earlier releases had for the stages of this name of all nodes together.
+                Where `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
             exposure: who else can change a file, see `exposed`.
 
         Raises:
-            TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is missing.
+            TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is
+                missing.
             ConfigError: the public key cannot be read, is none, or others can change it.
             RolloutStateError: another node uses the folder.
         """
@@ -137,7 +163,9 @@ class VehicleRollout:
         self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
-        if self._state.trial and not self._state.counted:  # the power went while it ran, or the process was killed
+        if (
+            self._state.trial and not self._state.counted
+        ):  # the power went while it ran, or the process was killed
             self._state.cut_off += 1
             self._state.counted = True
             if self._state.cut_off >= MOST_CUT_OFF:
@@ -150,7 +178,10 @@ class VehicleRollout:
         self._lock = None
 
     def _take_folder(self) -> bool:
-        """Lock the folder, unless the disk does not let it be made; then nothing can be remembered either."""
+        """Lock the folder, unless the disk does not let it be made.
+
+        Then nothing can be remembered either.
+        """
         try:
             self._lock = self._lock or lock_folder(self._folder, self._plan_path)
         except OSError as error:
@@ -158,7 +189,10 @@ class VehicleRollout:
         return self._lock is not None
 
     def _adopt(self, earlier: Path) -> None:
-        """Begin with what an earlier release remembers; of another node's roll-out, with its roll-backs only."""
+        """Begin with what an earlier release remembers.
+
+        Of another node's roll-out, with its roll-backs only.
+        """
         state, _ = load_state(earlier)
         if state == VehicleState():
             return
@@ -166,11 +200,14 @@ class VehicleRollout:
         last = self._last_accepted()
         with contextlib.suppress(OSError, PlanError):  # `look` says so
             own = read_signed(read_bounded(self._plan_path), self._key, "")
-        self.adopted = f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
+        self.adopted = (
+            f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
+        )
         if own is not None and last is not None and (own.name, own.stage) != (last.name, last.stage):
             self._state = VehicleState(barred=state.barred, lost=state.lost)
             self.adopted = (
-                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path} of {own.name}"
+                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path}"
+                f" of {own.name}"
             )
         self._save()
 
@@ -184,7 +221,10 @@ class VehicleRollout:
 
     @property
     def running(self) -> Version:
-        """The one version to begin with after a start: the last good one whose files are as they were signed."""
+        """The one version to begin with after a start.
+
+        The last good one whose files are as they were signed.
+        """
         return self._last_good()
 
     def _last_good(self, without: str = "") -> Version:
@@ -207,8 +247,10 @@ class VehicleRollout:
         """Read the plan and say what has to run; call it at the start, and every few seconds.
 
         It takes about 1 ms, and longer where a file of the plan is new or was touched: its sum is made.
-        It changes what is remembered where the plan says so: a newer serial, a version that is revoked. It never
-        raises: what is wrong stands in `problem`, and the last accepted plan, or the last good version, holds.
+        It changes what is remembered where the plan says so: a newer serial, a version that is revoked. It
+        never
+        raises: what is wrong stands in `problem`, and the last accepted plan, or the last good version,
+            holds.
         """
         if self._unsaved:
             self._save()
@@ -218,17 +260,22 @@ class VehicleRollout:
         if self._unsaved and role is not Role.NONE and not self._confirmed(plan):
             role, why = Role.NONE, "nothing begins that cannot be remembered"
         problem = "; ".join(filter(None, (problem, self._unsaved)))
-        if self._state.trial and (role is not Role.SERVING or plan is None or plan.version != self._state.trial):
+        if self._state.trial and (
+            role is not Role.SERVING or plan is None or plan.version != self._state.trial
+        ):
             self._state.trial, self._state.cut_off = "", 0
             self._save()
         self._decision = self._decide(role, plan, why, problem, is_out=is_out)
         return self._decision
 
     def begins_trial(self) -> None:
-        """To be called before the candidate is let serve, whenever `look` says SERVING: it is on the disk on return.
+        """To be called before the candidate is let serve, whenever `look` says SERVING.
+
+        It is on the disk on return.
 
         Raises:
-            RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must not serve.
+            RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must
+                not serve.
         """
         plan = self._serving_plan("begins_trial")
         self.runs(plan.version)
@@ -237,34 +284,44 @@ class VehicleRollout:
         self._state.trial, self._state.cut_off, self._state.counted = plan.version, 0, False
         if not self._save():
             self._state.trial = ""
-            raise RolloutStateError(f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk")
+            raise RolloutStateError(
+                f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk"
+            )
         self.records.event("trial", plan.version, plan.serial)
 
     def runs(self, version: str) -> None:
-        """To be called before workers of a version start, or it serves: if it is on trial, what ends it now counts."""
+        """To be called before workers of a version start, or it serves.
+
+        If it is on trial, what ends it now counts.
+        """
         if version == self._state.trial and self._state.counted:
             self._state.counted = False
             self._save()
 
     def confirmed(self) -> None:
-        """To be called when the candidate has served its probation: it is the last good version from now on.
+        """To be called when the candidate has served its probation.
+
+        It is the last good version from now on.
 
         Raises:
-            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down; the vehicle
-                then comes up with the version before it after a loss of power.
+            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down;
+                the vehicle then comes up with the version before it after a loss of power.
         """
         plan = self._serving_plan("confirmed")
         if self._confirmed(plan):
             return
         if self._state.trial != plan.version or self.probation_left_s:
-            raise RolloutStateError(f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
-                                    f"probation of {plan.probation_min:g} min are left")  # fmt: skip
+            raise RolloutStateError(
+                f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
+                f"probation of {plan.probation_min:g} min are left"
+            )
         self._state.good.append(_candidate(plan))
         self._state.trial, self._state.cut_off = "", 0
         self.records.event("confirmed", plan.version, plan.serial)
         if not self._save():
             raise RolloutStateError(
-                f"version {plan.version} is good, and after a loss of power the one before it comes up: {self._unsaved}"
+                f"version {plan.version} is good, and after a loss of power the one before it comes up:"
+                f" {self._unsaved}"
             )
 
     def rolled_back(self, reason: str) -> Decision:
@@ -296,13 +353,16 @@ class VehicleRollout:
     def minute(self, block: Block) -> str:
         """Keep a minute of both versions, count its exposure, and look at the guards.
 
-        The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not wait.
+        The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not
+        wait.
 
         Returns:
             The guard that is broken within the last hour, "" for none.
         """
         served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
-        if block.frames or block.role == SERVING:  # a minute beside it without a frame of both shows nothing
+        if (
+            block.frames or block.role == SERVING
+        ):  # a minute beside it without a frame of both shows nothing
             served[block.version] = served.get(block.version, 0.0) + BLOCK_S
             self._save()
         self.records.minute(block)
@@ -336,7 +396,10 @@ class VehicleRollout:
         return plan, f"{problem}; {where} holds" if problem else ""
 
     def _accept(self, text: bytes) -> None:
-        """Remember a plan that is signed, valid now, and not older than the one before; a `PlanError` says why not."""
+        """Remember a plan that is signed, valid now, and not older than the one before.
+
+        A `PlanError` says why not.
+        """
         where = f"plan {self._plan_path}"
         state = self._state
         if text == state.plan.encode():
@@ -345,15 +408,21 @@ class VehicleRollout:
         if plan.stage != self._stage:
             raise PlanError(f"{where}: is for stage {plan.stage!r}; this is {self._stage!r}")
         if plan.serial <= state.serial:
-            same = "another plan with that serial was accepted" if plan.serial == state.serial else "a replay"
-            raise PlanError(f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
-                            "the newest plan with a greater one")  # fmt: skip
+            same = (
+                "another plan with that serial was accepted" if plan.serial == state.serial else "a replay"
+            )
+            raise PlanError(
+                f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
+                "the newest plan with a greater one"
+            )
         before = self._last_accepted()
         check_time(plan, self._now(before), where)
         same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
         if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
-            raise PlanError(f"{where}: exposes {plan.share:g} %, less than the {before.share:g} % of serial "
-                            f"{before.serial}; to take a version back: `torchperf rollout rollback`")  # fmt: skip
+            raise PlanError(
+                f"{where}: exposes {plan.share:g} %, less than the {before.share:g} % of serial "
+                f"{before.serial}; to take a version back: `torchperf rollout rollback`"
+            )
         state.serial, state.plan = plan.serial, text.decode()
         for version in (*plan.again, *((before.version,) if before and not same_rollout else ())):
             state.shadow_s.pop(version, None)
@@ -361,11 +430,18 @@ class VehicleRollout:
         for version in plan.again:
             state.barred.pop(version, None)
         if state.lost and plan.version not in plan.again:
-            state.barred[plan.version] = f"in doubt, for what was rolled back here is not known: {state.lost}"
+            state.barred[plan.version] = (
+                f"in doubt, for what was rolled back here is not known: {state.lost}"
+            )
         state.lost = ""
         self._recent.clear()
         for version in plan.revoked:
-            if version in {state.trial, *state.shadow_s, *state.serving_s, *(one.name for one in state.good)}:
+            if version in {
+                state.trial,
+                *state.shadow_s,
+                *state.serving_s,
+                *(one.name for one in state.good),
+            }:
                 self._bar(version, f"revoked by serial {plan.serial}")
                 self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
         self._save()
@@ -378,7 +454,10 @@ class VehicleRollout:
             return None
 
     def _now(self, plan: RolloutPlan | None) -> datetime.datetime:
-        """The clock, or the time of a signature that was accepted: a clock that jumps back makes no plan valid anew."""
+        """The clock, or the time of a signature that was accepted.
+
+        A clock that jumps back makes no plan valid anew.
+        """
         now = self._clock()
         return now if plan is None else max(now, plan.issued)
 
@@ -391,7 +470,11 @@ class VehicleRollout:
             here = f"was rolled back here: {state.barred[version]}" if version in state.barred else by
             return Role.NONE, f"version {version} {here}", True
         if changed := self._changed_file(plan.files):
-            return Role.NONE, changed, False  # nothing of it is loaded anew; the last good version may be another one
+            return (
+                Role.NONE,
+                changed,
+                False,
+            )  # nothing of it is loaded anew; the last good version may be another one
         try:
             unit = unit_of(self.facts, plan.unit)
             bucket = bucket_percent(plan.name, unit)
@@ -452,14 +535,24 @@ class VehicleRollout:
         return True
 
     def _changed_file(self, files: Mapping[str, str]) -> str:
-        """Which of a version's files is not what was signed; a sum is made anew only for a file that was touched."""
+        """Which of a version's files is not what was signed.
+
+        A sum is made anew only for a file that was touched.
+        """
         for name, wanted in files.items():
             path = self._plan_path.parent / name
             try:
                 with open_regular(path) as file:
                     status = os.fstat(file.fileno())
-                    # Times of a change can be set back by hand, but not st_ctime, which is that of the setting.
-                    mark = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev)
+                    # Times of a change can be set back by hand, but not st_ctime, which is that of the
+                    # setting.
+                    mark = (
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                        status.st_size,
+                        status.st_ino,
+                        status.st_dev,
+                    )
                     if self._hashed.get(path, (None,))[0] != mark:
                         self._hashed[path] = mark, sha256_of(file)
             except OSError as error:
@@ -467,7 +560,10 @@ class VehicleRollout:
             if why := self._exposure(path):
                 return f"file {path}: is not loaded: {why}"
             if self._hashed[path][1] != wanted:
-                return f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was signed"
+                return (
+                    f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was"
+                    " signed"
+                )
         return ""
 
 

@@ -24,12 +24,18 @@ _MOST_BYTES: Final = 16 << 20
 
 
 class RolloutStateError(TorchperfError):
-    """The vehicle cannot remember what it is about to do, so it must not do it; the message says why and what to do."""
+    """The vehicle cannot remember what it is about to do, so it must not do it.
+
+    The message says why and what to do.
+    """
 
 
 @dataclass(frozen=True)
 class Version:
-    """What a stage runs: a name, the parameters that differ from the vehicle's own, sums of its files by path."""
+    """What a stage runs.
+
+    A name, the parameters that differ from the vehicle's own, sums of its files by path.
+    """
 
     name: str = BASE
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -42,16 +48,17 @@ class VehicleState:
 
     Attributes:
         serial: of the last plan that was accepted; older ones are replays.
-        plan: that plan as it was signed, "" for none, so that a file that is lost or damaged later changes nothing.
+        plan: that plan as it was signed, "" for none, so that a file that is lost or damaged later changes
+            nothing.
         good: versions that served their probation, the last one in service; without any, the base is.
         trial: the version that serves and is not good yet, "" for none.
         cut_off: how often that trial was ended by a loss of power or a kill.
-        counted: whether the last such end is among them, and the version has not run since. A start that comes to
-            nothing, as a camera is not there yet, is no end of a trial.
+        counted: whether the last such end is among them, and the version has not run since. A start that
+            comes to nothing, as a camera is not there yet, is no end of a trial.
         shadow_s, serving_s: how long each version ran here beside another one, and in service.
         barred: versions that were rolled back here, with the reason.
-        lost: when an earlier state was found damaged: what was barred then is not known. The first version that a plan
-            brings after it is barred, in doubt.
+        lost: when an earlier state was found damaged: what was barred then is not known. The first version
+            that a plan brings after it is barred, in doubt.
     """
 
     serial: int = 0
@@ -74,8 +81,8 @@ class VehicleState:
 def load_state(folder: Path) -> tuple[VehicleState, str]:
     """What the folder holds, and what is wrong with it; "" for nothing.
 
-    A file that is damaged or cannot be read is kept beside, under a name with the time, and the vehicle comes up with
-    its base.
+    A file that is damaged or cannot be read is kept beside, under a name with the time, and the vehicle
+    comes up with its base.
     """
     path = folder / STATE_FILE
     try:
@@ -89,7 +96,9 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
         return VehicleState(), ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         beside = path.with_name(f"state.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json")
-        wrong = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged ({error})"
+        wrong = (
+            f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged ({error})"
+        )
         why = f"state {path}: {wrong}; the vehicle runs its base, and the file is kept as {beside.name}"
         with contextlib.suppress(OSError):
             path.replace(beside)
@@ -98,7 +107,10 @@ def load_state(folder: Path) -> tuple[VehicleState, str]:
 
 
 class FolderLock:
-    """A folder whose state one node reads and replaces: nobody else may meanwhile. It holds until the object goes."""
+    """A folder whose state one node reads and replaces.
+
+    Nobody else may meanwhile. It holds until the object goes.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Make the folder where it is missing, and take it.
@@ -115,8 +127,8 @@ class FolderLock:
         except BlockingIOError as error:
             self.release()
             raise RolloutStateError(
-                f"state {folder}: another node uses it, and each would forget what the other one has written; give "
-                "each node a name or namespace of its own, or another rollout.folder"
+                f"state {folder}: another node uses it, and each would forget what the other one has"
+                " written; give each node a name or namespace of its own, or another rollout.folder"
             ) from error
 
 
@@ -126,7 +138,8 @@ _LOCKS: Final = weakref.WeakValueDictionary[tuple[str, str], FolderLock]()
 def lock_folder(folder: Path, plan: Path) -> FolderLock:
     """The lock of the folder for whoever follows this plan.
 
-    A process that has it for this plan already gets the same one: it is the same node, which is configured again.
+    A process that has it for this plan already gets the same one: it is the same node, which is configured
+    again.
 
     Raises:
         RolloutStateError, OSError: see `FolderLock`.
@@ -138,7 +151,9 @@ def lock_folder(folder: Path, plan: Path) -> FolderLock:
 
 
 def save_state(folder: Path, state: VehicleState) -> None:
-    """Replace the file: all of the new state is on the disk on return, and until then all of the old one is.
+    """Replace the file.
+
+    All of the new state is on the disk on return, and until then all of the old one is.
 
     Raises:
         OSError: it cannot be written; the old state stays.

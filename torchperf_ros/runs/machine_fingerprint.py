@@ -22,8 +22,9 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 def machine_facts(device: str = "cpu", proc: Path = Path("/proc")) -> dict[str, object]:
     """Processor, cores, memory, device and versions, as JSON values.
 
-    `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they are: `cpu`,
-    `cores`, `memory_mib`, `device`, which is `cpu` or the name of a CUDA device. Two machines of one kind share it.
+    `fingerprint` is a hash of those that latency depends on and that an update of software leaves as they
+    are: `cpu`, `cores`, `memory_mib`, `device`, which is `cpu` or the name of a CUDA device. Two machines
+    of one kind share it.
     """
     total = re.search(r"^MemTotal:\s+(\d+)", _text(proc / "meminfo"), re.MULTILINE)
     memory_mib = installed_mib(int(total[1]) / _KIB_PER_MIB if total else 0.0)
@@ -51,8 +52,8 @@ def machine_now(device: str = "cpu") -> dict[str, object]:
 class ProcessorShare:
     """How much of the machine's processor time others took since this object was made.
 
-    Own is what this process and its descendants use. One whose parent is killed becomes a child of this process, so
-    that what it used is known when it is gone, too.
+    Own is what this process and its descendants use. One whose parent is killed becomes a child of this
+    process, so that what it used is known when it is gone, too.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,10 @@ class ProcessorShare:
         self._start = _processor_s()
 
     def of_others(self) -> float:
-        """What other processes used here, 0 to 1: the first thing to know about a deadline that was missed."""
+        """What other processes used here, 0 to 1.
+
+        The first thing to know about a deadline that was missed.
+        """
         busy_s, own_s, _, all_s = self._since()
         return min(max(busy_s - own_s, 0.0) / all_s, 1.0)
 
@@ -70,12 +74,17 @@ class ProcessorShare:
         return stolen_s / all_s
 
     def _since(self) -> tuple[float, float, float, float]:
-        busy_s, own_s, stolen_s, all_s = (end - start for start, end in zip(self._start, _processor_s(), strict=True))
+        busy_s, own_s, stolen_s, all_s = (
+            end - start for start, end in zip(self._start, _processor_s(), strict=True)
+        )
         return busy_s, own_s, stolen_s, max(all_s, 1e-9)
 
 
 def _processor_s() -> tuple[float, float, float, float]:
-    """Seconds of all processors so far: busy, busy for this process and its children, taken by the host, and all."""
+    """Seconds of all processors so far.
+
+    Busy, busy for this process and its children, taken by the host, and all.
+    """
     times = psutil.cpu_times()
     here_s = times.user + times.nice + times.system + times.irq + times.softirq
     return here_s, _own_s(), times.steal, here_s + times.idle + times.iowait + times.steal
@@ -98,7 +107,9 @@ def cpu_model(proc: Path = Path("/proc")) -> str:
 
 
 def installed_mib(seen_mib: float) -> int:
-    """The memory that is built in, from what the kernel leaves of it: the next size of 2, 3, 4, 6, 8, 12, ... MiB.
+    """The memory that is built in, from what the kernel leaves of it.
+
+    The next size of 2, 3, 4, 6, 8, 12, ... MiB.
 
     A kernel keeps a few percent for itself, another version a few more; the machine is the same. 0 stays 0.
     """

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A heading and a table, words in the first column and numbers in the others; no lines where there are no rows."""
+    """A heading and a table, words in the first column and numbers in the others.
+
+    No lines where there are no rows.
+    """
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     if not lines:
         return []

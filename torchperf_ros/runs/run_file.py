@@ -1,7 +1,10 @@
-"""A run, written down: a summary and a row for each frame, as JSON for people or as Parquet for many frames.
+"""A run, written down.
 
-JSON: the summary, with `frames` in each of its `stages`: a list for each column of `FRAME`. Parquet: a row for each
-frame, the columns of `FRAME` after `stage`; the summary is the file's metadata under the key `torchperf_run`.
+A summary and a row for each frame, as JSON for people or as Parquet for many frames.
+
+JSON: the summary, with `frames` in each of its `stages`: a list for each column of `FRAME`. Parquet: a row
+for each frame, the columns of `FRAME` after `stage`; the summary is the file's metadata under the key
+`torchperf_run`.
 """
 
 import contextlib
@@ -31,7 +34,10 @@ _LATER: Final = ("check", "missing_inputs", "scene", "stale", "deadline_ms")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run came to: a JSON object, see `docs/replay.md`, and rows of `FRAME` by stage, in the stages' order."""
+    """What a run came to.
+
+    A JSON object, see `docs/replay.md`, and rows of `FRAME` by stage, in the stages' order.
+    """
 
     summary: Mapping[str, Any]
     frames: Mapping[str, NDArray[np.void]]
@@ -55,7 +61,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_run_path(path: Path) -> None:
-    """Find out before a long run whether its file can be written at its end; a `RunLogError` says why not."""
+    """Find out before a long run whether its file can be written at its end.
+
+    A `RunLogError` says why not.
+    """
     if path.suffix not in SUFFIXES:
         raise RunLogError(f"run {path}: has to end in .json or .parquet")
     if path.suffix == ".parquet":
@@ -80,7 +89,10 @@ def write_run(run: Run, path: Path) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read what `write_run` wrote; a `RunLogError` where it cannot be read, or is no run of this version."""
+    """Read what `write_run` wrote.
+
+    A `RunLogError` where it cannot be read, or is no run of this version.
+    """
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
     except OSError as error:
@@ -100,14 +112,19 @@ def _summary(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
-    r"""JSON as UTF-8; a byte of a path that is not UTF-8 becomes an escape of JSON like `\udcff`, and is read back."""
+    r"""JSON as UTF-8.
+
+    A byte of a path that is not UTF-8 becomes an escape of JSON like `\udcff`, and is read back.
+    """
     text = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="backslashreplace")
 
 
 def _lists(rows: NDArray[np.void]) -> dict[str, list[Any]]:
-    return {name: [None if isinstance(one, float) and math.isnan(one) else one for one in rows[name].tolist()]
-            for name in _NAMES}  # fmt: skip
+    return {
+        name: [None if isinstance(one, float) and math.isnan(one) else one for one in rows[name].tolist()]
+        for name in _NAMES
+    }
 
 
 def _rows(columns: Mapping[str, Any]) -> NDArray[np.void]:
@@ -123,7 +140,9 @@ def _read_json(path: Path) -> Run:
     frames = {}
     for stage in summary["stages"]:
         columns = stage.pop("frames")
-        known = {name: [math.nan if value is None else value for value in columns[name]] for name in columns}
+        known = {
+            name: [math.nan if value is None else value for value in columns[name]] for name in columns
+        }
         frames[str(stage["name"])] = _rows(known)
     return Run(summary, frames)
 
@@ -161,6 +180,9 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        msg = "Parquet needs pyarrow, which is not installed: `pip install 'torchperf_ros[logs]'`, or use .json"
+        msg = (
+            "Parquet needs pyarrow, which is not installed: `pip install 'torchperf_ros[logs]'`, or use"
+            " .json"
+        )
         raise RunLogError(msg) from error
     return pa, pq

@@ -1,4 +1,7 @@
-"""What a node did over some time: a table of the answered frames of each stage, and what else is known about it."""
+"""What a node did over some time.
+
+A table of the answered frames of each stage, and what else is known about it.
+"""
 
 import math
 import struct
@@ -19,12 +22,16 @@ from torchperf_ros.telemetry.node_state import NodeState
 from torchperf_ros.watch.memory_watch import theil_sen_slope
 
 STEPS: Final = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
-"""The parts of a frame's time that are measured, in their order; what is left of the total is hand-over and publish."""
+"""The parts of a frame's time that are measured, in their order.
+
+What is left of the total is hand-over and publish.
+"""
 UNKNOWN: Final = -1
 MEMORY: Final = {
-    "cuda_allocated_mib": "Device memory of the workers", "workers_rss_mib": "Memory of the workers",
+    "cuda_allocated_mib": "Device memory of the workers",
+    "workers_rss_mib": "Memory of the workers",
     "memory_mib": "Memory",
-}  # fmt: skip
+}
 """The figures of memory that say what the models use, the best first."""
 _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
 _ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
@@ -70,16 +77,20 @@ class StageLog:
         tiers: names of its tiers, from the most accurate on; may be empty.
         frames: rows of `FRAME`; what the source does not know is NaN, an index -1, a stamp or a hash 0.
         health: ROS time in ns and the word, each time that it changed.
-        drops: ROS time in ns and how many frames were never started, because a newer one came or they were too old;
-            None where not known.
-        reasons: why a frame was not on time, or what the guard refused, by `t_ns`, where the log says (records and
-            replays do).
+        drops: ROS time in ns and how many frames were never started, because a newer one came or they were
+            too old; None where not known.
+        reasons: why a frame was not on time, or what the guard refused, by `t_ns`, where the log says
+            (records and replays do).
         last_reason: of the last frame that was not on time, as `/diagnostics` has it.
         profiled: `t_ns` of frames that ran under a profiler, which takes time (records say).
-        trigger: the topic that the stage runs for; empty where the log does not say, or another stage publishes it.
-        output: the topic that it publishes, without the namespace that it may have; empty where the log does not say.
-        gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is compared.
-        candidate: what was last said of the other version of its model, by the keys of `/diagnostics`; else empty.
+        trigger: the topic that the stage runs for; empty where the log does not say, or another stage
+            publishes it.
+        output: the topic that it publishes, without the namespace that it may have; empty where the log
+            does not say.
+        gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is
+            compared.
+        candidate: what was last said of the other version of its model, by the keys of `/diagnostics`; else
+            empty.
     """
 
     name: str
@@ -138,7 +149,10 @@ class StageLog:
 
     @property
     def lateness_ms(self) -> Values:
-        """How far past its deadline each frame was answered; negative: before; NaN where the log does not say."""
+        """How far past its deadline each frame was answered.
+
+        Negative: before; NaN where the log does not say.
+        """
         return np.asarray(self.frames["lateness_ms"], dtype=np.float64)
 
     def tier_name(self, index: int) -> str:
@@ -162,7 +176,9 @@ class LoggedAlert:
     def of(cls, record: Mapping[str, Any]) -> "LoggedAlert":
         """An alert as records and replayed runs have it."""
         values = {str(key): str(value) for key, value in (record.get("values") or {}).items()}
-        return cls(int(record["t_ns"]), str(record["level"]), str(record["name"]), str(record["message"]), values)
+        return cls(
+            int(record["t_ns"]), str(record["level"]), str(record["name"]), str(record["message"]), values
+        )
 
 
 @dataclass(frozen=True)
@@ -179,7 +195,8 @@ class RunLog:
         troubles: what could not be read, in words.
         documents: other files that belong to it (JSON of an incident).
         recordings: recorded logs that may hold the frames' inputs, as `LogReader` takes them.
-        facts: what the summary of a replay says: `log`, `machine`, `model`, `pace`, `commit`, ...; may be empty.
+        facts: what the summary of a replay says: `log`, `machine`, `model`, `pace`, `commit`, ...; may be
+            empty.
     """
 
     name: str
@@ -209,12 +226,18 @@ class RunLog:
         return found
 
     def lives(self) -> "list[RunLog]":
-        """A run for each process that had the node's name: figures and trends of several say nothing about any."""
+        """A run for each process that had the node's name.
+
+        Figures and trends of several say nothing about any.
+        """
         edges = pairwise([-math.inf, *self.restarted_ns, math.inf])
         lives = [one for begin_ns, end_ns in edges if any((one := self._between(begin_ns, end_ns)).span_ns)]
         if len(lives) < 2:  # noqa: PLR2004
             return [self]
-        return [replace(one, name=f"{self.name}, run {at} of {len(lives)}") for at, one in enumerate(lives, start=1)]
+        return [
+            replace(one, name=f"{self.name}, run {at} of {len(lives)}")
+            for at, one in enumerate(lives, start=1)
+        ]
 
     def _between(self, begin_ns: float, end_ns: float) -> "RunLog":
         def within(pairs: list[tuple[int, T]]) -> list[tuple[int, T]]:
@@ -224,28 +247,42 @@ class RunLog:
             return np.asarray((begin_ns <= t_ns) & (t_ns < end_ns))
 
         stages = (
-            replace(stage, frames=stage.frames[chosen(stage.frames["t_ns"])], health=within(stage.health),
-                    drops=None if stage.drops is None else within(stage.drops))
+            replace(
+                stage,
+                frames=stage.frames[chosen(stage.frames["t_ns"])],
+                health=within(stage.health),
+                drops=None if stage.drops is None else within(stage.drops),
+            )
             for stage in self.stages
-        )  # fmt: skip
+        )
         sampled = chosen(self.memory_t_ns)
         return replace(
-            self, stages=tuple(stages), memory_t_ns=self.memory_t_ns[sampled], restarted_ns=(),
+            self,
+            stages=tuple(stages),
+            memory_t_ns=self.memory_t_ns[sampled],
+            restarted_ns=(),
             memory={label: column[sampled] for label, column in self.memory.items()},
             anomalies=tuple(one for one in self.anomalies if begin_ns <= one.t_ns < end_ns),
-        )  # fmt: skip
+        )
 
     @property
     def span_ns(self) -> tuple[int, int]:
         """First and last time of anything in it; (0, 0) if it is empty."""
-        times = np.concatenate([
-            *(stage.frames["t_ns"] for stage in self.stages), self.memory_t_ns, [one.t_ns for one in self.anomalies],
-        ]).astype(np.int64)  # fmt: skip
+        times = np.concatenate(
+            [
+                *(stage.frames["t_ns"] for stage in self.stages),
+                self.memory_t_ns,
+                [one.t_ns for one in self.anomalies],
+            ]
+        ).astype(np.int64)
         return (int(times.min()), int(times.max())) if len(times) else (0, 0)
 
     @property
     def used_memory(self) -> tuple[str, Values, Values]:
-        """What the models used: the label in `MEMORY`, times from the first sample on in s, and MiB; may be empty."""
+        """What the models used.
+
+        The label in `MEMORY`, times from the first sample on in s, and MiB; may be empty.
+        """
         for label in MEMORY:
             column = self.memory.get(label, np.empty(0))
             if np.isfinite(column).any():
@@ -257,7 +294,8 @@ class RunLog:
     def memory_slope(self) -> float:
         """MiB per hour after the start, as Theil (1950) and Sen (1968) have it, of medians of up to 60 stretches.
 
-        A worker that is replaced now and then does not bend it. NaN where there are less than three minutes.
+        A worker that is replaced now and then does not bend it. NaN where there are less than three
+        minutes.
         """
         _, times, mib = self.used_memory
         used = np.flatnonzero((times >= times[:1] + _SETTLE_S) & (np.diff(times, prepend=-1.0) > 0))
@@ -285,7 +323,8 @@ class _Stage(StageLog):
 class RunLogBuilder:
     """Folds what a node says, message by message or record by record, into a `RunLog`.
 
-    What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`. `state`: the node's own.
+    What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`. `state`: the
+    node's own.
     """
 
     def __init__(self, node: str) -> None:
@@ -307,7 +346,10 @@ class RunLogBuilder:
             self._troubles.append(text)
 
     def row(self, t_ns: int, values: Mapping[str, float]) -> None:
-        """Take a row of `/perf/latency_stages` by label, received at this time; one that makes no sense is counted."""
+        """Take a row of `/perf/latency_stages` by label, received at this time.
+
+        One that makes no sense is counted.
+        """
         index, outcome, seq = (_whole(values.get(name)) for name in ("stage", "outcome", "seq"))
         indexes = {name: _whole(values.get(name)) for name in _INDEXES}
         if index < 0 or not 0 <= outcome < len(Outcome):
@@ -316,10 +358,14 @@ class RunLogBuilder:
         times = {name: values.get(name, math.nan) for name in _TIMES}
         before_ms = times["total_ms"] + times["age_ms"]
         self._add(
-            self._by_number(index), t_ns, seq, outcome=outcome,
+            self._by_number(index),
+            t_ns,
+            seq,
+            outcome=outcome,
             stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
-            **(indexes | {name: UNKNOWN for name, words in _WORDS if indexes[name] >= len(words)}), **times,
-        )  # fmt: skip
+            **(indexes | {name: UNKNOWN for name, words in _WORDS if indexes[name] >= len(words)}),
+            **times,
+        )
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Take a line of records; kinds and fields that are not known are passed over.
@@ -337,19 +383,28 @@ class RunLogBuilder:
         elif kind == "anomaly":
             self._anomalies.append(LoggedAlert.of(record))
         elif kind == "candidate":
-            self._stage(str(record["stage"])).candidate = {name: str(record.get(name, "")) for name in CANDIDATE}
+            self._stage(str(record["stage"])).candidate = {
+                name: str(record.get(name, "")) for name in CANDIDATE
+            }
         elif kind == "dropped":
-            count = int(record["superseded"]) + int(record.get("stale", 0))  # older nodes dropped stale frames, too
+            count = int(record["superseded"]) + int(
+                record.get("stale", 0)
+            )  # older nodes dropped stale frames, too
             self._stage(str(record["stage"])).drop(int(record["t_ns"]), count)
         elif kind == "start":
             self._started_ns = int(record.get("t_ns") or 0)
             self.node = str(record.get("node", self.node))
-            self._versions.update({key: str(value) for key, value in (record.get("versions") or {}).items()})
+            self._versions.update(
+                {key: str(value) for key, value in (record.get("versions") or {}).items()}
+            )
             for entry in record.get("stages") or ():
                 stage = self._stage(str(entry["name"]))
                 stage.drops = stage.drops or []  # where there are any, records say so
                 stage.tiers = tuple(map(str, entry.get("tiers") or ()))
-                stage.trigger, stage.output = str(entry.get("trigger") or ""), str(entry.get("output") or "")
+                stage.trigger, stage.output = (
+                    str(entry.get("trigger") or ""),
+                    str(entry.get("output") or ""),
+                )
 
     def memory(self, t_ns: int, values: Mapping[str, float | None]) -> None:
         """Take a memory sample, MiB by label."""
@@ -363,7 +418,8 @@ class RunLogBuilder:
             values = {pair.key: pair.value for pair in status.values}
             self._anomalies.append(LoggedAlert(t_ns, word, status.name, status.message, values))
 
-    def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
+    # diagnostic_msgs/DiagnosticArray
+    def on_diagnostics(self, t_ns: int, message: Any) -> None:  # noqa: ANN401
         """Take a message of `/diagnostics`; other nodes' are passed over."""
         restarts = self.state.restarts
         self.state.on_diagnostics(message)
@@ -386,7 +442,11 @@ class RunLogBuilder:
 
     def build(self, name: str, source: Path | None, missing: tuple[str, ...] = ()) -> RunLog:
         """The log as it stands; see `RunLog`."""
-        odd = [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"] if self._odd else []
+        odd = (
+            [f"{self._odd:,} rows made no sense (unknown stage or outcome) and were left out"]
+            if self._odd
+            else []
+        )
         labels = dict.fromkeys(label for _, values in self._memory for label in values)
         stages = [stage for _, stage in sorted(self._by_index.items())]
         for stage in stages:
@@ -395,12 +455,21 @@ class RunLogBuilder:
         if mute := sum(int(np.isnan(stage.lateness_ms).sum()) for stage in stages):
             self.trouble(f"{mute:,} frames do not say how late they were: an older node has written them")
         return RunLog(
-            name, tuple(stages), source, self.node,
+            name,
+            tuple(stages),
+            source,
+            self.node,
             np.array([t_ns for t_ns, _ in self._memory], dtype=np.int64),
-            {label: np.array([values.get(label) for _, values in self._memory], np.float64) for label in labels},
-            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)), self._versions,
-            tuple(self._restarted_ns), missing, (*self._troubles, *odd),
-        )  # fmt: skip
+            {
+                label: np.array([values.get(label) for _, values in self._memory], np.float64)
+                for label in labels
+            },
+            tuple(sorted(self._anomalies, key=lambda anomaly: anomaly.t_ns)),
+            self._versions,
+            tuple(self._restarted_ns),
+            missing,
+            (*self._troubles, *odd),
+        )
 
     def _frame(self, record: Mapping[str, Any]) -> None:
         stage, t_ns = self._stage(str(record["stage"])), int(record["t_ns"])
@@ -408,7 +477,9 @@ class RunLogBuilder:
         if tier is not None and tier not in stage.tiers:
             stage.tiers = (*stage.tiers, str(tier))
         self._add(
-            stage, t_ns, int(record.get("seq") or 0),
+            stage,
+            t_ns,
+            int(record.get("seq") or 0),
             stamp_ns=int(record.get("stamp_ns") or 0),
             tier=UNKNOWN if tier is None else stage.tiers.index(str(tier)),
             outcome=Outcome[str(record["outcome"]).upper()],
@@ -416,14 +487,17 @@ class RunLogBuilder:
             check=UNKNOWN if check is None else GuardVerdict[str(check).upper()],
             **{name: int(record.get(name, UNKNOWN)) for name in ("scene", "missing_inputs", "stale")},
             **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
-        )  # fmt: skip
+        )
         if record.get("profiled"):
             stage.profiled.add(t_ns)
         if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
             stage.reasons[t_ns] = reason.partition("\n")[0]
 
     def _add(self, stage: _Stage, t_ns: int, seq: int, **values: float) -> None:
-        """Append a frame; where numbers begin anew, another process has the node's name since its `start`."""
+        """Append a frame.
+
+        Where numbers begin anew, another process has the node's name since its `start`.
+        """
         if seq < stage.last_seq:
             self._restart(self._started_ns if self._started_ns > self._last_ns else t_ns)
         stage.last_seq, self._last_ns = seq, t_ns

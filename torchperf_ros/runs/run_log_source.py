@@ -1,4 +1,7 @@
-"""Everything that a `RunLog` is read from: recorded logs, records, incident folders with both, and replayed runs."""
+"""Everything that a `RunLog` is read from.
+
+Recorded logs, records, incident folders with both, and replayed runs.
+"""
 
 import json
 import re
@@ -30,8 +33,8 @@ _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed ru
 def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[RunLog]:
     """Everything that a path holds; only this `node`, where a recorded log holds several.
 
-    It is a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file that
-    `torchperf replay` wrote, or a folder with such.
+    It is a recorded log as `LogReader` takes it, a `.jsonl` file of records, a `.json` or `.parquet` file
+    that `torchperf replay` wrote, or a folder with such.
 
     Raises:
         RunLogError: it does not exist, holds nothing of the kind, or cannot be read.
@@ -58,18 +61,26 @@ def read_runs(path: Path, progress: Progress, node: str | None = None) -> list[R
 
 
 def load_run(path: Path) -> RunLog:
-    """One run to compare; a `RunLogError` where it has no frame that was answered after the start, or is several."""
+    """One run to compare.
+
+    A `RunLogError` where it has no frame that was answered after the start, or is several.
+    """
     runs = read_runs(path, lambda _done, _total: None)
     if len(runs) > 1:
-        msg = f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"
+        msg = (
+            f"run {path}: holds {len(runs)} runs ({', '.join(run.name for run in runs)}); name one of them"
+        )
         raise RunLogError(msg)
     if not any(stage.counted.any() for stage in runs[0].stages):
-        msg = f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay a log"
+        msg = (
+            f"run {path}: holds no frame that was answered after the start; record `/perf/.*`, or replay"
+            " a log"
+        )
         raise RunLogError(msg)
     return replace(runs[0], name=str(path))
 
 
-# -- recorded logs ----------------------------------------------------------------------------------------------------
+# -- recorded logs
 
 _ARRAY: Final = "std_msgs/msg/Float64MultiArray"
 _DIAGNOSTICS: Final = "diagnostic_msgs/msg/DiagnosticArray"
@@ -85,7 +96,9 @@ def recorded_logs(path: Path) -> tuple[Path, ...]:
         return (path,) if is_log(path) else ()
     if (path / _METADATA).is_file():
         return (path,)
-    folders = (folder for folder in sorted(path.glob("*")) if (folder / _METADATA).is_file() or _log_files(folder))
+    folders = (
+        folder for folder in sorted(path.glob("*")) if (folder / _METADATA).is_file() or _log_files(folder)
+    )
     return tuple(_log_files(path) or folders)
 
 
@@ -114,7 +127,10 @@ def _read_logs(
 
 
 class _Rows:
-    """Reads labelled arrays: after the first of its kind, only the numbers at the end of the bytes are new."""
+    """Reads labelled arrays.
+
+    After the first of its kind, only the numbers at the end of the bytes are new.
+    """
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
@@ -131,7 +147,9 @@ class _Rows:
                 return values
             self._labels, self._numbers = list(values), struct.Struct(f"<{len(values)}d")
             self._prefix = raw[: -self._numbers.size]
-        return dict(zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True))
+        return dict(
+            zip(self._labels, self._numbers.unpack_from(raw, len(raw) - self._numbers.size), strict=True)
+        )
 
 
 def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> list[RunLog]:
@@ -159,7 +177,9 @@ def _read_log(path: Path, name: str, progress: Progress, node: str | None) -> li
             f"{found}/anomaly": "anomalies",
             "/diagnostics": "names of stages and tiers, health",
         }
-        missing = (f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there)
+        missing = (
+            f"no {topic} in this log: {what}" for topic, what in expected.items() if topic not in there
+        )
         run = builder.build(name if len(builders) == 1 else f"{name} {found}", path, tuple(missing))
         runs.append(replace(run, recordings=(path,), troubles=(*run.troubles, *notes)))
     return runs
@@ -187,7 +207,9 @@ def _fold_log(log: LogReader, builders: Mapping[str, RunLogBuilder], progress: P
             else:
                 decoded = log.decode(message)
                 for builder in own:
-                    (builder.on_anomaly if topic == "anomaly" else builder.on_diagnostics)(message.t_ns, decoded)
+                    (builder.on_anomaly if topic == "anomaly" else builder.on_diagnostics)(
+                        message.t_ns, decoded
+                    )
         except BadInput as error:
             for builder in own:
                 builder.trouble(f"topic {message.topic}: {error}")
@@ -204,7 +226,7 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
     )
 
 
-# -- records ----------------------------------------------------------------------------------------------------------
+# -- records
 
 _VERSION: Final = 1
 _ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
@@ -212,9 +234,14 @@ _LINES_AT_ONCE: Final = 5_000
 
 
 def _rotated(path: Path) -> list[Path]:
-    """This file and those that were rotated away from it, oldest first: `records.2.jsonl`, ..., `records.jsonl`."""
+    """This file and those that were rotated away from it, oldest first.
+
+    `records.2.jsonl`, ..., `records.jsonl`.
+    """
     own = re.compile(rf"{re.escape(path.stem)}\.(\d+)\.jsonl")
-    older = [(int(number[1]), file) for file in path.parent.iterdir() if (number := own.fullmatch(file.name))]
+    older = [
+        (int(number[1]), file) for file in path.parent.iterdir() if (number := own.fullmatch(file.name))
+    ]
     return [file for _, file in sorted(older, reverse=True)] + [path]
 
 
@@ -245,7 +272,10 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
         raise RunLogError(f"log {path}: cannot be read: {error.strerror or error}") from error
     progress(total, total)
     if not kinds and not other:
-        msg = f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind': 'frame', ...}}"
+        msg = (
+            f"log {path}: none of its {broken:,} lines is a record; one begins like {{'v': 1, 'kind':"
+            " 'frame', ...}"
+        )
         raise RunLogError(msg)
     for count, what in (
         (broken, "lines could not be read and were left out (a cut-off last line is normal)"),
@@ -259,7 +289,7 @@ def _read_records(path: Path, name: str, progress: Progress) -> RunLog:
     return builder.build(name, path, tuple(missing))
 
 
-# -- runs that a replay wrote -----------------------------------------------------------------------------------------
+# -- runs that a replay wrote
 
 _NO_DEADLINES: Final = "fast"
 _MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
@@ -275,16 +305,23 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         if summary.get("pace") == _NO_DEADLINES:
             frames["budget_ms"] = frames["lateness_ms"] = np.nan
         old_words = ("superseded", "stale")  # older replays dropped stale frames, too
-        drops = [entry[word] for word in (("dropped",) if "dropped" in entry else old_words) if word in entry]
+        drops = [
+            entry[word] for word in (("dropped",) if "dropped" in entry else old_words) if word in entry
+        ]
         reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
         seqs: list[int] = frames["seq"].tolist() if reasons else []
         at_t_ns: list[int] = frames["t_ns"].tolist() if reasons else []
         at_ns = dict(zip(seqs, at_t_ns, strict=True))
-        stages.append(StageLog(
-            stage, tuple(map(str, entry.get("tiers") or ())), frames, drops=[(0, sum(drops))] if drops else None,
-            reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
-            output=str(entry.get("output") or ""),
-        ))  # fmt: skip
+        stages.append(
+            StageLog(
+                stage,
+                tuple(map(str, entry.get("tiers") or ())),
+                frames,
+                drops=[(0, sum(drops))] if drops else None,
+                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+                output=str(entry.get("output") or ""),
+            )
+        )
     memory = summary.get("memory") or {}
     begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
     try:  # sampled in the replay's time from its start on
@@ -294,21 +331,33 @@ def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
         if any(column.shape != times_ns.shape for column in sizes.values()):
             raise ValueError("one is longer than the other")
     except (AttributeError, TypeError, ValueError) as error:
-        msg = f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
+        msg = (
+            f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
+        )
         raise RunLogError(msg) from error
     log = Path(str((summary.get("log") or {}).get("path", "")))
     return RunLog(
-        name, tuple(stages), path, "/perf", times_ns, sizes,
-        tuple(sorted(map(LoggedAlert.of, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)),
+        name,
+        tuple(stages),
+        path,
+        "/perf",
+        times_ns,
+        sizes,
+        tuple(
+            sorted(map(LoggedAlert.of, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)
+        ),
         {key: str(summary[key]) for key in _SOFTWARE if key in summary},
         missing=() if len(times_ns) else ("no memory samples in this run: memory",),
         troubles=tuple(map(str, summary.get("troubles") or ())),
         recordings=recorded_logs(log) if log.is_absolute() and log.exists() else (),
         facts=summary,
-    )  # fmt: skip
+    )
 
 
 def _beside(file: Path, name: str) -> RunLog:
-    """A run in the folder of its log; where the log is gone, what was recorded beside the run may show its inputs."""
+    """A run in the folder of its log.
+
+    Where the log is gone, what was recorded beside the run may show its inputs.
+    """
     run = of_run(read_run(file), name, file)
     return run if run.recordings else replace(run, recordings=tuple(sorted(file.parent.glob("*.mcap"))))

@@ -1,1 +1,4 @@
-"""What keeps a vehicle safe whatever the models do: guard, emergency lane, scenes; pure rules, no ROS, no torch."""
+"""What keeps a vehicle safe whatever the models do.
+
+Guard, emergency lane, scenes; pure rules, no ROS, no torch.
+"""

@@ -29,11 +29,28 @@ _CAUSES: dict[str, frozenset[str]] = {
     LOWER_RATE: frozenset({"drops"}),
     LOWER_TIER: frozenset({"tier"}),
 }
-"""Alerts that an action brings about for certain: while it is in force, and for 15 s more, they say nothing."""
+"""Alerts that an action brings about for certain.
+
+While it is in force, and for 15 s more, they say nothing.
+"""
 _OF_ANSWERS = _OUTPUT | {
-    "bad input", "misses", "drops", "tier", "worker died", "restarts", "model error", "invalid output", "recompilation",
-    "latency", "drift", "worker failed", "result too slow", "deadline missed", "partial result", STALE,
-}  # fmt: skip
+    "bad input",
+    "misses",
+    "drops",
+    "tier",
+    "worker died",
+    "restarts",
+    "model error",
+    "invalid output",
+    "recompilation",
+    "latency",
+    "drift",
+    "worker failed",
+    "result too slow",
+    "deadline missed",
+    "partial result",
+    STALE,
+}
 _OF_MACHINE = frozenset({"load", "temperature", "gpu", "gpu memory", "memory", "memory grows"})
 _MAY_CAUSE = {
     OFF: _OF_ANSWERS,
@@ -42,13 +59,20 @@ _MAY_CAUSE = {
     SCENE: _OF_ANSWERS,
     BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
 }
-"""Alerts that may be an action's own effect: while it is in force they do not show that its cause goes on."""
+"""Alerts that may be an action's own effect.
+
+While it is in force they do not show that its cause goes on.
+"""
 _LATENCY = "latency"
 _COUNTED = {"restarts", "recompilation", "model error"}
-_LINGERS_S = 15.0  # `misses` counts frames of the last 10 s, and the recorder tells it a second or two later
+_LINGERS_S = (
+    15.0  # `misses` counts frames of the last 10 s, and the recorder tells it a second or two later
+)
 _LATE_S = {"misses": _LINGERS_S, "drift": 0.0}
 _NEVER_NS = -(1 << 62)
-_USUALLY_LATE_S = 3.0  # the recorder judges whole seconds, and the node hears of them up to two seconds later
+_USUALLY_LATE_S = (
+    3.0  # the recorder judges whole seconds, and the node hears of them up to two seconds later
+)
 
 
 @dataclass
@@ -59,9 +83,11 @@ class _Line:
         found_ns: when its alert was found the last time.
         seen_ns: when it was found the last time and was not what the action may cause.
         began_with: signal and usual value of the alert that led to the first step, where it says so.
-        counted, counted_ns: of an alert that counts what happened in some span of time: the last number, and when.
+        counted, counted_ns: of an alert that counts what happened in some span of time: the last number,
+        and when.
         doubted_ns: when it was found the last time and may have been what the action causes.
-        on_trial: a step was taken back although that was found: only without the action it shows what it is.
+        on_trial: a step was taken back although that was found: only without the action it shows what it
+            is.
     """
 
     rule: ActionRule
@@ -82,14 +108,14 @@ class _Line:
 class AlertActions:
     """The rules of one stage; `step` once a second, `report` from any thread.
 
-    An alert applies its rule at once. It leads one step further when it is found again after the effect of the last
-    step can be seen: `lower_tier` takes one more tier each time, the other actions have one step. Without the alert for
-    `action_return_s` a step is taken back, and another after each such time. An alert that is back within twice that
-    time doubles it, up to 16 times.
+    An alert applies its rule at once. It leads one step further when it is found again after the effect of
+    the last step can be seen: `lower_tier` takes one more tier each time, the other actions have one step.
+    Without the alert for `action_return_s` a step is taken back, and another after each such time. An alert
+    that is back within twice that time doubles it, up to 16 times.
 
-    No action keeps itself in force. What it causes for certain, as `off` causes misses, does not count until it has
-    been over for 15 s. What it may cause does not count as a reason to go on: the step is taken back, and the alert,
-    if it is found then, applies the rule again.
+    No action keeps itself in force. What it causes for certain, as `off` causes misses, does not count
+    until it has been over for 15 s. What it may cause does not count as a reason to go on: the step is
+    taken back, and the alert, if it is found then, applies the rule again.
 
     Attributes:
         lower_tiers: so many of the most accurate tiers are left out.
@@ -130,17 +156,23 @@ class AlertActions:
                     self._take(line, alert, found_ns)
         changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
         # Of each action the most that one rule asks for: several alerts may have one cause.
-        steps = Counter({line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)})
+        steps = Counter(
+            {line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)}
+        )
         self._in_force_ns |= {what: now_ns for what, count in steps.items() if count}
         self.lower_tiers = steps[LOWER_TIER]
         self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in SWITCHES)
-        self.scene = next((one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), "")
+        self.scene = next(
+            (one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), ""
+        )
         return changes
 
     def _is_caused(self, kind: str, found_ns: int) -> bool:
         """Whether an action in force, or one that was until just now, brings alerts of this kind about."""
-        return any(kind in _CAUSES.get(what, ()) and found_ns - at_ns < _LINGERS_S * NS_PER_S
-                   for what, at_ns in self._in_force_ns.items())  # fmt: skip
+        return any(
+            kind in _CAUSES.get(what, ()) and found_ns - at_ns < _LINGERS_S * NS_PER_S
+            for what, at_ns in self._in_force_ns.items()
+        )
 
     def _take(self, line: _Line, alert: Alert, found_ns: int) -> None:
         """Note an alert of a rule: as a reason for a step, as one to go on, or as neither."""
@@ -196,14 +228,18 @@ class AlertActions:
             line.on_trial = now_ns - line.doubted_ns < max(_late_ns(line), _USUALLY_LATE_S * NS_PER_S)
             but = ", but for what the action may cause" if line.on_trial else ""
             return (
-                f"{line.rule}: a step back, {line.steps} left, after {quiet_ns / NS_PER_S:.0f} s without the alert{but}"
+                f"{line.rule}: a step back, {line.steps} left, after {quiet_ns / NS_PER_S:.0f} s without"
+                f" the alert{but}"
             )
         if not line.steps and line.returned_ns is not None and now_ns - line.returned_ns >= _SOON * back_ns:
             line.returned_ns, line.doublings = None, 0  # it has been over for long enough
         return ""
 
     def _leads_on(self, line: _Line, cooldown_ns: float) -> bool:
-        """Whether the alert asks for a step more: the first, or a further one whose predecessor was not enough."""
+        """Whether the alert asks for a step more.
+
+        The first, or a further one whose predecessor was not enough.
+        """
         if line.found_ns is None or line.steps >= self._most.get(line.rule.action, 1):
             return False
         if line.changed_ns is None:
@@ -212,14 +248,18 @@ class AlertActions:
         after_ns = line.found_ns - line.changed_ns
         if line.steps:
             return not line.on_trial and after_ns >= max(cooldown_ns, late_ns)
-        return after_ns > (late_ns if line.on_trial else 0.0)  # what is found until then may be of the time before
+        return after_ns > (
+            late_ns if line.on_trial else 0.0
+        )  # what is found until then may be of the time before
 
     def words(self, now_ns: int) -> str:
         """What is in force, in words; empty for nothing."""
         return "; ".join(
-            f"{line.rule} ({line.steps} step{'s' * (line.steps > 1)}, for {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
-            for line in self._lines if line.steps
-        )  # fmt: skip
+            f"{line.rule} ({line.steps} step{'s' * (line.steps > 1)}, for"
+            f" {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
+            for line in self._lines
+            if line.steps
+        )
 
 
 def _late_ns(line: _Line) -> float:

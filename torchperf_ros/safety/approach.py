@@ -1,8 +1,8 @@
 """Whether what is in the vehicle's way comes so near that only braking now avoids it.
 
-Points that lie together are one thing. From one message to the next it is found again, and its speed is measured: a
-car ahead at the vehicle's own speed is none that it runs into. What has been seen for a moment only counts as slow as
-the measurement allows, which at first is standing.
+Points that lie together are one thing. From one message to the next it is found again, and its speed is
+measured: a car ahead at the vehicle's own speed is none that it runs into. What has been seen for a moment
+only counts as slow as the measurement allows, which at first is standing.
 """
 
 import math
@@ -22,11 +22,18 @@ from torchperf_ros.safety.sensor_points import Floats, Points
 _CELL_M: Final = 0.5
 _NEAR_CELLS: Final = 2  # things are one where less than three cells, 1.5 m, lie between them
 _ROW: Final = 1 << 20  # cells of a row of the grid, as keys count them
-_NEIGHBOURS: Final = np.array([
-    dx * _ROW + dy for dx in range(_NEAR_CELLS + 1) for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1) if (dx, dy) > (0, 0)
-])  # fmt: skip
+_NEIGHBOURS: Final = np.array(
+    [
+        dx * _ROW + dy
+        for dx in range(_NEAR_CELLS + 1)
+        for dy in range(-_NEAR_CELLS, _NEAR_CELLS + 1)
+        if (dx, dy) > (0, 0)
+    ]
+)
 _NEAREST: Final = 3  # points whose middle one is where a thing begins: one alone may be noise
-_BESIDE_M: Final = 2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
+_BESIDE_M: Final = (
+    2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
+)
 _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
 _WINDOW_S: Final = 0.5  # over which speeds are measured
 _UNSURE_M: Final = 0.25  # where a thing begins may jump by so much, from one point to another one of it
@@ -40,7 +47,9 @@ _CROSSES_S: Final = 0.2
 _TAIL_M: Final = 30.0  # no further away than this is the end of a thing that crosses
 _MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
 _LONGEST_WAIT_S: Final = 0.2
-_LOOKS_S: Final = 1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
+_LOOKS_S: Final = (
+    1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
+)
 _LEAST_LEFT_M: Final = 0.3
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
@@ -85,8 +94,12 @@ class Thing:
         return complex((times * places).sum() / max(float((times * times).sum()), 1e-12))
 
     def braking(self, along: complex) -> float:
-        """How hard it brakes in the direction `along`, in m/s^2, by the parabola through its places; 0: it does not."""
-        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < 6:  # noqa: PLR2004 - two for each coefficient
+        """How hard it brakes in the direction `along`, in m/s^2, by the parabola through its places.
+
+        0: it does not.
+        """
+        # two for each coefficient
+        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < 6:  # noqa: PLR2004
             return 0.0
         times = np.array(self.times_s) - self.times_s[-1]
         moved = (np.array(self.places) * along.conjugate()).real
@@ -102,7 +115,10 @@ class _Follower:
         self._missed: list[Thing] = []  # that the last messages did not show, but some just before them
 
     def look(self, found: list[Thing], now_s: float, passed_s: float) -> None:
-        """Give the things of a message their past: each takes that of the one that was to be expected nearest to it."""
+        """Give the things of a message their past.
+
+        Each takes that of the one that was to be expected nearest to it.
+        """
         oldest_s = now_s - _MISSED_S - _MISSED * passed_s
         before = [one for one in (*self.things, *self._missed) if one.times_s[-1] >= oldest_s]
         pairs = []
@@ -120,7 +136,9 @@ class _Follower:
             if old_id in used or new_id in used:
                 continue
             used |= {old_id, new_id}
-            first = next((i for i, at_s in enumerate(old.times_s) if at_s >= now_s - _WINDOW_S), len(old.times_s))
+            first = next(
+                (i for i, at_s in enumerate(old.times_s) if at_s >= now_s - _WINDOW_S), len(old.times_s)
+            )
             new.times_s, new.places = old.times_s[first:] + new.times_s, old.places[first:] + new.places
             new.threatens, new.shown = old.threatens, old.shown
         self.things, self._missed = found, [one for one in before if id(one) not in used]
@@ -140,7 +158,9 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
-        self._received_s = self._waited_s = 0.0  # when the last message came, and how long after the one before
+        self._received_s = self._waited_s = (
+            0.0  # when the last message came, and how long after the one before
+        )
         self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
         self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
@@ -154,11 +174,13 @@ class Approach:
         late_ns: int = 0,
         brakes: float = 0.0,
     ) -> Thing | None:
-        """What threatens most among the points of a message, None if nothing does; `way` is the vehicle's corridor.
+        """What threatens most among the points of a message, None if nothing does.
 
-        `late_ns`: so much longer than others it was on its way, while the vehicle drove on. Were its receipt taken for
-        when it was measured, growing delays would show what stands as driving away. `brakes`: by how many m/s^2 the
-        vehicle brakes already; what it stops before by that is no threat.
+        `way` is the vehicle's corridor.
+
+        `late_ns`: so much longer than others it was on its way, while the vehicle drove on. Were its
+        receipt taken for when it was measured, growing delays would show what stands as driving away.
+        `brakes`: by how many m/s^2 the vehicle brakes already; what it stops before by that is no threat.
         """
         late_s, speed = late_ns / NS_PER_S, 0.0 if motion is None else motion.speed
         received_s = now_ns / NS_PER_S
@@ -172,8 +194,13 @@ class Approach:
             self._every_s = float(np.median(steps_s))
             self._jitter_s = _JITTERS * float(np.abs(steps_s - self._every_s).mean())
         self._at_s = now_s
-        far_m, wide = way.length_m + abs(speed) * (_LOOKS_S + late_s), replace(way, margin_m=way.margin_m + _BESIDE_M)
-        reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m  # an arc leads no further than it is long
+        far_m, wide = (
+            way.length_m + abs(speed) * (_LOOKS_S + late_s),
+            replace(way, margin_m=way.margin_m + _BESIDE_M),
+        )
+        reach_m = (
+            far_m + way.ahead_m + wide.half_width_m + wide.margin_m
+        )  # an arc leads no further than it is long
         x, y = points.x, points.y
         self._points = points
         before = ((x < 0) if way.backwards else (x > 0)) & (x * x + y * y <= reach_m * reach_m)
@@ -189,7 +216,10 @@ class Approach:
         worst = None
         for thing in self._in_way.things:
             if self._threatens(thing, way, options, abs(speed), late_s, brakes):
-                thing.threatens, thing.shown = thing.threatens + 1, thing.shown + min(thing.points, points.most)
+                thing.threatens, thing.shown = (
+                    thing.threatens + 1,
+                    thing.shown + min(thing.points, points.most),
+                )
                 if worst is None or (thing.threatens, -thing.way_m) > (worst.threatens, -worst.way_m):
                     worst = thing
             else:
@@ -197,7 +227,10 @@ class Approach:
         return worst
 
     def _move(self, speed: float, yaw_rate: float, passed_s: float) -> None:
-        """Move the vehicle on in axes that stay: by its speed and yaw rate, as a place that jumps moves nothing."""
+        """Move the vehicle on in axes that stay.
+
+        By its speed and yaw rate, as a place that jumps moves nothing.
+        """
         turned = yaw_rate * passed_s
         heading = self._yaw + 0.5 * turned
         self._place += speed * passed_s * complex(math.cos(heading), math.sin(heading))
@@ -220,7 +253,13 @@ class Approach:
         return things
 
     def _threatens(
-        self, thing: Thing, way: Corridor, options: EmergencyOptions, speed: float, late_s: float, brakes: float
+        self,
+        thing: Thing,
+        way: Corridor,
+        options: EmergencyOptions,
+        speed: float,
+        late_s: float,
+        brakes: float,
     ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         if thing.way_m - speed * late_s <= options.min_length_m:
@@ -237,11 +276,15 @@ class Approach:
                 def leaves(sides_m: tuple[float, float]) -> bool:
                     return all(_leaves(known, sides_m, one, way, speed) for one in (velocity, latest))
 
-                if leaves(known.sides_m) and leaves(self._whole_sides_m(known)):  # to find all of it takes longer
+                if leaves(known.sides_m) and leaves(
+                    self._whole_sides_m(known)
+                ):  # to find all of it takes longer
                     return False
-            # What comes later than others shows a place from before, and the vehicle has moved on meanwhile.
+            # What comes later than others shows a place from before, and the vehicle has moved on
+            # meanwhile.
             ahead = velocity.real - (_UNSURE_M + speed * self._jitter_s) / known.known_s
-        # The first of the messages that have to show it may come as late as the time between two after it could have.
+        # The first of the messages that have to show it may come as late as the time between two after it
+        # could have.
         reaction_s = (
             late_s
             + options.reaction_ms / 1000
@@ -253,8 +296,12 @@ class Approach:
             slower = max(
                 0.0, ahead - 0.5 * known.known_s * ahead_brakes
             )  # the slope is the speed in the window's middle
-            ways = [(options.deceleration, reaction_s)] + ([(brakes, late_s)] if brakes > _BRAKES_M_S2 else [])
-            return any(gap_left_m(thing.way_m, speed, slower, ahead_brakes, *way) > _LEAST_LEFT_M for way in ways)
+            ways = [(options.deceleration, reaction_s)] + (
+                [(brakes, late_s)] if brakes > _BRAKES_M_S2 else []
+            )
+            return any(
+                gap_left_m(thing.way_m, speed, slower, ahead_brakes, *way) > _LEAST_LEFT_M for way in ways
+            )
 
         if ahead <= 0.0 or is_left(_HARDEST_M_S2):
             return not is_left(0.0)
@@ -272,18 +319,25 @@ class Approach:
         return min(right for right, _ in whole), max(left for _, left in whole)
 
     def _known(self, thing: Thing) -> Thing:
-        """The same thing as it was followed before it came into the way, if that says more; of several the slowest."""
+        """The same thing as it was followed before it came into the way, if that says more.
+
+        Of several the slowest.
+        """
         right_m, left_m = thing.sides_m
         before = [
             other
             for other in self._beside.things
-            if abs(other.x - thing.x) < _GATE_M and other.sides_m[0] <= right_m and left_m <= other.sides_m[1]
+            if abs(other.x - thing.x) < _GATE_M
+            and other.sides_m[0] <= right_m
+            and left_m <= other.sides_m[1]
             if other.long_m <= _LONGEST_M and other.known_s > thing.known_s
         ]
         return min(before, key=lambda other: abs(other.velocity()), default=thing)
 
 
-def _leaves(thing: Thing, sides_m: tuple[float, float], velocity: complex, way: Corridor, speed: float) -> bool:
+def _leaves(
+    thing: Thing, sides_m: tuple[float, float], velocity: complex, way: Corridor, speed: float
+) -> bool:
     """Whether all of a thing that crosses the way will have left it by the time at which the vehicle would be there."""
     closing = speed - velocity.real
     if closing <= 0.0 or abs(velocity.imag) < _CROSSES_M_S:
@@ -298,8 +352,8 @@ def gap_left_m(
 ) -> float:
     """The least distance to what is ahead, in m, if the vehicle begins to brake now; negative: it is hit.
 
-    It goes on at its speed v for the reaction time r, and brakes by a then: v t - a (t - r)^2 / 2. What is ahead goes
-    on at its speed u, or brakes by b to a standstill: u t - b t^2 / 2.
+    It goes on at its speed v for the reaction time r, and brakes by a then: v t - a (t - r)^2 / 2. What is
+    ahead goes on at its speed u, or brakes by b to a standstill: u t - b t^2 / 2.
     """
     times = np.linspace(0.0, reaction_s + speed / deceleration, _STEPS)
     own = speed * times - 0.5 * deceleration * np.maximum(times - reaction_s, 0.0) ** 2
@@ -319,7 +373,9 @@ def together(x: Floats, y: Floats) -> list[NDArray[np.int64]]:
     one, neighbour = np.nonzero(cells[at] == wanted)
     other = at[one, neighbour]
     label, before = np.arange(len(cells)), None
-    while before is None or (label != before).any():  # each takes the least label of its neighbours, and that one's own
+    while (
+        before is None or (label != before).any()
+    ):  # each takes the least label of its neighbours, and that one's own
         before = label.copy()
         np.minimum.at(label, one, before[other])
         np.minimum.at(label, other, before[one])

@@ -38,7 +38,8 @@ class Corridor:
     def of(cls, options: EmergencyOptions, motion: Motion | None) -> "Corridor":
         """For a motion; without one, the least length straight ahead.
 
-        The length is v t + v^2 / (2 a): the reaction distance, and the braking distance at a constant deceleration.
+        The length is v t + v^2 / (2 a): the reaction distance, and the braking distance at a constant
+        deceleration.
         """
         speed = abs(motion.speed) if motion is not None else 0.0
         backwards = motion is not None and motion.speed < -_MOVES_M_S
@@ -47,20 +48,29 @@ class Corridor:
             0.0 if motion is None else curvature_of(motion, options.vehicle.max_curvature),
             max(length_m, options.min_length_m),
             options.vehicle.rear_m if backwards else options.vehicle.length_m - options.vehicle.rear_m,
-            options.vehicle.width_m / 2, options.margin_m, backwards,
-        )  # fmt: skip
+            options.vehicle.width_m / 2,
+            options.margin_m,
+            backwards,
+        )
 
     def inside(self, x: Floats, y: Floats) -> NDArray[np.bool_]:
-        """Which points, in m in the vehicle's axes, the vehicle or its margin will reach; those in it are not."""
+        """Which points, in m in the vehicle's axes, the vehicle or its margin will reach.
+
+        Those in it are not.
+        """
         return np.asarray(self.way_m(x, y) <= self.length_m)
 
     def way_m(self, x: Floats, y: Floats) -> Floats:
-        """How far the vehicle moves along its arc until it, or its margin, reaches each of the points; Inf: never.
+        """How far the vehicle moves along its arc until it, or its margin, reaches each of the points.
 
-        On an arc of radius R, a point at distance r from its centre and angle t around it meets the front, which spans
-        R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)), or the inner side, if that is earlier,
-        after R (t - acos((R - w/2) / r)). Beside the vehicle, where only the inner side comes closer, there is no
-        margin: a wall along which it drives is no obstacle. The tail, which swings out a little, is left out.
+        Inf: never.
+
+        On an arc of radius R, a point at distance r from its centre and angle t around it meets the front,
+        which spans R - w/2 to hypot(R + w/2, front), after R (t - asin(front / r)), or the inner side, if
+        that is earlier, after R (t - acos((R - w/2) / r)). Beside the vehicle, where only the inner side
+        comes closer, there is no
+        margin: a wall along which it drives is no obstacle. The tail, which swings out a little, is left
+            out.
         """
         x = -x if self.backwards else x
         wide_m, front_m = self.half_width_m + self.margin_m, self.ahead_m

@@ -1,8 +1,11 @@
-"""How close a plan comes to obstacles: its swept footprint against predicted boxes, and RSS to what is ahead.
+"""How close a plan comes to obstacles.
 
-RSS is Shalev-Shwartz, Shammah and Shashua 2017, On a Formal Model of Safe and Scalable Self-driving Cars. Of its rules
-the longitudinal ones are here: definition 1 for one direction, definition 3 for opposite ones. Sideways, the swept
-footprint keeps `margin_m` (mu in definition 6) to predicted boxes, which drift as they do. See `prediction` for these.
+Its swept footprint against predicted boxes, and RSS to what is ahead.
+
+RSS is Shalev-Shwartz, Shammah and Shashua 2017, On a Formal Model of Safe and Scalable Self-driving Cars.
+Of its rules the longitudinal ones are here: definition 1 for one direction, definition 3 for opposite ones.
+Sideways, the swept footprint keeps `margin_m` (mu in definition 6) to predicted boxes, which drift as they
+do. See `prediction` for these.
 """
 
 import math
@@ -15,7 +18,16 @@ from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
 from torchperf_ros.safety.obstacles import Seen
-from torchperf_ros.safety.prediction import STANDS, Arc, Course, Flags, Rows, certain_drift, course_of, predicted
+from torchperf_ros.safety.prediction import (
+    STANDS,
+    Arc,
+    Course,
+    Flags,
+    Rows,
+    certain_drift,
+    course_of,
+    predicted,
+)
 
 _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the width, in m
 
@@ -36,9 +48,11 @@ class Closeness(NamedTuple):
     Attributes:
         finding: what is too close, None if nothing is.
         contact: whether the vehicle, by its doing, touches an obstacle, without any margin.
-        ttc_s: until the plan touches an obstacle, or the vehicle at its speed one that is ahead; NaN: not foreseen.
+        ttc_s: until the plan touches an obstacle, or the vehicle at its speed one that is ahead; NaN: not
+            foreseen.
         needed_deceleration: m/s^2 that avoid this, NaN likewise.
-        contact_s, impact: when it touches, infinite if it does not, and how fast both are against each other, in m/s.
+        contact_s, impact: when it touches, infinite if it does not, and how fast both are against each
+        other, in m/s.
         in_way: whether it ends in the way of something that comes towards it, however far.
     """
 
@@ -57,7 +71,9 @@ class Closeness(NamedTuple):
 
 
 def stopping_m(speed: Floats, response_s: Floats, accel: float, brake: float) -> Floats:
-    """The way in m of a vehicle that responds and stops, as in all of RSS: v r + a r^2 / 2 + (v + a r)^2 / (2 b).
+    """The way in m of a vehicle that responds and stops, as in all of RSS.
+
+    V r + a r^2 / 2 + (v + a r)^2 / (2 b).
 
     Args:
         speed: v in m/s, at least 0.
@@ -69,7 +85,9 @@ def stopping_m(speed: Floats, response_s: Floats, accel: float, brake: float) ->
     return np.asarray(speed * response_s + 0.5 * accel * response_s**2 + faster**2 / (2 * brake))
 
 
-def rss_same_direction(speed: Floats, lead_speed: Floats, response_s: Floats, options: GuardOptions) -> Floats:
+def rss_same_direction(
+    speed: Floats, lead_speed: Floats, response_s: Floats, options: GuardOptions
+) -> Floats:
     """The smallest safe distance in m to a vehicle ahead in our direction: RSS, definition 1.
 
     We respond and brake by `rss_brake`; the vehicle ahead brakes by `rss_lead_brake` (a_max,brake) at once:
@@ -79,18 +97,23 @@ def rss_same_direction(speed: Floats, lead_speed: Floats, response_s: Floats, op
     return np.maximum(own - lead_speed**2 / (2 * options.rss_lead_brake), 0.0)
 
 
-def rss_opposite_direction(speed: Floats, other_speed: Floats, response_s: Floats, options: GuardOptions) -> Floats:
+def rss_opposite_direction(
+    speed: Floats, other_speed: Floats, response_s: Floats, options: GuardOptions
+) -> Floats:
     """The smallest safe distance in m between two that drive towards each other: RSS, definition 3.
 
-    Both respond after the same time, accelerating until then, and brake by `rss_brake` to standstill: the sum of both
-    stopping ways. Speeds in m/s, at least 0, each in its own direction.
+    Both respond after the same time, accelerating until then, and brake by `rss_brake` to standstill: the
+    sum of both stopping ways. Speeds in m/s, at least 0, each in its own direction.
     """
     own = stopping_m(speed, response_s, options.rss_accel, options.rss_brake)
     return own + stopping_m(other_speed, response_s, options.rss_accel, options.rss_brake)
 
 
 class Ahead(NamedTuple):
-    """A plan from now on, as it is compared with obstacles: its poses, its way, and its speed at each pose in m/s."""
+    """A plan from now on, as it is compared with obstacles.
+
+    Its poses, its way, and its speed at each pose in m/s.
+    """
 
     track: Track
     widened_m: float
@@ -130,8 +153,9 @@ class Roles(NamedTuple):
 def roles_of(course: Course, lane: Lane, lasts_s: float, seen: Seen, options: GuardOptions) -> Roles:
     """What obstacles are to us; see `Roles`.
 
-    To change into the way of something in another lane would be our doing, so what follows us has to overlap our way,
-    the more the further behind it is. What passes beside our lane may be as close as it is aside now.
+    To change into the way of something in another lane would be our doing, so what follows us has to
+    overlap our way, the more the further behind it is. What passes beside our lane may be as close as it is
+    aside now.
     """
     along, vehicle, margin_m = course.along, options.vehicle, options.margin_m
     reach_m, near_m = _shadow(seen.units * along.ways.conj(), _as_complex(seen.halves))
@@ -149,7 +173,9 @@ def roles_of(course: Course, lane: Lane, lasts_s: float, seen: Seen, options: Gu
     return Roles(reach_m, near_m, gap_m, nearest_m, follows, passes, ahead, allowed_m)
 
 
-def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: Seen, options: GuardOptions) -> Closeness:
+def closeness(
+    track: Track, widened_m: float, lane: Lane, bend: float, seen: Seen, options: GuardOptions
+) -> Closeness:
     """Judge a track that begins now, along its lane.
 
     Args:
@@ -170,10 +196,14 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
     rows = predicted(t_s, course, _may_be_close(ahead, course, roles, seen, options), lane, ahead.arc, seen)
     finding = too_close_behind(ahead, course, roles, seen, options)
     contact_s, impact, touches = math.inf, 0.0, None
-    clearance, kept = _clearances(track, lane, widened_m, rows.places, rows.yaws, seen.halves[rows.which], options)
+    clearance, kept = _clearances(
+        track, lane, widened_m, rows.places, rows.yaws, seen.halves[rows.which], options
+    )
     which = rows.which[kept]
     if len(which):
-        moves = np.broadcast_to((lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1]))[:, None], clearance[1:].shape)
+        moves = np.broadcast_to(
+            (lane.own_steps > _MOVES * (t_s[1:] - t_s[:-1]))[:, None], clearance[1:].shape
+        )
         touches = clearance[1:] < _TOUCHES_M
         if (touches & ~moves).any():
             moves = moves | _clear_of_standing(
@@ -184,7 +214,10 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
         if short.min() < 0.0:
             at, column = np.unravel_index(short.argmin(), short.shape)
             value, limit = float(clearance[1 + at, column]), float(allowed[column])
-            text = f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to remain"
+            text = (
+                f"comes to {value:.3g} m from an obstacle {t_s[at]:.3g} s from now; {limit:.3g} m have to"
+                " remain"
+            )
             finding = Finding("distance", value, limit, text)
         touches &= moves
         if touches.any():
@@ -198,11 +231,16 @@ def closeness(track: Track, widened_m: float, lane: Lane, bend: float, seen: See
     return Closeness(finding, not math.isinf(contact_s), ttc_s, needed, contact_s, impact, in_way)
 
 
-def _may_be_close(ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions) -> tuple[Flags, Flags]:
-    """Which obstacles may come within the margin, if they go on along the lane, and if they do not; few on a road do.
+def _may_be_close(
+    ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions
+) -> tuple[Flags, Flags]:
+    """Which obstacles may come within the margin, if they go on along the lane, and if they do not.
 
-    Along the lane none does whose middle is further aside at all times than both half widths, the margin, what our
-    ends swing out, and what the lane bends over both lengths. Others may go anywhere at their speed.
+    Few on a road do.
+
+    Along the lane none does whose middle is further aside at all times than both half widths, the margin,
+    what our ends swing out, and what the lane bends over both lengths. Others may go anywhere at their
+    speed.
     """
     track, lane, vehicle = ahead.track, ahead.lane, options.vehicle
     furthest_m = max(vehicle.rear_m, vehicle.length_m - vehicle.rear_m)
@@ -211,19 +249,33 @@ def _may_be_close(ahead: Ahead, course: Course, roles: Roles, seen: Seen, option
     swings_m = furthest_m * min(largest(slips), 1.0) + ahead.widened_m + _ROUGH_M
     bends = lane.tightest if lane.curved else 0.0
     reach_m = furthest_m + roles.reach_m
-    room_m = roles.nearest_m - roles.near_m - (swings_m + bends * (reach_m * reach_m + lane.own_steps.max() ** 2))
+    room_m = (
+        roles.nearest_m
+        - roles.near_m
+        - (swings_m + bends * (reach_m * reach_m + lane.own_steps.max() ** 2))
+    )
     counts = ~roles.follows
     anywhere_m = np.abs(course.along.left) - seen.speeds * ahead.lasts_s - roles.near_m - reach_m - swings_m
     if not lane.curved:
-        # What goes straight on keeps its velocity, also beyond the plan's end, where `course.along` knows no drift.
-        sideways_m = np.abs(certain_drift((seen.velocities * lane.own_unit[0].conj()).imag, seen)) * ahead.lasts_s
+        # What goes straight on keeps its velocity, also beyond the plan's end, where `course.along` knows
+        # no drift.
+        sideways_m = (
+            np.abs(certain_drift((seen.velocities * lane.own_unit[0].conj()).imag, seen)) * ahead.lasts_s
+        )
         anywhere_m = np.abs(course.along.left) - sideways_m - roles.near_m - swings_m
     return counts & (room_m < 0.0), counts & ((anywhere_m < 0.0) | course.joined)
 
 
-def _clear_of_standing(track: Track, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions) -> Flags:
-    """Which boxes [poses, n] would never touch the vehicle if it stood where it is now: then driving there was ours."""
-    here = Track(track.t_s, np.full_like(track.place, track.place[0]), np.full_like(track.yaw, track.yaw[0]))
+def _clear_of_standing(
+    track: Track, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions
+) -> Flags:
+    """Which boxes [poses, n] would never touch the vehicle if it stood where it is now.
+
+    Then driving there was ours.
+    """
+    here = Track(
+        track.t_s, np.full_like(track.place, track.place[0]), np.full_like(track.yaw, track.yaw[0])
+    )
     clearance, kept = _clearances(here, Lane(here), 0.0, places, yaws, halves, options)
     clear = np.ones(places.shape[1], np.bool_)
     clear[kept] = np.minimum.reduce(clearance) >= _TOUCHES_M
@@ -237,7 +289,10 @@ def _impact(track: Track, places: Complex, at: int) -> float:
 
 
 def _speeds(t_s: Floats, ways: Floats) -> Floats:
-    """At each pose: the mean of the steps before and after, led on at both ends; exact under constant acceleration."""
+    """At each pose.
+
+    The mean of the steps before and after, led on at both ends; exact under constant acceleration.
+    """
     steps = ways / (t_s[1:] - t_s[:-1])
     speeds = np.empty(len(t_s))
     speeds[0], speeds[-1] = steps[0], steps[-1]
@@ -250,7 +305,10 @@ def _speeds(t_s: Floats, ways: Floats) -> Floats:
 
 
 def _fastest(speeds: Floats, steps: Floats) -> Floats:
-    """The speeds at poses, or what the two steps before or after lead on to: at a peak the mean of two is less."""
+    """The speeds at poses, or what the two steps before or after lead on to.
+
+    At a peak the mean of two is less.
+    """
     fastest = speeds.copy()
     np.maximum(fastest[2:], 1.5 * steps[1:] - 0.5 * steps[:-1], out=fastest[2:])
     np.maximum(fastest[:-2], 1.5 * steps[:-1] - 0.5 * steps[1:], out=fastest[:-2])
@@ -258,32 +316,52 @@ def _fastest(speeds: Floats, steps: Floats) -> Floats:
 
 
 def _near(ahead: Ahead, seen: Seen, options: GuardOptions) -> Seen:
-    """The obstacles that may matter: circles around them and around all of the plan with its stopping distance."""
+    """The obstacles that may matter.
+
+    Circles around them and around all of the plan with its stopping distance.
+    """
     if len(seen.yaws) <= _FEW:
         return seen
     fastest, response_s = ahead.speeds.max(keepdims=True), seen.response_s.max()
     others = seen.speeds.max(keepdims=True)
     stopping = float(rss_opposite_direction(fastest, others, response_s, options)[0])
-    reach = ahead.lane.length + stopping + options.vehicle.length_m + options.vehicle.width_m + options.margin_m
-    far = np.abs(seen.places - ahead.lane.own_place[0]) - seen.speeds * ahead.lasts_s - seen.halves.sum(axis=1)
+    reach = (
+        ahead.lane.length + stopping + options.vehicle.length_m + options.vehicle.width_m + options.margin_m
+    )
+    far = (
+        np.abs(seen.places - ahead.lane.own_place[0])
+        - seen.speeds * ahead.lasts_s
+        - seen.halves.sum(axis=1)
+    )
     return Seen._make(part[far <= reach] for part in seen)
 
 
 def _clearances(
-    track: Track, lane: Lane, widened_m: float, places: Complex, yaws: Floats, halves: Floats, options: GuardOptions
+    track: Track,
+    lane: Lane,
+    widened_m: float,
+    places: Complex,
+    yaws: Floats,
+    halves: Floats,
+    options: GuardOptions,
 ) -> tuple[Floats, NDArray[np.intp]]:
-    """How far apart the footprint and boxes [poses, objects] are, now and then between each two poses; of which boxes.
+    """How far apart the footprint and boxes [poses, objects] are, now and then between each two poses.
 
-    Separating axes: two boxes are apart by at least the largest gap between their shadows on the four directions of
-    their sides. From one pose to the next a gap is no smaller than the smaller of both, or 0 if the sides change;
-    turning in between by an angle moves no corner by more than its radius times half of that. Most boxes stay apart by
-    the margin on our own two sides, and are left out.
+    Of which boxes.
+
+    Separating axes: two boxes are apart by at least the largest gap between their shadows on the four
+    directions of their sides. From one pose to the next a gap is no smaller than the smaller of both, or 0
+    if the sides change; turning in between by an angle moves no corner by more than its radius times half
+    of that. Most boxes stay apart by the margin on our own two sides, and are left out.
     """
     turn, way = track.yaw[1:] - track.yaw[:-1], lane.own_steps
     half_length, half_width = size = 0.5 * options.vehicle.length_m, 0.5 * options.vehicle.width_m
     offset = half_length - options.vehicle.rear_m  # of the middle from the reference point
     turning = np.abs(turn)
-    bent_m = turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning)) + widened_m
+    bent_m = (
+        turning * (0.5 * math.hypot(half_length, half_width) + 0.125 * (way + abs(offset) * turning))
+        + widened_m
+    )
     bent_m = bent_m[:, None]
     off = places - (lane.own_place + offset * lane.own_unit)[:, None]
     heading = track.yaw[:-1] + 0.5 * turn
@@ -325,7 +403,10 @@ def _as_complex(halves: Floats) -> Complex:
 
 
 def _shadow(turned: Complex, halves: Complex | complex) -> tuple[Floats, Floats]:
-    """Half of a turned box's extent on the other one's two sides: l cos + w sin, l sin + w cos, both positive."""
+    """Half of a turned box's extent on the other one's two sides.
+
+    L cos + w sin, l sin + w cos, both positive.
+    """
     turned = np.abs(turned.view(np.float64)).view(np.complex128)
     return (turned.conj() * halves).real, (turned * halves).imag
 
@@ -345,12 +426,15 @@ def _nearest(before: Floats, after: Floats) -> Floats:
     return np.maximum(np.minimum(before, after), -np.maximum(before, after))
 
 
-def too_close_behind(ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions) -> Finding | None:
+def too_close_behind(
+    ahead: Ahead, course: Course, roles: Roles, seen: Seen, options: GuardOptions
+) -> Finding | None:
     """Whether a pose is closer than the RSS distance to what stands or drives ahead, and the plan does not brake.
 
-    A plan may be as close as it is if it brakes by `rss_brake` from `actuation_delay_ms` on, until it is no longer too
-    close: that is RSS's proper response. Beyond the plan's end nothing says where our lane goes, so what is there
-    counts only until the next plan can respond to it.
+    A plan may be as close as it is if it brakes by `rss_brake` from `actuation_delay_ms` on, until it is no
+    longer too
+    close: that is RSS's proper response. Beyond the plan's end nothing says where our lane goes, so what is
+    there counts only until the next plan can respond to it.
     """
     t_s, speeds, lane, along = ahead.track.t_s, ahead.speeds, ahead.lane, course.along
     stands = (seen.speeds < STANDS) & (not lane.both_ways)
@@ -380,21 +464,29 @@ def too_close_behind(ahead: Ahead, course: Course, roles: Roles, seen: Seen, opt
         return None
     at, which = np.unravel_index(short.argmin(), short.shape)
     value, limit = float(gap[at, which]), float(safe[at, which])
-    text = f"is {value:.3g} m behind an obstacle {t_s[at]:.3g} s from now and does not brake; {limit:.3g} m are safe"
+    text = (
+        f"is {value:.3g} m behind an obstacle {t_s[at]:.3g} s from now and does not brake; {limit:.3g} m"
+        " are safe"
+    )
     return Finding("distance", value, limit, text)
 
 
 def meets_head_on(
     ahead: Ahead, course: Course, roles: Roles, rows: Rows, seen: Seen, options: GuardOptions
 ) -> tuple[Finding | None, float, float, bool]:
-    """Whether the plan ends in the way of what comes towards us, closer than both need to stop: RSS, definition 3.
+    """Whether the plan ends in the way of what comes towards us, closer than both need to stop.
 
-    What that is depends on how it goes on: beside the plan's own way, beside the bend that we drive, or beside a road
-    that joins the plan's end to it. Also returns when both meet although both brake at once, and how fast, infinite and
-    0 if they do not; and whether it ends in the way of any, however far.
+    RSS, definition 3.
+
+    What that is depends on how it goes on: beside the plan's own way, beside the bend that we drive, or
+    beside a road that joins the plan's end to it. Also returns when both meet although both brake at once,
+    and how fast, infinite and 0 if they do not; and whether it ends in the way of any, however far.
     """
     nothing, track, lane, speeds = (None, math.inf, 0.0, False), ahead.track, ahead.lane, ahead.speeds
-    end, half_m = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0), 0.5 * options.vehicle.length_m
+    end, half_m = (
+        complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0),
+        0.5 * options.vehicle.length_m,
+    )
     which = rows.which
     turned = (rows.places[-1] - rows.places[-2]) * end.conjugate()
     moved_m = np.abs(turned)
@@ -439,8 +531,9 @@ def _collision(
 ) -> tuple[float, float]:
     """Time to collision in s and the deceleration in m/s^2 that avoids it, NaN where none is foreseen.
 
-    To what is ahead now: gap / closing speed, and closing speed^2 / (2 gap), of which what comes towards us brakes its
-    own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until then).
+    To what is ahead now: gap / closing speed, and closing speed^2 / (2 gap), of which what comes towards us
+    brakes its own share; to what the plan touches on its way: when it does, and speed^2 / (2 way until
+    then).
     """
     if touches is None and not np.count_nonzero(roles.ahead):
         return math.nan, math.nan
@@ -448,7 +541,10 @@ def _collision(
     closing = speed - course.along.ahead * course.is_along
     closes = (stands | course.is_along) & roles.ahead & (closing > _MOVES) & (roles.gap_m > 0)
     gap, fast = roles.gap_m[closes], closing[closes]
-    ttcs_s, needed = (gap / fast).tolist(), (fast * np.minimum(fast, speed) / (2 * np.maximum(gap, 0.01))).tolist()
+    ttcs_s, needed = (
+        (gap / fast).tolist(),
+        (fast * np.minimum(fast, speed) / (2 * np.maximum(gap, 0.01))).tolist(),
+    )
     if touches is not None and (crossed := (touches & ~closes[which]).any(axis=1)).any():
         first = int(crossed.argmax())
         ttcs_s.append(float(ahead.track.t_s[first]))

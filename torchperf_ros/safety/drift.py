@@ -1,4 +1,7 @@
-"""Answers that take longer and longer: seen before the first deadline is missed, from the stage's own times."""
+"""Answers that take longer and longer.
+
+Seen before the first deadline is missed, from the stage's own times.
+"""
 
 from collections import Counter, deque
 from itertools import islice
@@ -26,9 +29,12 @@ class _Point(NamedTuple):
 
 
 class DriftWatch:
-    """Draws a line through the medians of the last seconds; where it leads past the time left, there is an alert.
+    """Draws a line through the medians of the last seconds.
 
-    The second longest frame of a second stands for how far frames lie above the median: a single stall is no drift.
+    Where it leads past the time left, there is an alert.
+
+    The second longest frame of a second stands for how far frames lie above the median: a single stall is
+    no drift.
     """
 
     def __init__(self, stage: str) -> None:
@@ -39,11 +45,17 @@ class DriftWatch:
         self._tier = -1
 
     def add(self, tier: int, took_ms: float) -> None:
-        """A frame's own result on this tier took so long from hand-over to publish; on the stage's thread."""
+        """A frame's own result on this tier took so long from hand-over to publish.
+
+        On the stage's thread.
+        """
         self._frames.append((tier, took_ms))
 
     def step(self, now_ns: int, fresh_ms: float) -> Alert | None:
-        """Judge what came since the last call, about a second ago; a frame has `fresh_ms` until it leaves."""
+        """Judge what came since the last call, about a second ago.
+
+        A frame has `fresh_ms` until it leaves.
+        """
         if len(self._frames) < _FEWEST:
             return None
         frames = [self._frames.popleft() for _ in range(len(self._frames))]
@@ -61,7 +73,10 @@ class DriftWatch:
         soon_ms = (middle + _AHEAD_S * slope) * worst
         if slope <= 0.0 or soon_ms <= fresh_ms:
             return None
-        text = f"p50 {middle:.1f} ms grows by {slope:.2f} ms a second; in {_AHEAD_S:g} s frames take {soon_ms:.1f} ms"
+        text = (
+            f"p50 {middle:.1f} ms grows by {slope:.2f} ms a second; in {_AHEAD_S:g} s frames take"
+            f" {soon_ms:.1f} ms"
+        )
         values = {"value": f"{middle:.3f}", "baseline": f"{fresh_ms:.3f}", "unit": "ms", "kind": "trend"}
         return Alert(Level.WARN, f"{self._stage}: drift", f"{text}, and have {fresh_ms:.1f}", values)
 

@@ -1,7 +1,10 @@
-"""The emergency lane's rules: what is in the way, when that is an emergency, and the path on which the vehicle stops.
+"""The emergency lane's rules.
 
-The lane uses raw measurements, no model and no worker. An obstacle, a trigger or a sensor that has fallen silent
-latches it; a person clears it, which is refused while a reason lasts. All times are monotonic and arguments.
+What is in the way, when that is an emergency, and the path on which the vehicle stops.
+
+The lane uses raw measurements, no model and no worker. An obstacle, a trigger or a sensor that has fallen
+silent latches it; a person clears it, which is refused while a reason lasts. All times are monotonic and
+arguments.
 """
 
 import math
@@ -26,13 +29,22 @@ from torchperf_ros.safety.source_clock import SourceClock
 
 _BUTTON: Final = "Bool"
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
-_TO_BE_HEARD: Final = "press and release it, or have its node publish its state transient local, or again and again"
-_NODE_SILENT_NS: Final = 2 * NS_PER_S  # longer than anything that the node's receiving thread does while it is active
-_GAINS_M_S2, _NOISE_M_S = 10.0, 0.1  # what a vehicle's speed rises by at most, and what is added to each message
-# So long a lane whose node is gone stops the vehicle: longer where the stop lasts, less where it stands before.
+_TO_BE_HEARD: Final = (
+    "press and release it, or have its node publish its state transient local, or again and again"
+)
+_NODE_SILENT_NS: Final = (
+    2 * NS_PER_S
+)  # longer than anything that the node's receiving thread does while it is active
+_GAINS_M_S2, _NOISE_M_S = (
+    10.0,
+    0.1,
+)  # what a vehicle's speed rises by at most, and what is added to each message
+# So long a lane whose node is gone stops the vehicle: longer where the stop lasts, less where it stands
+# before.
 _ALONE_NS, _AT_LEAST_ALONE_NS = 10 * NS_PER_S, NS_PER_S
 _STANDS_M_S: Final = 0.1
-# Over the last so many seconds of odometry is found whether the vehicle brakes already, and in the second half still.
+# Over the last so many seconds of odometry is found whether the vehicle brakes already, and in the second
+# half still.
 _BRAKES_S: Final = 0.3
 _HELD_S: Final = 0.2  # of them, at least
 _MOST_SPEEDS: Final = 100
@@ -50,7 +62,9 @@ class Sensor:
         problem: what was wrong with the last message that could not be used.
     """
 
-    def __init__(self, topic: str, timeout_ms: float, points: SensorPoints | None, *, is_trigger: bool = False) -> None:
+    def __init__(
+        self, topic: str, timeout_ms: float, points: SensorPoints | None, *, is_trigger: bool = False
+    ) -> None:
         """A topic, and who reads its points; None for a trigger and for odometry."""
         self.topic, self.timeout_ns, self.reader = topic, round(timeout_ms * NS_PER_MS), points
         self.is_trigger, self.pressed = is_trigger, None if is_trigger else False
@@ -77,10 +91,12 @@ class Sensor:
         brakes: float = 0.0,
         stamped: bool = True,
     ) -> str:
-        """Judge a message: what it triggers, empty if nothing; one that cannot be used leaves all as it was.
+        """Judge a message.
 
-        `brakes`: by how many m/s^2 the vehicle does so already. `stamped`: whether the message's stamp passes as
-        monotonic time does; simulated time does not.
+        What it triggers, empty if nothing; one that cannot be used leaves all as it was.
+
+        `brakes`: by how many m/s^2 the vehicle does so already. `stamped`: whether the message's stamp
+        passes as monotonic time does; simulated time does not.
 
         Raises:
             BadInput: it cannot be used.
@@ -90,14 +106,20 @@ class Sensor:
             return self.lasting
         points = self.reader.read(data)
         if not points.usable:
-            raise BadInput(f"none of {points.measured} measurements can be used: zero, NaN, or out of range")
+            raise BadInput(
+                f"none of {points.measured} measurements can be used: zero, NaN, or out of range"
+            )
         late_ns = self._late_ns(data, now_ns) if stamped else 0
         if 0 < self.timeout_ns < late_ns:
             late_ms, most_ms = late_ns / NS_PER_MS, self.timeout_ns / NS_PER_MS
-            raise BadInput(f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms")
+            raise BadInput(
+                f"it came {late_ms:.0f} ms later than others, by its stamp; its timeout is {most_ms:.0f} ms"
+            )
         corridor = Corridor.of(options, motion)
         found = self._approach.look(points, corridor, motion, options, now_ns, late_ns, brakes)
-        self.points, self.shown, self.in_a_row = (found.points, found.shown, found.threatens) if found else (0, 0, 0)
+        self.points, self.shown, self.in_a_row = (
+            (found.points, found.shown, found.threatens) if found else (0, 0, 0)
+        )
         if found is None or self.in_a_row < options.scans or self.shown < options.min_points:
             return ""
         return f"{self.topic} shows {self.points} points {found.way_m:.1f} m ahead in the vehicle's way"
@@ -105,7 +127,8 @@ class Sensor:
     def _late_ns(self, data: bytes, now_ns: int) -> int:
         """How much longer than the quickest ones a message was on its way; 0 where its stamp does not say.
 
-        Messages of one sensor keep their order, so a stamp that does not advance is of a clock that was set or stands.
+        Messages of one sensor keep their order, so a stamp that does not advance is of a clock that was set
+        or stands.
         """
         stamp_ns, _, _ = header_at(data, 4, byte_order(data))
         if stamp_ns <= self._stamp_ns:
@@ -130,11 +153,16 @@ class Sensor:
         """Why the lane would latch again, empty if it would not: by the last message."""
         if self.pressed:
             return f"{self.topic} is true"
-        return f"{self.topic} still shows {self.points} points in the vehicle's way" if self.in_a_row else ""
+        return (
+            f"{self.topic} still shows {self.points} points in the vehicle's way" if self.in_a_row else ""
+        )
 
     @property
     def unknown(self) -> str:
-        """Why this topic does not say that all is well, as far as `lasting` says nothing; empty if it does."""
+        """Why this topic does not say that all is well, as far as `lasting` says nothing.
+
+        Empty if it does.
+        """
         if self.pressed is None:
             return f"{self.topic} has not been heard yet: {_TO_BE_HEARD}"
         if self.seen_ns is None and not self.is_trigger:
@@ -167,9 +195,11 @@ class Emergency:
         places = np.reshape(options.mounting, (-1, 4)).tolist()
         self.options = options
         self.sensors = [
-            Sensor(topic, timeout_ms, None, is_trigger=True)
-            if kind == _BUTTON
-            else Sensor(topic, timeout_ms, SensorPoints(kind, tuple(place), heights_m))
+            (
+                Sensor(topic, timeout_ms, None, is_trigger=True)
+                if kind == _BUTTON
+                else Sensor(topic, timeout_ms, SensorPoints(kind, tuple(place), heights_m))
+            )
             for topic, kind, timeout_ms, place in zip(
                 options.sensors, options.types, options.timeouts_ms, places, strict=True
             )
@@ -181,9 +211,13 @@ class Emergency:
         self.triggers = dict.fromkeys(KINDS, 0)
         self.clears = 0
         self._speed = 0.0  # m/s, either way; not faster than the vehicle can have become
-        self._speeds: deque[tuple[int, float]] = deque(maxlen=_MOST_SPEEDS)  # of the last odometry, with its receipt
+        self._speeds: deque[tuple[int, float]] = deque(
+            maxlen=_MOST_SPEEDS
+        )  # of the last odometry, with its receipt
         self._activated_ns = 0
-        self._beat_ns: int | None = None  # when the node last said that it answers; None: nobody has it say so
+        self._beat_ns: int | None = (
+            None  # when the node last said that it answers; None: nobody has it say so
+        )
         self._alone_ns: int | None = None  # since when the node has been gone
         self._leave_ns = 0
         self._resumes: tuple[bytes | None] | None = None  # the path of rules before these
@@ -204,10 +238,13 @@ class Emergency:
         """Judge nothing more, but hear buttons; a latch stays."""
         self.active = False
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- what comes in
 
     def moved(self, data: bytes, now_ns: int) -> None:
-        """Take the bytes of a `nav_msgs/Odometry`; one that cannot be used is counted, and nothing else changes."""
+        """Take the bytes of a `nav_msgs/Odometry`.
+
+        One that cannot be used is counted, and nothing else changes.
+        """
         odometry, before = self.odometry, self.motion
         odometry.messages += 1
         try:
@@ -223,10 +260,12 @@ class Emergency:
         self._speeds.append((now_ns, abs(self.motion.speed)))
 
     def _brakes(self, now_ns: int) -> float:
-        """By how many m/s^2 the vehicle has braked for a moment, and still does; 0: it does not, or that is not known.
+        """By how many m/s^2 the vehicle has braked for a moment, and still does.
 
-        What it lost in the last 0.3 s, and in their second half, the lesser of both: a brake that is released counts
-        no longer after half of that.
+        0: it does not, or that is not known.
+
+        What it lost in the last 0.3 s, and in their second half, the lesser of both: a brake that is
+        released counts no longer after half of that.
         """
         kept = [one for one in self._speeds if now_ns - one[0] <= _BRAKES_S * NS_PER_S]
         if not kept or kept[-1][0] - kept[0][0] < _HELD_S * NS_PER_S:
@@ -237,9 +276,12 @@ class Emergency:
         return min(max(min(lost), 0.0), self.options.deceleration)
 
     def saw(self, index: int, data: bytes, now_ns: int, *, again: bool = False) -> None:
-        """Take a message of a sensor, by its index; one that cannot be used does not count as one that came.
+        """Take a message of a sensor, by its index.
 
-        `again`: the same message has come before, on another subscription. While inactive only buttons are heard.
+        One that cannot be used does not count as one that came.
+
+        `again`: the same message has come before, on another subscription. While inactive only buttons are
+        heard.
         """
         sensor = self.sensors[index]
         if not self.active and not sensor.is_trigger:
@@ -247,7 +289,12 @@ class Emergency:
         sensor.messages += not again
         try:
             found = sensor.take(
-                data, self.motion, self.options, now_ns, brakes=self._brakes(now_ns), stamped=not self.simulated
+                data,
+                self.motion,
+                self.options,
+                now_ns,
+                brakes=self._brakes(now_ns),
+                stamped=not self.simulated,
             )
         except BadInput as error:
             sensor.refuse(error)
@@ -257,13 +304,19 @@ class Emergency:
             self._trigger(TRIGGER if sensor.is_trigger else OBSTACLE, found, now_ns)
 
     def pressed(self, topics: Iterable[str]) -> None:
-        """These buttons were pressed when rules before these heard them last; of the others nothing is known."""
+        """These buttons were pressed when rules before these heard them last.
+
+        Of the others nothing is known.
+        """
         for sensor in self.sensors:
             if sensor.topic in topics:
                 sensor.pressed = True
 
     def beat(self, now_ns: int) -> None:
-        """Note that the node answers; from now on, and until `hold` or the next activation, it has to go on so."""
+        """Note that the node answers.
+
+        From now on, and until `hold` or the next activation, it has to go on so.
+        """
         self._beat_ns = now_ns
 
     def hold(self) -> None:
@@ -282,7 +335,9 @@ class Emergency:
         if self.latch is not None or not self.active:
             return None
         due_ns = [self._due_ns(sensor) for sensor in self._watched()]
-        return min(due_ns + ([] if self._beat_ns is None else [self._beat_ns + _NODE_SILENT_NS]), default=None)
+        return min(
+            due_ns + ([] if self._beat_ns is None else [self._beat_ns + _NODE_SILENT_NS]), default=None
+        )
 
     def _watched(self) -> list[Sensor]:
         return [sensor for sensor in (*self.sensors, self.odometry) if sensor.timeout_ns]
@@ -293,12 +348,16 @@ class Emergency:
         return sensor.seen_ns + sensor.timeout_ns
 
     def _silent(self, now_ns: int) -> list[Sensor]:
-        return [sensor for sensor in self._watched() if now_ns >= self._due_ns(sensor)] if self.active else []
+        return (
+            [sensor for sensor in self._watched() if now_ns >= self._due_ns(sensor)] if self.active else []
+        )
 
     def _why_silent(self, sensor: Sensor, now_ns: int) -> str:
         since_ns = self._activated_ns if sensor.seen_ns is None else sensor.seen_ns
         problem = f"; {sensor.problem}" if sensor.problem else ""
-        return f"{sensor.topic} has sent nothing usable for {(now_ns - since_ns) / NS_PER_MS:.0f} ms{problem}"
+        return (
+            f"{sensor.topic} has sent nothing usable for {(now_ns - since_ns) / NS_PER_MS:.0f} ms{problem}"
+        )
 
     def _node_hangs(self, now_ns: int) -> str:
         """Why the node counts as one that hangs, empty if it does not."""
@@ -319,7 +378,10 @@ class Emergency:
         self._trigger(SILENT, self._node_hangs(now_ns), now_ns)
 
     def may_end(self, now_ns: int) -> bool:
-        """Whether a lane that was left alone has done what there was to do: the vehicle stands, or has had time to."""
+        """Whether a lane that was left alone has done what there was to do.
+
+        The vehicle stands, or has had time to.
+        """
         if self._alone_ns is None or not self.active:
             return self._alone_ns is not None
         motion = self.motion
@@ -329,19 +391,28 @@ class Emergency:
             self._leave_ns = max(self._leave_ns, now_ns + _AT_LEAST_ALONE_NS)
         return now_ns >= self._leave_ns
 
-    # -- the latch ----------------------------------------------------------------------------------------------------
+    # -- the latch
 
     def lasting(self, now_ns: int) -> list[str]:
-        """Every reason for which a person may not clear it now: it would latch again, or a sensor is not known well.
+        """Every reason for which a person may not clear it now.
 
-        While inactive, only buttons are heard. One that has not been heard may be pressed, whatever it latched for.
+        It would latch again, or a sensor is not known well.
+
+        While inactive, only buttons are heard. One that has not been heard may be pressed, whatever it
+        latched for.
         """
         if not self.active:
             latched = self.latch is not None
-            return [why for one in self.sensors if one.is_trigger and (why := one.lasting or (latched and one.unknown))]
+            return [
+                why
+                for one in self.sensors
+                if one.is_trigger and (why := one.lasting or (latched and one.unknown))
+            ]
         reasons, silent = [], self._silent(now_ns)
         for sensor in (*self.sensors, self.odometry):
-            reasons.append(self._why_silent(sensor, now_ns) if sensor in silent else sensor.lasting or sensor.unknown)
+            reasons.append(
+                self._why_silent(sensor, now_ns) if sensor in silent else sensor.lasting or sensor.unknown
+            )
         return [reason for reason in (*reasons, self._node_hangs(now_ns)) if reason]
 
     def clear(self, now_ns: int) -> str:
@@ -358,13 +429,13 @@ class Emergency:
         """Be latched as rules before these were, and go on with their path, if any."""
         self.latch, self._stop, self._resumes = Latch(kind, reason, now_ns), None, (stop,)
 
-    # -- the stop -----------------------------------------------------------------------------------------------------
+    # -- the stop
 
     def stop_path(self, now_ns: int, ros_now_ns: int) -> bytes:
         """What is to be published while latched, as CDR bytes of a `nav_msgs/Path`; ROS time of now in ns.
 
-        One path from where the vehicle is to standstill, so that it keeps to one braking trajectory; after that, or
-        where odometry has never come, one place, see `Stop`.
+        One path from where the vehicle is to standstill, so that it keeps to one braking trajectory; after
+        that, or where odometry has never come, one place, see `Stop`.
         """
         here = self._here(now_ns, ros_now_ns)
         if self._stop is None and self._resumes is not None:
@@ -394,7 +465,7 @@ class Emergency:
         old_s = age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
         return motion if old_s * NS_PER_S <= self.odometry.timeout_ns else None
 
-    # -- what is said of it -------------------------------------------------------------------------------------------
+    # -- what is said of it
 
     @property
     def state(self) -> str:
@@ -414,7 +485,9 @@ class Emergency:
             "clears": str(self.clears),
             "corridor_m": f"{Corridor.of(self.options, motion).length_m:.2f}",
             "speed": "nan" if motion is None else f"{motion.speed:.3f}",
-            "node_age_ms": "nan" if self._beat_ns is None else f"{(now_ns - self._beat_ns) / NS_PER_MS:.0f}",
+            "node_age_ms": (
+                "nan" if self._beat_ns is None else f"{(now_ns - self._beat_ns) / NS_PER_MS:.0f}"
+            ),
             **{f"triggers_{kind}": str(count) for kind, count in self.triggers.items()},
         }
         for sensor in (*self.sensors, self.odometry):
@@ -425,6 +498,10 @@ class Emergency:
             values[f"{sensor.topic} points"] = str(sensor.points)
             values[f"{sensor.topic} problem"] = sensor.problem
             if sensor.is_trigger:
-                values[f"{sensor.topic} pressed"] = {None: "unknown", True: "yes", False: "no"}[sensor.pressed]
+                values[f"{sensor.topic} pressed"] = {None: "unknown", True: "yes", False: "no"}[
+                    sensor.pressed
+                ]
         level = Level.ERROR if latch else Level.OK if self.active else Level.WARN
-        return Alert(level, "perf: emergency", f"{self.state}: {latch.reason}" if latch else self.state, values)
+        return Alert(
+            level, "perf: emergency", f"{self.state}: {latch.reason}" if latch else self.state, values
+        )

@@ -1,4 +1,7 @@
-"""How the emergency lane stops the vehicle: one braking path, and then `stand here` for as long as it is latched."""
+"""How the emergency lane stops the vehicle.
+
+One braking path, and then `stand here` for as long as it is latched.
+"""
 
 from dataclasses import replace
 from typing import Final
@@ -16,20 +19,23 @@ MOVES_M_S: Final = 0.3
 _PATH_POSES: Final = 40
 _LEAST_STOP_S: Final = 0.5
 _BODY_FRAME: Final = b"base_link"  # REP 105; of the path where odometry has never come
-# A path `stand here` holds for longer than the lane's process takes to be replaced, and is made anew each second.
+# A path `stand here` holds for longer than the lane's process takes to be replaced, and is made anew each
+# second.
 _STANDS_S: Final = 10.0
 _STANDS_ANEW_NS: Final = NS_PER_S
 _DRIFT_NS: Final = 20 * NS_PER_MS  # a path that is so late asks for 0.1 m/s more, at 6 m/s^2
-_STEP_NS: Final = NS_PER_S  # simulated time that gains more than this from one look to the next has been set
+_STEP_NS: Final = (
+    NS_PER_S  # simulated time that gains more than this from one look to the next has been set
+)
 
 
 class Stop:
     """The paths of one stop, in the order in which they are published.
 
-    There is one braking path, from the vehicle's motion when the lane latched. Once it is over, each path is one place
-    at which the vehicle is to stand. No odometry leads to a second braking path: where it is late, has frozen, or is
-    only noise, that would order a vehicle off that stands. A vehicle that still moves then, as its brakes are weaker,
-    cannot do better than to brake as hard as it can.
+    There is one braking path, from the vehicle's motion when the lane latched. Once it is over, each path
+    is one place at which the vehicle is to stand. No odometry leads to a second braking path: where it is
+    late, has frozen, or is only noise, that would order a vehicle off that stands. A vehicle that still
+    moves then, as its brakes are weaker, cannot do better than to brake as hard as it can.
     """
 
     def __init__(self, path: TimedPath, lasts_ns: int, now_ns: int, ros_now_ns: int) -> None:
@@ -46,14 +52,18 @@ class Stop:
 
     @classmethod
     def resumed(cls, data: bytes | None, here: Motion | None, now_ns: int, ros_now_ns: int) -> "Stop":
-        """Go on with a path that rules before these have published, unless that is over: then the vehicle stands.
+        """Go on with a path that rules before these have published, unless that is over.
+
+        Then the vehicle stands.
 
         It is over, too, where it would begin later than now, as the clock has been set meanwhile.
         """
         path = None if data is None else TimedPath.read(data)
         if path is None:
             return cls(_standing(here, ros_now_ns), 0, now_ns, ros_now_ns)
-        lasts_ns, past_ns = (int(at_ns) - int(path.stamps_ns[0]) for at_ns in (path.stamps_ns[-1], ros_now_ns))
+        lasts_ns, past_ns = (
+            int(at_ns) - int(path.stamps_ns[0]) for at_ns in (path.stamps_ns[-1], ros_now_ns)
+        )
         stop = cls(path, lasts_ns, now_ns, ros_now_ns)
         stop._past_ns = past_ns if 0 <= past_ns <= lasts_ns else lasts_ns
         return stop
@@ -67,10 +77,13 @@ class Stop:
         return max(0, self._lasts_ns - self._past_ns)
 
     def look(self, here: Motion | None, now_ns: int, ros_now_ns: int, *, simulated: bool) -> bytes:
-        """What is to be published now, as CDR bytes of a `nav_msgs/Path`; the same object while it stays the same.
+        """What is to be published now, as CDR bytes of a `nav_msgs/Path`.
+
+        The same object while it stays the same.
 
         Args:
-            here: fresh odometry; None: there is none, so that the vehicle stands where the path before ends.
+            here: fresh odometry; None: there is none, so that the vehicle stands where the path before
+                ends.
             now_ns: monotonic.
             ros_now_ns: ROS time; where that was set meanwhile, the poses are stamped anew.
             simulated: ROS time is not this machine's, so that the braking path lasts by ROS time.
@@ -78,12 +91,18 @@ class Stop:
         passed_ns, ros_passed_ns = now_ns - self._now_ns, ros_now_ns - self._ros_now_ns
         if simulated and 0 <= ros_passed_ns <= _STEP_NS:
             passed_ns = ros_passed_ns
-        self._now_ns, self._ros_now_ns, self._past_ns = now_ns, ros_now_ns, self._past_ns + max(0, passed_ns)
+        self._now_ns, self._ros_now_ns, self._past_ns = (
+            now_ns,
+            ros_now_ns,
+            self._past_ns + max(0, passed_ns),
+        )
         drift_ns = ros_now_ns - self._past_ns - int(self._path.stamps_ns[0])
         was_set = abs(drift_ns) > _DRIFT_NS
         if self._past_ns >= self._lasts_ns:
             if self._lasts_ns or was_set or self._past_ns >= _STANDS_ANEW_NS:
-                self._begin(_at_its_end(self._path, ros_now_ns) if here is None else _standing(here, ros_now_ns), 0)
+                self._begin(
+                    _at_its_end(self._path, ros_now_ns) if here is None else _standing(here, ros_now_ns), 0
+                )
         elif was_set:
             stamps_ns = self._path.stamps_ns + drift_ns
             head = restamped(self._path.head, int(stamps_ns[0]))
@@ -92,10 +111,15 @@ class Stop:
         return self._data
 
 
-def stop_along_arc(motion: Motion, options: EmergencyOptions, now_ns: int, ros_now_ns: int) -> tuple[TimedPath, int]:
-    """Brake on the arc that the vehicle is on, from where it is by now; returns the path, and how long it lasts in ns.
+def stop_along_arc(
+    motion: Motion, options: EmergencyOptions, now_ns: int, ros_now_ns: int
+) -> tuple[TimedPath, int]:
+    """Brake on the arc that the vehicle is on, from where it is by now.
 
-    At speed v and deceleration a it goes as far in t s as it would have gone unbraked in t - a t^2 / (2 v) s.
+    Returns the path, and how long it lasts in ns.
+
+    At speed v and deceleration a it goes as far in t s as it would have gone unbraked in t - a t^2 / (2 v)
+    s.
     """
     speed = abs(motion.speed)
     lasts_s = max(speed / options.deceleration, _LEAST_STOP_S)

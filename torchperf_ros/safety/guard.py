@@ -15,7 +15,16 @@ from torchperf_ros.frame.outcome import GuardVerdict
 from torchperf_ros.frame.stop_output import GoingStop, TimedPath
 from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
-from torchperf_ros.safety.limits import Complex, Finding, Track, beyond_limits, largest, off_start, unit, unreadable
+from torchperf_ros.safety.limits import (
+    Complex,
+    Finding,
+    Track,
+    beyond_limits,
+    largest,
+    off_start,
+    unit,
+    unreadable,
+)
 from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.own_lane import OwnLane
@@ -45,8 +54,9 @@ class Checked(NamedTuple):
     Attributes:
         payload: CDR bytes to publish; None: there is nothing to publish, see `reason`.
         verdict: see `GuardVerdict`.
-        check: the first check that failed, out of `GUARD_CHECKS`, or the first in shadow that would; "" if none did.
-        value, limit: what that check measured and the limit, in the check's unit; NaN if none failed.
+        check: the first check that failed, out of `GUARD_CHECKS`, or the first in shadow that would; "" if
+        none did. value, limit: what that check measured and the limit, in the check's unit; NaN if none
+        failed.
         shadow: what shadow checks would have said, "" if nothing.
         reason: one line for people, "" if all is well.
         ttc_s: time to collision in s, NaN where none is predicted or nothing is known.
@@ -77,7 +87,10 @@ class _Situation(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a guard knows at one time, by which other plans can be judged, elsewhere, too; `stepped_ns`: see `check`."""
+    """What a guard knows at one time, by which other plans can be judged, elsewhere, too.
+
+    `stepped_ns`: see `check`.
+    """
 
     options: GuardOptions
     situation: _Situation
@@ -119,14 +132,20 @@ class _Judgement(NamedTuple):
     bend: float | None = None  # in 1/m that the vehicle drives; None: the path is not where the odometry is
 
     def failed(self, checks: frozenset[str], *, unless_contact: bool = False) -> Finding | None:
-        """The first of these checks that failed; `unless_contact`: coming too close without touching does not count."""
+        """The first of these checks that failed.
+
+        `unless_contact`: coming too close without touching does not count.
+        """
         if unless_contact and not self.closeness.contact:
             checks -= {"distance"}
         return next((one for one in self.findings if one.check in checks), None)
 
 
 class _Rung(NamedTuple):
-    """A way to replace a plan: what it is called, the path, by which checks it is judged, what it does in words."""
+    """A way to replace a plan.
+
+    What it is called, the path, by which checks it is judged, what it does in words.
+    """
 
     verdict: GuardVerdict
     path: TimedPath
@@ -135,9 +154,12 @@ class _Rung(NamedTuple):
     last: bool = False  # whether it may end in the way of what comes, which is not near yet
 
     def worth(self, judged: _Judgement) -> tuple[bool, float]:
-        """The less the better, of those that touch something: whether it cannot be driven, and how hard it touches.
+        """The less the better, of those that touch something.
 
-        That is by how many m/s both are against each other, less what a contact that comes later leaves time for.
+        Whether it cannot be driven, and how hard it touches.
+
+        That is by how many m/s both are against each other, less what a contact that comes later leaves
+        time for.
         """
         close = judged.closeness
         drivable = judged.failed(self.checks - {"distance"}) is None
@@ -165,7 +187,8 @@ class _Refusals:
 class Guard:
     """Checks one stage's plans (`nav_msgs/Path`) against odometry, limits and obstacles.
 
-    `moved` and `saw` may be called on any thread, `check` on the stage's: what one hands to another is replaced whole.
+    `moved` and `saw` may be called on any thread, `check` on the stage's: what one hands to another is
+    replaced whole.
 
     Attributes:
         news: what was learned of a source's clock, for people.
@@ -187,12 +210,17 @@ class Guard:
 
     @property
     def refused(self) -> dict[str, str | int]:
-        """What could not be used: per input (`odometry`, `obstacles 0`) how many messages not or not wholly.
+        """What could not be used.
 
-        Under the same name with ` markers` how many of their markers, with ` why` the last reason, with ` clock` how
-        its clock differs from ROS time; `no_velocity`: how many obstacles counted as standing without being known to.
+        Per input (`odometry`, `obstacles 0`) how many messages not or not wholly.
+
+        Under the same name with ` markers` how many of their markers, with ` why` the last reason, with `
+        clock` how its clock differs from ROS time; `no_velocity`: how many obstacles counted as standing
+        without being known to.
         """
-        named = {"odometry": self._odometry} | {f"obstacles {at}": one for at, one in enumerate(self._heard)}
+        named = {"odometry": self._odometry} | {
+            f"obstacles {at}": one for at, one in enumerate(self._heard)
+        }
         found: dict[str, str | int] = {}
         for name, one in named.items():
             values: dict[str, str | int] = {
@@ -211,12 +239,14 @@ class Guard:
         self._motion: Motion | None = None
         self._motion_clock = SourceClock()
         self._sources: list[Obstacles | None] = [None] * len(self._options.obstacles)  # each has one thread
-        # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one then.
+        # The last plan that was accepted, and by how much the ROS clock was ahead of the monotonic one
+        # then.
         self._valid: tuple[TimedPath, int] | None = None
         self._going: GoingStop | None = None  # what was published last, if that brakes to standstill
         self._braked_from: Motion | None = None  # the odometry that it was made of
         self._own_lane = OwnLane()
-        # Of the last published plan: its frame, whether it was left there without odometry, when, and its way.
+        # Of the last published plan: its frame, whether it was left there without odometry, when, and its
+        # way.
         self._published: tuple[bytes, bool, int, Lane] | None = None
 
     def moved(self, odometry: bytes, received_ns: int) -> None:
@@ -232,13 +262,15 @@ class Guard:
     def saw(self, source: int, markers: bytes, received_ns: int, stamp_ns: int = 0) -> None:
         """Take the CDR bytes of a `visualization_msgs/MarkerArray` of the source with this index in `obstacles`.
 
-        `stamp_ns`: of what it was computed from; it counts where the markers have none. After an array that cannot be
-        read, the one before still counts, but does not prove that the way is free.
+        `stamp_ns`: of what it was computed from; it counts where the markers have none. After an array that
+        cannot be read, the one before still counts, but does not prove that the way is free.
         """
         sources, heard = self._sources, self._heard[source]
         before, clock = sources[source], self._motion_clock
         try:
-            seen = read_obstacles(markers, received_ns, self._options, self._motion, before, stamp_ns, clock)
+            seen = read_obstacles(
+                markers, received_ns, self._options, self._motion, before, stamp_ns, clock
+            )
         except BadInput as error:
             heard.note(str(error))
             if before is not None:
@@ -250,15 +282,19 @@ class Guard:
         if received_ns >= self._not_before_ns:
             sources[source] = seen
 
-    def check(self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Checked:
+    def check(
+        self, plan: bytes | None, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0
+    ) -> Checked:
         """Judge a plan, and say what to publish.
 
         Args:
             plan: CDR bytes of a `nav_msgs/Path`; None: the stage has none.
             now_ns: monotonic time.
             ros_now_ns: ROS time, from which a replacement is stamped.
-            age_ms: age of the frame that the plan was computed from: the measured part of the response time.
-            stepped_ns: by how much the ROS clock has stepped since that frame, so that the plan's stamps are behind it.
+            age_ms: age of the frame that the plan was computed from: the measured part of the response
+                time.
+            stepped_ns: by how much the ROS clock has stepped since that frame, so that the plan's stamps
+                are behind it.
         """
         act = self._options.act
         situation = self._situation(now_ns, ros_now_ns, age_ms)
@@ -283,7 +319,9 @@ class Guard:
         payload, verdict, does = self._replacement(path, situation, goes_on=plan is not None, leaves=leaves)
         if verdict is GuardVerdict.BRAKE and not leaves:
             self._keep_lane(judged, situation, goes_out=True)
-        return self._checked(payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does))))
+        return self._checked(
+            payload, verdict, judged, failed, "; ".join(filter(None, (why, unchecked, does)))
+        )
 
     def known(self, now_ns: int, ros_now_ns: int, age_ms: float, stepped_ns: int = 0) -> Known:
         """What is known now, for another plan to be judged by."""
@@ -291,19 +329,31 @@ class Guard:
 
     @classmethod
     def refusal(cls, plan: bytes, known: Known) -> str:
-        """Why a plan would be replaced, "" where it would not, by the checks that act; `jump` asks for the last one."""
+        """Why a plan would be replaced, "" where it would not, by the checks that act.
+
+        `jump` asks for the last one.
+        """
         guard = cls(replace(known.options, act=known.options.act - {"jump"}, shadow=frozenset()))
         _, judged = guard._read(plan, known.situation, known.stepped_ns)
         failed = judged.failed(guard._acts)
         return "" if failed is None else f"{failed.check}: the plan {failed.text}"
 
     def _checked(
-        self, payload: bytes | None, verdict: GuardVerdict, of: _Judgement, failed: Finding | None, reason: str
+        self,
+        payload: bytes | None,
+        verdict: GuardVerdict,
+        of: _Judgement,
+        failed: Finding | None,
+        reason: str,
     ) -> Checked:
         mute = self._options.shadow
         found = failed or next((one for one in of.findings if one.check in mute), None)
         check, value, limit = ("", math.nan, math.nan) if found is None else found[:3]
-        shadow = [f"{one.check}: the plan {one.text}" for one in of.findings if one.check in mute and one is not failed]
+        shadow = [
+            f"{one.check}: the plan {one.text}"
+            for one in of.findings
+            if one.check in mute and one is not failed
+        ]
         shadow += [f"{check} is not checked: {why}" for check, why in of.unchecked.items() if check in mute]
         ttc_s, needed = of.closeness[2:4]
         return Checked(payload, verdict, check, value, limit, "; ".join(shadow), reason, ttc_s, needed)
@@ -312,7 +362,9 @@ class Guard:
         options, motion, sources = self._options, self._motion, tuple(self._sources)
         age, no_motion = math.nan, "no odometry was received" + self._odometry.in_words
         if motion is not None:
-            age, no_motion = self._motion_clock.age_s(motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns)
+            age, no_motion = self._motion_clock.age_s(
+                motion.stamp_ns, motion.received_ns, now_ns, ros_now_ns
+            )
             if no_motion or 1000 * age > options.odometry_timeout_ms:
                 what = no_motion or f"{1000 * age:.0f} ms old"
                 no_motion = f"odometry is {what}{self._odometry.in_words}"
@@ -325,17 +377,23 @@ class Guard:
         for at, source in enumerate(sources):
             if source is not None:
                 self._learn(f"obstacles on {options.obstacles[at]}", self._heard[at], source.clock)
-        return _Situation(now_ns, ros_now_ns, None if no_motion else motion, age, seen, no_motion, no_obstacles)
+        return _Situation(
+            now_ns, ros_now_ns, None if no_motion else motion, age, seen, no_motion, no_obstacles
+        )
 
     def _learn(self, name: str, heard: "_Refusals", clock: SourceClock) -> None:
         """Say once that a source's stamps are not ROS time."""
         if clock.is_ros is False and not heard.clock:
-            heard.clock = f"its own, {abs(clock.off_s):.6g} s {'ahead of' if clock.off_s > 0 else 'behind'} ROS time"
+            heard.clock = (
+                f"its own, {abs(clock.off_s):.6g} s {'ahead of' if clock.off_s > 0 else 'behind'} ROS time"
+            )
             self.news.append(
                 f"{name}: the clock of its stamps is {heard.clock}; its receipt counts, and their progress"
             )
 
-    def _read(self, plan: bytes | None, situation: _Situation, stepped_ns: int) -> tuple[TimedPath | None, _Judgement]:
+    def _read(
+        self, plan: bytes | None, situation: _Situation, stepped_ns: int
+    ) -> tuple[TimedPath | None, _Judgement]:
         """The path in the ROS time of now, None where it cannot be followed at all, and what is wrong with it."""
         options = self._options
         if plan is None:
@@ -354,9 +412,13 @@ class Guard:
         unknown = situation.no_motion
         if motion is not None and path.frame not in {motion.frame, motion.child_frame}:
             own, theirs = (name.decode("utf-8", "replace") for name in (path.frame, motion.frame))
-            unknown = f"the plan's frame_id {own!r} is not the odometry's, {theirs!r}, and tf is not looked up"
+            unknown = (
+                f"the plan's frame_id {own!r} is not the odometry's, {theirs!r}, and tf is not looked up"
+            )
             motion = None
-        unchecked: dict[str, str] = {check: unknown for check in ("start", "distance") if check in checks and unknown}
+        unchecked: dict[str, str] = {
+            check: unknown for check in ("start", "distance") if check in checks and unknown
+        }
         track = Track.of(path, situation.ros_now_ns, motion, situation.motion_age_s)
         findings: list[Finding] = []
         if "start" in checks and motion is not None:
@@ -379,7 +441,9 @@ class Guard:
             findings += filter(None, [close.finding])
         return _Judgement(findings, unchecked, close, lane, bend)
 
-    def _jump(self, track: Track, path: TimedPath, motion: Motion | None, situation: _Situation) -> Finding | None:
+    def _jump(
+        self, track: Track, path: TimedPath, motion: Motion | None, situation: _Situation
+    ) -> Finding | None:
         """How far aside of the last published plan this one leads within its next second."""
         last = self._published
         if last is None or last[:2] != (path.frame, motion is None):
@@ -391,7 +455,9 @@ class Guard:
         limit = self._options.max_jump_m
         if aside_m <= limit:
             return None
-        return Finding("jump", aside_m, limit, f"leads {aside_m:.3g} m aside of the last one; {limit:g} m are allowed")
+        return Finding(
+            "jump", aside_m, limit, f"leads {aside_m:.3g} m aside of the last one; {limit:g} m are allowed"
+        )
 
     def _note(self, path: TimedPath, judged: _Judgement, situation: _Situation) -> None:
         """Remember which way the published plan leads."""
@@ -417,9 +483,12 @@ class Guard:
         """The first rung of the ladder that holds: its bytes, its verdict and what it does in words."""
         going = self._going = self._going and self._going.at(situation.now_ns, situation.ros_now_ns)
         if going is not None and situation.motion is None:
-            # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it would not.
+            # One trajectory to standstill, and there it ends: begun anew, from the speed of a plan, it
+            # would not.
             return going.payload, GuardVerdict.STOP, "the stop goes on"
-        judgements: dict[int, _Judgement] = {}  # a path that brakes fully is judged once, whatever it is called
+        judgements: dict[
+            int, _Judgement
+        ] = {}  # a path that brakes fully is judged once, whatever it is called
         failed: list[tuple[tuple[bool, float], _Rung]] = []
         for rung in self._ladder(path, situation, goes_on=goes_on, leaves=leaves):
             judged = judgements.get(id(rung.path))
@@ -436,7 +505,11 @@ class Guard:
             if stop or (leaves and rung.verdict is GuardVerdict.BRAKE):
                 failed.append((rung.worth(judged), rung))
         if not failed:
-            return None, GuardVerdict.UNCHECKED, "there is nothing to stop along, neither odometry nor an earlier plan"
+            return (
+                None,
+                GuardVerdict.UNCHECKED,
+                "there is nothing to stop along, neither odometry nor an earlier plan",
+            )
         failed.sort(key=lambda found: found[1].verdict is not GuardVerdict.STOP)
         undrivable, least = min(worth for worth, _ in failed)
         last = next(one for worth, one in failed if worth <= (undrivable, least + _AS_HARD))
@@ -453,25 +526,39 @@ class Guard:
         self._braked_from = situation.motion
         return self._going.payload
 
-    def _ladder(self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool) -> Iterator[_Rung]:
+    def _ladder(
+        self, path: TimedPath | None, situation: _Situation, *, goes_on: bool, leaves: bool
+    ) -> Iterator[_Rung]:
         """What may replace a plan, best first.
 
         Args:
             path: the plan; None: it cannot be followed at all.
             situation: what is known.
             goes_on: whether the stage still plans, so that an earlier plan may go on.
-            leaves: whether the plan leaves the lane into the way of something: then braking along it comes last.
+            leaves: whether the plan leaves the lane into the way of something: then braking along it comes
+                last.
         """
         options, now_ns, motion = self._options, situation.ros_now_ns, situation.motion
         on_path, hard, hardest = options.act - _BY_BRAKING, options.rss_brake, options.max_deceleration
         aside, brakes, stops = on_path - {"jump"}, GuardVerdict.BRAKE, GuardVerdict.STOP
         same = [] if path is None else [(by, self._braked(path, situation, by)) for by in (hard, hardest)]
-        on_same = [_Rung(brakes, one, on_path, f"brakes by {by:g} m/s^2 on the same path") for by, one in same if one]
+        on_same = [
+            _Rung(brakes, one, on_path, f"brakes by {by:g} m/s^2 on the same path")
+            for by, one in same
+            if one
+        ]
         yield from () if leaves else on_same
         valid = self._last_valid(situation)
         still_ns = now_ns + options.start_tolerance_s * NS_PER_S
-        goes_on = goes_on and (self._going is None or (valid is not None and self._as_fast_as(valid, situation)))
-        if goes_on and valid is not None and valid.stamps_ns[0] <= now_ns and valid.stamps_ns[-1] >= still_ns:
+        goes_on = goes_on and (
+            self._going is None or (valid is not None and self._as_fast_as(valid, situation))
+        )
+        if (
+            goes_on
+            and valid is not None
+            and valid.stamps_ns[0] <= now_ns
+            and valid.stamps_ns[-1] >= still_ns
+        ):
             checks = options.act - {"jump"} | {"start"}  # the vehicle may have left it meanwhile
             yield _Rung(GuardVerdict.REBASED, valid.cut(now_ns), checks, "the last valid plan goes on")
         back: list[_Rung] = []
@@ -479,12 +566,20 @@ class Guard:
             back = [_Rung(brakes, one, aside, does) for one, does in self._back(motion, situation)]
             ways = [*back]
             if valid is not None and (braked := self._braked(valid, situation, hard)) is not None:
-                ways.append(_Rung(brakes, braked, aside, f"brakes by {hard:g} m/s^2 along the last valid plan"))
-            arc, does = self._arc(motion, situation, hard), f"brakes by {hard:g} m/s^2 in the bend that it drives"
+                ways.append(
+                    _Rung(brakes, braked, aside, f"brakes by {hard:g} m/s^2 along the last valid plan")
+                )
+            arc, does = (
+                self._arc(motion, situation, hard),
+                f"brakes by {hard:g} m/s^2 in the bend that it drives",
+            )
             ways += [_Rung(brakes, arc, options.act & {"distance"}, does), *on_same]
             yield from ways
             yield from (rung._replace(last=True) for rung in ways)
-        last = [rung._replace(verdict=stops, does=rung.does.replace("brakes", "stops", 1)) for rung in on_same[-1:]]
+        last = [
+            rung._replace(verdict=stops, does=rung.does.replace("brakes", "stops", 1))
+            for rung in on_same[-1:]
+        ]
         yield from () if leaves else last
         if valid is not None and (braked := self._braked(valid, situation, hardest)) is not None:
             yield _Rung(stops, braked, aside, f"stops by {hardest:g} m/s^2 along the last valid plan")
@@ -493,7 +588,10 @@ class Guard:
         if motion is not None:
             arc = self._arc(motion, situation, hardest)
             yield _Rung(
-                stops, arc, options.act & {"distance"}, f"stops by {hardest:g} m/s^2 in the bend that it drives"
+                stops,
+                arc,
+                options.act & {"distance"},
+                f"stops by {hardest:g} m/s^2 in the bend that it drives",
             )
         yield from last if leaves else ()
 
@@ -513,10 +611,20 @@ class Guard:
             path = self._own_lane.back(here, speed, situation.ros_now_ns, by, slow)
             does = "returns to its lane and brakes" if left else f"brakes by {by:g} m/s^2 in its lane"
             if path is not None:
-                yield path, f"brakes to {slow:.0%} of its speed and returns to its lane" if 0.0 < slow < 1.0 else does
+                yield (
+                    path,
+                    (
+                        f"brakes to {slow:.0%} of its speed and returns to its lane"
+                        if 0.0 < slow < 1.0
+                        else does
+                    ),
+                )
 
     def _last_valid(self, situation: _Situation) -> TimedPath | None:
-        """The last plan that was accepted, in the ROS time of now; a step of that clock moves no place on it."""
+        """The last plan that was accepted, in the ROS time of now.
+
+        A step of that clock moves no place on it.
+        """
         if self._valid is None:
             return None
         path, ahead_ns = self._valid
@@ -572,9 +680,12 @@ class Guard:
 
 
 def _bend_of(track: Track) -> float:
-    """The curvature of a plan in 1/m, positive to the left of where the vehicle looks; 0 where it shows none.
+    """The curvature of a plan in 1/m, positive to the left of where the vehicle looks.
 
-    A plan that turns as much in its last third as in its first follows a bend of the road; others turn out of it.
+    0 where it shows none.
+
+    A plan that turns as much in its last third as in its first follows a bend of the road; others turn out
+    of it.
     """
     steps_m = ((track.place[1:] - track.place[:-1]) * unit(-track.yaw[:-1])).real
     way_m = np.concatenate(([0.0], np.cumsum(np.abs(steps_m))))

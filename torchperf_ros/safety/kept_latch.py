@@ -47,7 +47,9 @@ def read_latch(path: Path, now_ns: int) -> Latch | None:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f"is damaged ({error})"
-    return Latch(SILENT, f"whether it was latched before the node's start is not known: {path} {why}", now_ns)
+    return Latch(
+        SILENT, f"whether it was latched before the node's start is not known: {path} {why}", now_ns
+    )
 
 
 def _bytes_of(latch: Latch) -> bytes:

@@ -42,7 +42,10 @@ class Lane:
     """
 
     def __init__(self, track: Track, bend: float | None = None) -> None:
-        """Take the way of a track that begins now; `bend`, in 1/m, is what the vehicle drives, and has come along."""
+        """Take the way of a track that begins now.
+
+        `bend`, in 1/m, is what the vehicle drives, and has come along.
+        """
         place = self.own_place = track.place
         self.own_unit = unit(track.yaw)
         steps = place[1:] - place[:-1]
@@ -78,12 +81,18 @@ class Lane:
         self._lengths, self._units = lengths[:, None], (steps.conj() * (1.0 / lengths))[:, None]
 
     def _lead_on(self, own_s: Floats, driven: float | None) -> None:
-        """Fill in what lies before and behind the track's own part: arcs with its bend at that end, or as driven."""
+        """Fill in what lies before and behind the track's own part.
+
+        Arcs with its bend at that end, or as driven.
+        """
         first, last = 1 + len(_ARC_M), -2 - len(_ARC_M)
         near = int(own_s.searchsorted(_BEND_M, side="right")) - 1
         far = int(own_s.searchsorted(self.length - _BEND_M))
         heading = self.heading
-        ends = ((first, first + near, float(own_s[near]), -1), (first + far, last, self.length - float(own_s[far]), 1))
+        ends = (
+            (first, first + near, float(own_s[near]), -1),
+            (first + far, last, self.length - float(own_s[far]), 1),
+        )
         outwards, turned = np.empty((2, 2, len(_ARC_M)))
         for row, (begin, end, over_m, way) in enumerate(ends):
             bend = float(heading[end] - heading[begin]) / max(over_m, _LEAST_BEND_M)
@@ -102,7 +111,10 @@ class Lane:
         self.heading[1:first], self.heading[last + 1 : -1] = headings[0, ::-1], headings[1]
 
     def project(self, places: Complex) -> tuple[Floats, Floats, Floats]:
-        """Of points x + iy, shape [n]: distance along the lane, distance to its left, and its heading there."""
+        """Of points x + iy, shape [n].
+
+        Distance along the lane, distance to its left, and its heading there.
+        """
         s, left = self.beside(places)
         return s, left, np.interp(s, self.s, self.heading)
 

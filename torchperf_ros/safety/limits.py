@@ -1,4 +1,7 @@
-"""A plan as arrays, and its own motion against the limits: speed, acceleration, jerk, curvature and steering."""
+"""A plan as arrays, and its own motion against the limits.
+
+Speed, acceleration, jerk, curvature and steering.
+"""
 
 import cmath
 import math
@@ -16,7 +19,8 @@ from torchperf_ros.safety.odometry import LEAST_TURN, MOST_M, MOST_TURN, USABLE_
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_ROOM = 1.01  # a plan at a limit stays a plan at the limit when its motion is found from rounded positions and stamps
+# a plan at a limit stays a plan at the limit when its motion is found from rounded positions and stamps
+_ROOM = 1.01
 _JERK_S = 0.5  # mean over so long: ISO 11270 judges lateral jerk so
 _SHORT_STEP_M = 0.1  # over shorter steps a curvature, 1 / m, says more of rounding than of the path
 _STANDING = 0.1  # m/s at the end of a plan that ends standing
@@ -24,7 +28,10 @@ _MOST_POSES = 64  # of a plan that is compared with obstacles
 
 
 class Finding(NamedTuple):
-    """A check that failed: its name, what it measured, the limit, both in the unit that `text` tells people."""
+    """A check that failed.
+
+    Its name, what it measured, the limit, both in the unit that `text` tells people.
+    """
 
     check: str
     value: float
@@ -33,18 +40,23 @@ class Finding(NamedTuple):
 
 
 class Track(NamedTuple):
-    """Where a plan has the vehicle when: times in s from now on, x + iy in m, headings in rad without leaps; [n]."""
+    """Where a plan has the vehicle when.
+
+    Times in s from now on, x + iy in m, headings in rad without leaps; [n].
+    """
 
     t_s: Floats
     place: Complex
     yaw: Floats
 
     @classmethod
-    def of(cls, path: TimedPath, ros_now_ns: int, motion: Motion | None, motion_age_s: float = 0.0) -> "Track":
+    def of(
+        cls, path: TimedPath, ros_now_ns: int, motion: Motion | None, motion_age_s: float = 0.0
+    ) -> "Track":
         """The poses of a path; one in the frame of the odometry's child is moved into the odometry's.
 
-        Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now. That stamp is as
-        much before now as the ROS clock says, less its steps since.
+        Such a path is seen from where the vehicle was at its `header.stamp`, or, without one, is now. That
+        stamp is as much before now as the ROS clock says, less its steps since.
         """
         place = path.points[:, 0] + 1j * path.points[:, 1]
         # The heading of x, y, z, w as two complex numbers; see `yaw_of`.
@@ -54,7 +66,9 @@ class Track(NamedTuple):
         turns = yaw[1:] - yaw[:-1]
         # From one side of the half turn to the other it leaps.
         if turns[turns.argmax()] > math.pi or turns[turns.argmin()] < -math.pi:
-            yaw = np.concatenate((yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau))))
+            yaw = np.concatenate(
+                (yaw[:1], yaw[0] + np.cumsum(turns - math.tau * np.rint(turns / math.tau)))
+            )
         if motion is not None and path.frame == motion.child_frame != motion.frame:
             at_x, at_y, turned = motion.after(_after_now_s(path, ros_now_ns) + motion_age_s)
             place, yaw = complex(at_x, at_y) + cmath.rect(1.0, turned) * place, yaw + turned
@@ -66,7 +80,11 @@ class Track(NamedTuple):
         if not 0 < later < len(self.t_s):
             end = 0 if later == 0 else -1
             return self.place.item(end), self.yaw.item(end)
-        before_s, place, yaw = self.t_s.item(later - 1), self.place.item(later - 1), self.yaw.item(later - 1)
+        before_s, place, yaw = (
+            self.t_s.item(later - 1),
+            self.place.item(later - 1),
+            self.yaw.item(later - 1),
+        )
         share = (t_s - before_s) / (self.t_s.item(later) - before_s)
         return place + share * (self.place.item(later) - place), yaw + share * (self.yaw.item(later) - yaw)
 
@@ -78,7 +96,9 @@ class Track(NamedTuple):
             return Track(np.array([0.0, 1.0]), np.full(2, place), np.full(2, yaw))
         if later == 0:
             return Track(np.append(0.0, self.t_s), np.append(place, self.place), np.append(yaw, self.yaw))
-        begun = Track(self.t_s[later - 1 :].copy(), self.place[later - 1 :].copy(), self.yaw[later - 1 :].copy())
+        begun = Track(
+            self.t_s[later - 1 :].copy(), self.place[later - 1 :].copy(), self.yaw[later - 1 :].copy()
+        )
         begun.t_s[0], begun.place[0], begun.yaw[0] = 0.0, place, yaw
         return begun
 
@@ -94,7 +114,10 @@ class Track(NamedTuple):
 
     @property
     def ends_standing(self) -> bool:
-        """Whether the vehicle stands at the end: its last speed, led on by its last change, is no more than 0.1 m/s."""
+        """Whether the vehicle stands at the end.
+
+        Its last speed, led on by its last change, is no more than 0.1 m/s.
+        """
         spans = np.diff(self.t_s[-3:])
         steps = np.abs(np.diff(self.place[-3:])) / spans
         change = float(steps[-1] - steps[0])
@@ -112,8 +135,8 @@ def _after_now_s(path: TimedPath, ros_now_ns: int) -> float:
 def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = None) -> Finding | None:
     """What makes every other check of a plan impossible.
 
-    That is values that are no numbers, stamps that do not increase, and, of a plan that is seen from the vehicle, a
-    `header.stamp` that does not say from where.
+    That is values that are no numbers, stamps that do not increase, and, of a plan that is seen from the
+    vehicle, a `header.stamp` that does not say from where.
     """
     places, turns = np.abs(path.points), np.abs(path.turns)
     if not (largest(places.ravel()) <= MOST_M and largest(turns.ravel()) <= MOST_M):  # NaN compares false
@@ -122,7 +145,10 @@ def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = Non
         return Finding("finite", count, 0, text)
     lengths = np.sqrt((turns * turns).sum(axis=1))
     if count := int(np.count_nonzero((lengths < LEAST_TURN) | (lengths > MOST_TURN))):
-        text = f"has {count} poses with an orientation that is not {LEAST_TURN} to {MOST_TURN} long: no rotation"
+        text = (
+            f"has {count} poses with an orientation that is not {LEAST_TURN} to {MOST_TURN} long: no"
+            " rotation"
+        )
         return Finding("finite", count, 0, text)
     steps = path.stamps_ns[1:] - path.stamps_ns[:-1]
     at = int(steps.argmin())
@@ -141,9 +167,10 @@ def unreadable(path: TimedPath, ros_now_ns: int = 0, motion: Motion | None = Non
 def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     """What of a plan's own motion is beyond the limits, in the order of `GUARD_CHECKS`.
 
-    Speed is that of each step between two poses; acceleration its change from step to step, at the steps' middles;
-    lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the turn per way, or,
-    where a step goes sideways, that of the arc that would lead there; the steering angle atan(wheelbase * curvature).
+    Speed is that of each step between two poses; acceleration its change from step to step, at the steps'
+    middles; lateral acceleration is speed times yaw rate; jerk the change of each over 0.5 s; curvature the
+    turn per way, or, where a step goes sideways, that of the arc that would lead there; the steering angle
+    atan(wheelbase * curvature).
     """
     dt, turn = (part[1:] - part[:-1] for part in (track.t_s, track.yaw))
     moved = track.place[1:] - track.place[:-1]
@@ -161,7 +188,8 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
     bends = np.abs(turn) / np.maximum(way, _SHORT_STEP_M)
     tightest = largest(bends)
     if 2.0 * largest(aside) > options.vehicle.max_curvature:
-        # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little of a bend
+        # y = k s^2 / 2 sideways over a way s, which counts as 1 to 5 m: a step of 1 cm or 50 m says little
+        # of a bend
         at_least = np.maximum(way, 1.0)
         bends = np.maximum(bends, 2.0 * aside / (at_least * np.minimum(at_least, 5.0)))
     found = [
@@ -176,7 +204,9 @@ def beyond_limits(track: Track, options: GuardOptions) -> list[Finding]:
         jerk = (_changes(acceleration, middles[:-1] + 0.5 * between), _changes(lateral, middles))
         found.append(_worst("jerk", np.concatenate(jerk), options.max_jerk, "m/s^3"))
     found.append(_worst("curvature", bends, options.vehicle.max_curvature, "1/m"))
-    if 2.0 * math.atan(options.vehicle.wheelbase_m * tightest) > options.max_steering_rate * -largest(-between):
+    if 2.0 * math.atan(options.vehicle.wheelbase_m * tightest) > options.max_steering_rate * -largest(
+        -between
+    ):
         curvature = turn / np.maximum(way, _SHORT_STEP_M)
         steering = np.arctan(options.vehicle.wheelbase_m * curvature * np.sign(along))
         rolling = (way[1:] > _SHORT_STEP_M) & (way[:-1] > _SHORT_STEP_M)
@@ -202,14 +232,18 @@ def _worst(check: str, values: Floats, limit: float, unit: str) -> Finding | Non
     worst = largest(values)
     if worst <= limit * _ROOM:
         return None
-    return Finding(check, worst, limit, f"{worst:.3g} {unit} at pose {values.argmax()}, the limit is {limit:g}")
+    return Finding(
+        check, worst, limit, f"{worst:.3g} {unit} at pose {values.argmax()}, the limit is {limit:g}"
+    )
 
 
 def _changes(values: Floats, times_s: Floats) -> Floats:
     """How fast values change, over half a second or all the time there is."""
     if len(values) < 2:  # noqa: PLR2004 - from one to another
         return values[:0]
-    span = min(len(values) - 1, max(1, round(_JERK_S * (len(values) - 1) / float(times_s[-1] - times_s[0]))))
+    span = min(
+        len(values) - 1, max(1, round(_JERK_S * (len(values) - 1) / float(times_s[-1] - times_s[0])))
+    )
     changes = np.abs(values[span:] - values[:-span])
     return np.asarray(changes / np.maximum(times_s[span:] - times_s[:-span], _JERK_S))
 
@@ -217,14 +251,16 @@ def _changes(values: Floats, times_s: Floats) -> Floats:
 def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions) -> Finding | None:
     """Whether a plan begins elsewhere than the vehicle is, or is of another time.
 
-    The vehicle goes on from its odometry at constant speed and yaw rate. A plan is where the vehicle is if it is no
-    further away now than `start_tolerance_m`, and no further `start_tolerance_s` later, which compares speed and
-    heading as well. A plan that ends standing lasts for ever.
+    The vehicle goes on from its odometry at constant speed and yaw rate. A plan is where the vehicle is if
+    it is no further away now than `start_tolerance_m`, and no further `start_tolerance_s` later, which
+    compares speed and heading as well. A plan that ends standing lasts for ever.
     """
     first, last = float(track.t_s[0]), float(track.t_s[-1])
     tolerance_s, tolerance_m = options.start_tolerance_s, options.start_tolerance_m
     if first > tolerance_s:
-        return Finding("start", first, tolerance_s, f"begins {first:.3g} s from now, {tolerance_s:g} s are allowed")
+        return Finding(
+            "start", first, tolerance_s, f"begins {first:.3g} s from now, {tolerance_s:g} s are allowed"
+        )
     if last < tolerance_s and not track.ends_standing:
         text = f"ends {last:.3g} s from now, still moving; it has to last for {tolerance_s:g} s"
         return Finding("start", last, tolerance_s, text)
@@ -232,6 +268,9 @@ def off_start(track: Track, motion: Motion, age_s: float, options: GuardOptions)
         x, y, _ = motion.after(age_s + at_s)
         off = abs(track.at(at_s)[0] - complex(x, y))
         if off > tolerance_m:
-            text = f"is {off:.3g} m from where the vehicle is {at_s:.3g} s from now, {tolerance_m:g} m are allowed"
+            text = (
+                f"is {off:.3g} m from where the vehicle is {at_s:.3g} s from now, {tolerance_m:g} m are"
+                " allowed"
+            )
             return Finding("start", off, tolerance_m, text)
     return None

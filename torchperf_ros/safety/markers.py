@@ -1,7 +1,10 @@
-"""The markers of a `visualization_msgs/MarkerArray`, read from its CDR bytes: what may be an object, and how it moves.
+"""The markers of a `visualization_msgs/MarkerArray`, read from its CDR bytes.
 
-The reader takes CUBE, SPHERE, CYLINDER, each element of a CUBE_LIST or SPHERE_LIST, and ARROW. A TEXT_VIEW_FACING is a
-label, no object. What another marker draws (lines, points, meshes) is not read, and is noted in `unread`.
+What may be an object, and how it moves.
+
+The reader takes CUBE, SPHERE, CYLINDER, each element of a CUBE_LIST or SPHERE_LIST, and ARROW. A
+TEXT_VIEW_FACING is a label, no object. What another marker draws (lines, points, meshes) is not read, and
+is noted in `unread`.
 """
 
 import struct
@@ -19,7 +22,12 @@ Key = tuple[bytes, int]
 """A marker's `ns` and `id`."""
 
 _ADD, _DELETE, _DELETE_ALL = 0, 2, 3  # visualization_msgs/Marker: actions
-_ARROW, _SOLIDS, _LISTS, _TEXT = 0, (1, 2, 3), (6, 7), 9  # types; CUBE, SPHERE, CYLINDER; CUBE_LIST, SPHERE_LIST
+_ARROW, _SOLIDS, _LISTS, _TEXT = (
+    0,
+    (1, 2, 3),
+    (6, 7),
+    9,
+)  # types; CUBE, SPHERE, CYLINDER; CUBE_LIST, SPHERE_LIST
 _SHORTEST_MARKER: Final = 100  # bytes; what is padded to a multiple of four or eight is no marker
 _MOST_OBJECTS: Final = 4000  # reading them takes some 30 ms; an array of more is refused
 _NO_TEXT = b"\1\0\0\0\0" + bytes(3)
@@ -35,9 +43,11 @@ class Markers:
 
     Attributes:
         keys, frames, stamps_ns: of each object: `ns` and `id`, `frame_id`, stamp (0 for none, -1 for no time).
-        solids: of each object: position, orientation (x, y, z, w) and size along its own axes, shape [n, 10].
+        solids: of each object: position, orientation (x, y, z, w) and size along its own axes, shape [n,
+            10].
         odd: whether its action is none of those that there are, shape [n].
-        arrows: by key, orientation and vector of the ARROW; NaN where it has none, or several ARROWs contradict.
+        arrows: by key, orientation and vector of the ARROW; NaN where it has none, or several ARROWs
+            contradict.
         stamp_ns: the last one of any marker that has a stamp, 0 for none: of an array without objects, too.
         labels: how many texts there are.
         unread: of each marker that is not read, or says nothing, why; what is cut off counts as one.
@@ -61,7 +71,9 @@ class Markers:
             self.order = byte_order(message)
             (count,) = struct.unpack_from(f"{self.order}I", message, 4)
         except (struct.error, IndexError) as error:
-            raise BadInput(f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})") from error
+            raise BadInput(
+                f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})"
+            ) from error
         if count > _MOST_OBJECTS:
             raise BadInput(f"obstacles: an array of {count} markers; at most {_MOST_OBJECTS} are read")
         self._message, self._at = message, 8
@@ -73,15 +85,21 @@ class Markers:
                 self._marker()
             except (struct.error, IndexError) as error:
                 if not number:
-                    raise BadInput(f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})") from error
-                self.unread.append(f"the array's {len(message)} bytes end within marker {number} of {count}")
+                    raise BadInput(
+                        f"obstacles: {len(message)} bytes are no MarkerArray ({one_line(error)})"
+                    ) from error
+                self.unread.append(
+                    f"the array's {len(message)} bytes end within marker {number} of {count}"
+                )
                 break
         if not self.unread and (rest := len(message) - self._at) >= _SHORTEST_MARKER:
             self.unread.append(f"{rest} bytes lie behind the last of {count} markers")
         self.solids, self.odd = np.array(self._solids).reshape(-1, 10), np.array(self._odd, np.bool_)
         keys = set(self.keys)
         for ns, number in (key for key in self.arrows if key not in keys):
-            self.unread.append(f"ARROW {ns.decode('utf-8', 'replace')!r} {number} has no object of its ns and id")
+            self.unread.append(
+                f"ARROW {ns.decode('utf-8', 'replace')!r} {number} has no object of its ns and id"
+            )
 
     def _marker(self) -> None:
         message = self._message
@@ -108,12 +126,20 @@ class Markers:
         elif kind == _TEXT:
             self.labels += 1
         else:
-            what = "without points" if kind in _LISTS else "is not read; CUBE, SPHERE, CYLINDER and lists of them are"
+            what = (
+                "without points"
+                if kind in _LISTS
+                else "is not read; CUBE, SPHERE, CYLINDER and lists of them are"
+            )
             self.unread.append(f"a marker of type {kind} {what}")
 
-    def _add(self, key: Key, frame: bytes, stamp_ns: int, place: tuple[float, ...], *, is_odd: bool) -> None:
+    def _add(
+        self, key: Key, frame: bytes, stamp_ns: int, place: tuple[float, ...], *, is_odd: bool
+    ) -> None:
         if len(self.keys) == _MOST_OBJECTS:
-            raise BadInput(f"obstacles: an array of more than {_MOST_OBJECTS} objects; at most so many are read")
+            raise BadInput(
+                f"obstacles: an array of more than {_MOST_OBJECTS} objects; at most so many are read"
+            )
         self.keys.append(key)
         self.frames.append(frame)
         self.stamps_ns.append(stamp_ns)
@@ -125,7 +151,11 @@ class Markers:
         begin = aligned(at + 4, 8)
         if not count:
             return np.zeros((0, 3))
-        return np.frombuffer(self._message, f"{self.order}f8", 3 * count, begin).reshape(-1, 3).astype(np.float64)
+        return (
+            np.frombuffer(self._message, f"{self.order}f8", 3 * count, begin)
+            .reshape(-1, 3)
+            .astype(np.float64)
+        )
 
     def _arrow(self, at: int, place: tuple[float, ...]) -> tuple[float, ...]:
         """Orientation and vector, NaN of one that has not two points, from the first to the second in m/s."""
@@ -138,7 +168,9 @@ class Markers:
         """Each element of a list as an object of its own: its points are in the marker's axes."""
         points, pose = self._points(at), np.array(place[:7])
         turns, readable = rotations(np.broadcast_to(pose[3:], (len(points), 4)))
-        with np.errstate(all="ignore"):  # what is too large, or no number, stays so, and is found by who places it
+        with np.errstate(
+            all="ignore"
+        ):  # what is too large, or no number, stays so, and is found by who places it
             centres = pose[:3] + rotated(turns, points)
         centres[~readable] = np.nan  # nobody knows where it lies
         return [(*centre, *place[3:]) for centre in centres.tolist()]
@@ -159,10 +191,14 @@ class Markers:
         if message.startswith(_NO_MESH, at):
             at += len(_NO_MESH) + 1  # mesh_use_embedded_materials
         else:
-            at = text_at(message, text_at(message, at, order)[1], order)[1]  # mesh_resource, mesh_file's name
+            at = text_at(message, text_at(message, at, order)[1], order)[
+                1
+            ]  # mesh_resource, mesh_file's name
             at = self._list_end(at, 1, 1) + 1  # mesh_file's data, mesh_use_embedded_materials
         if at > len(message):
-            raise struct.error(f"a marker of {at - self._at} bytes ends beyond the message's {len(message)}")
+            raise struct.error(
+                f"a marker of {at - self._at} bytes ends beyond the message's {len(message)}"
+            )
         return at
 
     def _list_end(self, at: int, size: int, alignment: int) -> int:

@@ -1,11 +1,15 @@
-"""Obstacles read from the CDR bytes of a `visualization_msgs/MarkerArray`: oriented boxes with velocities, in a plane.
+"""Obstacles read from the CDR bytes of a `visualization_msgs/MarkerArray`.
 
-Each array replaces the one before of its source. What is an object is said in `safety/markers.py`; an ARROW of the same
-`ns` and `id` says how it moves over ground: from `points[0]` to `points[1]` in m/s, turned by the ARROW's pose as RViz
-draws it.
+Oriented boxes with velocities, in a plane.
 
-An array proves that the way is free only if all of it could be read. Of a marker that could not, what could be read
-counts: an object whose place is known is judged all the same. `Obstacles.unclear` says what the array leaves open.
+Each array replaces the one before of its source. What is an object is said in `safety/markers.py`; an ARROW
+of the same `ns` and `id` says how it moves over ground: from `points[0]` to `points[1]` in m/s, turned by
+the ARROW's pose as RViz draws it.
+
+An array proves that the way is free only if all of it could be read. Of a marker that could not, what could
+be read
+counts: an object whose place is known is judged all the same. `Obstacles.unclear` says what the array
+    leaves open.
 """
 
 import math
@@ -42,7 +46,8 @@ class Seen(NamedTuple):
         places: centres as x + iy in m, shape [n].
         yaws, units: headings in rad, and as x + iy, shape [n].
         halves: half length and half width in m, shape [n, 2].
-        velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not known.
+        velocities, speeds: over ground, as x + iy, and how large they are, in m/s; zero where it is not
+        known.
         unsure: standard deviation of the velocity in m/s along each axis; 0 of what has an ARROW.
         response_s: until we respond to each, shape [n].
     """
@@ -71,9 +76,14 @@ class Seen(NamedTuple):
     def only(self, kept: Flags) -> "Seen":
         """Some of them, before the time to respond is known."""
         return self._replace(
-            places=self.places[kept], yaws=self.yaws[kept], units=self.units[kept], halves=self.halves[kept],
-            velocities=self.velocities[kept], speeds=self.speeds[kept], unsure=self.unsure[kept],
-        )  # fmt: skip
+            places=self.places[kept],
+            yaws=self.yaws[kept],
+            units=self.units[kept],
+            halves=self.halves[kept],
+            velocities=self.velocities[kept],
+            speeds=self.speeds[kept],
+            unsure=self.unsure[kept],
+        )
 
 
 _NONE, _NO_PLACES = np.zeros(0), np.zeros(0, np.complex128)
@@ -112,11 +122,18 @@ class Obstacles:
 
 
 def seen_now(
-    sources: Sequence[Obstacles | None], options: GuardOptions, now_ns: int, ros_now_ns: int, frame_age_s: float
+    sources: Sequence[Obstacles | None],
+    options: GuardOptions,
+    now_ns: int,
+    ros_now_ns: int,
+    frame_age_s: float,
 ) -> tuple[Seen, dict[int, str]]:
-    """All fresh obstacles, led on at constant velocity to now; and of each source that leaves something open, what.
+    """All fresh obstacles, led on at constant velocity to now.
 
-    The response time to one is the age of the plan's frame, or its own if that is larger, and the actuation delay.
+    And of each source that leaves something open, what.
+
+    The response time to one is the age of the plan's frame, or its own if that is larger, and the actuation
+    delay.
     """
     missing, fresh = {}, []
     for index, source in enumerate(sources):
@@ -144,7 +161,9 @@ def seen_now(
         response_s = np.empty(len(yaws))
         response_s[:] = np.fmax(ages_s, frame_age_s)  # a NaN counts as unknown
         response_s += options.actuation_delay_ms / 1000
-        fresh.append(Seen(places + velocities * ages_s, yaws, units, halves, velocities, speeds, unsure, response_s))
+        fresh.append(
+            Seen(places + velocities * ages_s, yaws, units, halves, velocities, speeds, unsure, response_s)
+        )
     if len(fresh) == 1:
         return fresh[0], missing
     return (Seen._make(map(np.concatenate, zip(*fresh, strict=True))) if fresh else _NOTHING), missing
@@ -171,7 +190,8 @@ def read_obstacles(
         motion_clock: that of the odometry.
 
     Raises:
-        BadInput: the bytes are no such array, or there are objects and no odometry that says where they are.
+        BadInput: the bytes are no such array, or there are objects and no odometry that says where they
+            are.
     """
     read = Markers(message)
     problems = _Problems(read)
@@ -181,7 +201,9 @@ def read_obstacles(
     unstamped = not read.keys and not own_stamp_ns
     if not read.keys and (tracks is None or _is_stale(motion, received_ns, options)):
         found = problems.found(_NO_PLACES, 0j)
-        return Obstacles(received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, tracks, clock)
+        return Obstacles(
+            received_ns, stamps_ns, own_stamp_ns, unstamped, _NOTHING, 0, *found, tracks, clock
+        )
     if motion is None or _is_stale(motion, received_ns, options):
         raise BadInput("obstacles: there is no fresh odometry, which says where the vehicle saw them from")
     since_s = _since_s(stamps_ns, received_ns, motion, clock, motion_clock)
@@ -212,21 +234,37 @@ def read_obstacles(
 
 
 def _tracked(
-    before: Tracks | None, read: Markers, at_ns: int, motion: Motion, seen: Seen, stamps_ns: NDArray[np.int64],
+    before: Tracks | None,
+    read: Markers,
+    at_ns: int,
+    motion: Motion,
+    seen: Seen,
+    stamps_ns: NDArray[np.int64],
     loose: NDArray[np.intp],
-) -> tuple[Seen, int, Tracks, int]:  # fmt: skip
-    """The objects, with velocities for what has no ARROW, and what was not detected; of how many none is known.
+) -> tuple[Seen, int, Tracks, int]:
+    """The objects, with velocities for what has no ARROW, and what was not detected.
+
+    Of how many none is known.
 
     And the tracks for the next array, and how many objects are more than can have one.
     """
     here = complex(motion.x, motion.y)
     keys, late_s = [read.keys[at] for at in loose.tolist()], (at_ns - stamps_ns[loose]) / NS_PER_S
-    found = follow(before, at_ns, here, seen.places[loose], seen.yaws[loose], seen.halves[loose], keys, late_s)
+    found = follow(
+        before, at_ns, here, seen.places[loose], seen.yaws[loose], seen.halves[loose], keys, late_s
+    )
     coasting, heading = found.coasting, complex(math.cos(motion.yaw), math.sin(motion.yaw))
     place, velocity, spread = coasting.mean()
-    seen.places[loose], seen.velocities[loose], seen.unsure[loose] = found.places, found.velocities, found.unsure
+    seen.places[loose], seen.velocities[loose], seen.unsure[loose] = (
+        found.places,
+        found.velocities,
+        found.unsure,
+    )
     places, velocities = np.concatenate((seen.places, place)), np.concatenate((seen.velocities, velocity))
-    yaws, halves = np.concatenate((seen.yaws, coasting.yaws)), np.concatenate((seen.halves, coasting.halves))
+    yaws, halves = (
+        np.concatenate((seen.yaws, coasting.yaws)),
+        np.concatenate((seen.halves, coasting.halves)),
+    )
     unsure = np.concatenate((seen.unsure, spread))
     velocities = _slower(velocities, unsure, ((places - here) * heading.conjugate()).real > 0, heading)
     seen = Seen(places, yaws, _NO_PLACES, halves, velocities, _NONE, unsure, _NONE)
@@ -236,8 +274,8 @@ def _tracked(
 class _Problems:
     """What of an array's objects could not be read.
 
-    Each problem is of some objects. It leaves open whether the way is free, unless these are far away, or the object
-    was made larger than it can be.
+    Each problem is of some objects. It leaves open whether the way is free, unless these are far away, or
+    the object was made larger than it can be.
     """
 
     def __init__(self, read: Markers) -> None:
@@ -257,7 +295,10 @@ class _Problems:
             self._why = f"marker {ns.decode('utf-8', 'replace')!r} {number}: {what}"
 
     def found(self, places: Complex, here: complex) -> tuple[int, str, str]:
-        """How many markers, why the first, and why the way may not be free; `places`: NaN where it is not known."""
+        """How many markers, why the first, and why the way may not be free.
+
+        `places`: NaN where it is not known.
+        """
         read = self._read
         count = int(self._any.sum()) + len(read.unread)
         why = self._why or next(iter(read.unread), "")
@@ -284,14 +325,23 @@ def _stamps(read: Markers, stamp_ns: int, problems: _Problems) -> tuple[NDArray[
     problems.note(stamps_ns < 0, "the stamp is no time")
     stray = stamps_ns - own_ns > _STRAY_NS
     problems.note(stray, "the stamp is more than a second ahead of the others")
-    newest_ns = stamped[-1] if len(stamped) else own_ns  # so that no old marker takes one without a stamp with it
+    newest_ns = (
+        stamped[-1] if len(stamped) else own_ns
+    )  # so that no old marker takes one without a stamp with it
     return np.where(stamps_ns <= 0, newest_ns, stamps_ns), own_ns
 
 
 def _since_s(
-    stamps_ns: NDArray[np.int64], received_ns: int, motion: Motion, clock: SourceClock, other: SourceClock | None
+    stamps_ns: NDArray[np.int64],
+    received_ns: int,
+    motion: Motion,
+    clock: SourceClock,
+    other: SourceClock | None,
 ) -> Floats:
-    """How long after the odometry the objects were seen; by the receipts where the two clocks are not one."""
+    """How long after the odometry the objects were seen.
+
+    By the receipts where the two clocks are not one.
+    """
     since_s = (stamps_ns - motion.stamp_ns) / NS_PER_S
     if clock.is_ros is not None and other is not None and other.is_ros is not None:
         one = clock.is_ros and other.is_ros and (stamps_ns > 0)
@@ -362,7 +412,9 @@ def _seats(frames: list[bytes], options: GuardOptions, motion: Motion) -> tuple[
     others = names - {motion.frame, motion.child_frame}
     is_own = np.array([frame not in others for frame in frames], np.bool_)
     from_vehicle = np.array([frame != motion.frame for frame in frames], np.bool_)
-    seated = is_own if options.obstacles_frame == "plan" or len(others) > 1 else np.ones(len(frames), np.bool_)
+    seated = (
+        is_own if options.obstacles_frame == "plan" or len(others) > 1 else np.ones(len(frames), np.bool_)
+    )
     return is_own, from_vehicle, seated
 
 
@@ -372,8 +424,8 @@ def _no_seat(frames: list[bytes], motion: Motion) -> str:
         for some in (set(frames) - {motion.frame, motion.child_frame}, {motion.frame})
     )
     return (
-        f"frame_id {others} is not the odometry's, {own}; tf is not looked up, so obstacles_frame has to say optical or"
-        " body for one other frame, or the markers have to be in the odometry's frame"
+        f"frame_id {others} is not the odometry's, {own}; tf is not looked up, so obstacles_frame has to"
+        " say optical or body for one other frame, or the markers have to be in the odometry's frame"
     )
 
 

@@ -25,7 +25,10 @@ _TWIST_AFTER = 7 * 8 + 36 * 8  # bytes of the pose with its covariance
 
 
 def age_s(stamp_ns: int, received_ns: int, now_ns: int, ros_now_ns: int) -> float:
-    """How old a message's content is, in s: by its stamp in ROS time, else since its receipt (monotonic)."""
+    """How old a message's content is, in s.
+
+    By its stamp in ROS time, else since its receipt (monotonic).
+    """
     by_stamp_s = (ros_now_ns - stamp_ns) / NS_PER_S
     usable = stamp_ns > 0 and 0.0 <= by_stamp_s <= USABLE_AGE_S
     return by_stamp_s if usable else max(0.0, (now_ns - received_ns) / NS_PER_S)
@@ -33,7 +36,10 @@ def age_s(stamp_ns: int, received_ns: int, now_ns: int, ros_now_ns: int) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """The vehicle's pose and motion at one moment: m, rad, m/s (negative in reverse), rad/s (left positive)."""
+    """The vehicle's pose and motion at one moment.
+
+    M, rad, m/s (negative in reverse), rad/s (left positive).
+    """
 
     frame: bytes
     child_frame: bytes
@@ -51,7 +57,8 @@ class Motion:
         """Read an odometry message, received at this monotonic time.
 
         Raises:
-            BadInput: the bytes are none, a value is not finite or impossible, or the orientation is no rotation.
+            BadInput: the bytes are none, a value is not finite or impossible, or the orientation is no
+                rotation.
         """
         try:
             order = byte_order(message)
@@ -63,7 +70,9 @@ class Motion:
         except (struct.error, IndexError) as error:
             raise BadInput(f"{len(message)} bytes are no nav_msgs/Odometry ({one_line(error)})") from error
         if len(frame) > _LONGEST_FRAME:
-            raise BadInput(f"odometry: a frame_id of {len(frame)} bytes; at most {_LONGEST_FRAME} are taken")
+            raise BadInput(
+                f"odometry: a frame_id of {len(frame)} bytes; at most {_LONGEST_FRAME} are taken"
+            )
         if stamp_ns < 0:
             raise BadInput("odometry: the stamp is no time: sec is negative, or nanosec a second or more")
         if not all(map(math.isfinite, (x, y, z, *turn, speed, yaw_rate))):
@@ -77,9 +86,12 @@ class Motion:
             raise BadInput("odometry: the orientation is all zeros, which is no rotation")
         if not LEAST_TURN <= math.hypot(*turn) <= MOST_TURN:
             raise BadInput(
-                f"odometry: an orientation {math.hypot(*turn):g} long; it has to be {LEAST_TURN} to {MOST_TURN}"
+                f"odometry: an orientation {math.hypot(*turn):g} long; it has to be {LEAST_TURN} to"
+                f" {MOST_TURN}"
             )
-        return cls(frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate)
+        return cls(
+            frame, child_frame, stamp_ns, received_ns, x, y, z, float(yaw_of(*turn)), speed, yaw_rate
+        )
 
     def after(self, dt_s: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - a number or an array of them
         """x, y and yaw this many seconds later, or before, at constant speed and yaw rate (an arc of a circle)."""

@@ -1,10 +1,11 @@
 """How obstacles go on while a plan lasts: along the plan's way, in the bend that we drive, or straight on.
 
-There is no map, so a plan that bends may follow the road or leave its lane. Where an obstacle drives to says which: one
-that keeps to its lane drives in the direction that the road has where it is. So each is compared with two ways, the
-plan's and the bend that we drive now, and goes on along the one whose direction it has, or along both where they do not
-differ. One that has neither direction goes straight on. Beyond its end a plan says nothing of the road: there an
-obstacle is on a road that bends evenly from the plan's end to where the obstacle is.
+There is no map, so a plan that bends may follow the road or leave its lane. Where an obstacle drives to
+says which: one that keeps to its lane drives in the direction that the road has where it is. So each is
+compared with two ways, the plan's and the bend that we drive now, and goes on along the one whose direction
+it has, or along both where they do not differ. One that has neither direction goes straight on. Beyond its
+end a plan says nothing of the road: there an obstacle is on a road that bends evenly from the plan's end to
+where the obstacle is.
 """
 
 import math
@@ -24,17 +25,24 @@ STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
-_SAME_COURSE = 0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
+_SAME_COURSE = (
+    0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
+)
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
-_FURTHER = 0.35  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
+_FURTHER = (
+    0.35  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
+)
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
-_SHARPEST, _MOST_TURN = 0.05, 0.9  # 1/m, and the sine of all that a road turns from a plan's end to where something is
+_SHARPEST, _MOST_TURN = (
+    0.05,
+    0.9,
+)  # 1/m, and the sine of all that a road turns from a plan's end to where something is
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
@@ -86,8 +94,8 @@ class Rows(NamedTuple):
     """Predicted obstacles, one row for each way that one may go on.
 
     Attributes:
-        which: their indices, shape [k]; the first `lanes` rows are along the plan's way, the next `arcs` in our bend.
-        places, yaws: middles as x + iy and headings in rad at each pose, shape [poses, k].
+        which: their indices, shape [k]; the first `lanes` rows are along the plan's way, the next `arcs` in
+        our bend. places, yaws: middles as x + iy and headings in rad at each pose, shape [poses, k].
     """
 
     which: Indices
@@ -110,7 +118,10 @@ class Arc:
             self.bend = _STRAIGHT_ARC
 
     def beside(self, places: Complex) -> tuple[Floats, Floats, Complex]:
-        """Of points x + iy: way along the circle to where they are beside it, how far to its left, its direction."""
+        """Of points x + iy.
+
+        Way along the circle to where they are beside it, how far to its left, its direction.
+        """
         turned = (places - self.place) * (self.travel.conjugate() * 1j * self.bend) + 1.0
         radius = np.abs(turned)  # from the centre, as a share of the arc's
         ways = turned * (self.travel / np.maximum(radius, _STRAIGHT_ARC))
@@ -140,10 +151,10 @@ def certain_drift(drift: Floats, seen: Seen) -> Floats:
 def along_joined(lane: Lane, seen: Seen, sure: float) -> Along:
     """Obstacles along a road that leaves the plan's end as the plan does and bends to their direction.
 
-    The circle that touches the plan's last direction and has turned by phi beside a place (x, y), seen from there,
-    passes that place at y - x tan(phi / 2) to its left, whatever its radius: tangents from a point to a circle are
-    equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2); `sure` says what is taken of that: -1
-    what is nearest to our way, 0 the middle, 1 what is furthest from it.
+    The circle that touches the plan's last direction and has turned by phi beside a place (x, y), seen from
+    there, passes that place at y - x tan(phi / 2) to its left, whatever its radius: tangents from a point
+    to a circle are equal. If the road bends later or sooner, that is y to y - 2 x tan(phi / 2); `sure` says
+    what is taken of that: -1 what is nearest to our way, 0 the middle, 1 what is furthest from it.
     """
     end = lane.own_unit[-1] * (-1.0 if lane.backward else 1.0)
     off = (seen.places - lane.own_place[-1]) * end.conjugate()
@@ -160,10 +171,10 @@ def along_joined(lane: Lane, seen: Seen, sure: float) -> Along:
 def leaves_lane(lane: Lane, arc: Arc) -> float:
     """Whether the plan looks like a change of lanes (-1), which may have begun, like a bend of the road (1), or either.
 
-    A change of lanes turns away from straight on and back; or it turns away from the bend that we drive, and no longer
-    does so at its end. At the entrance of a bend a plan turns more and more, or goes on, and at its end less and less
-    than before: so does a change of lanes in a bend. What turns off the road counts as a change, for what drives beside
-    us may go straight on.
+    A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
+    and no longer does so at its end. At the entrance of a bend a plan turns more and more, or goes on, and
+    at its end less and less than before: so does a change of lanes in a bend. What turns off the road
+    counts as a change, for what drives beside us may go straight on.
     """
     if not lane.curved:
         return 1.0
@@ -198,7 +209,9 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     sure = leaves_lane(lane, arc)
     changes = sure == -1.0
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
-    near_m = 0.0 if changes else np.maximum(_NEAR_M * (off_lane <= on_course), _BESIDE_US_M + seen.halves[:, 0])
+    near_m = (
+        0.0 if changes else np.maximum(_NEAR_M * (off_lane <= on_course), _BESIDE_US_M + seen.halves[:, 0])
+    )
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
@@ -209,10 +222,14 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
         on_joined = along_joined(lane, seen, min(sure, _FURTHER))
         turned = (on_joined.ways * complex(lane.own_unit[-1]).conjugate()).imag
         joined &= np.abs(on_joined.left) < _ASIDE_M
-        joined &= np.abs(turned) <= np.minimum(_SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN)
+        joined &= np.abs(turned) <= np.minimum(
+            _SHARPEST * (on_joined.s - lane.length) + _SAME_COURSE, _MOST_TURN
+        )
         along = Along._make(np.where(joined, *both) for both in zip(on_joined, on_lane, strict=True))
         is_along |= joined
-    along = along._replace(drift=along.drift * ~(beyond & ~goes_on))  # the direction of the lane is a guess there
+    along = along._replace(
+        drift=along.drift * ~(beyond & ~goes_on)
+    )  # the direction of the lane is a guess there
     beyond &= ~goes_on
     known = is_along & ~beyond
     off_course = np.where(beyond, 2.0 * _SAME_COURSE, on_course)
@@ -228,8 +245,13 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, strays, is_along, changes)
 
 
-def predicted(t_s: Floats, course: Course, counts: tuple[Flags, Flags], lane: Lane, arc: Arc, seen: Seen) -> Rows:
-    """Where obstacles are at these times: those that count if they go on along the lane, and if they do not."""
+def predicted(
+    t_s: Floats, course: Course, counts: tuple[Flags, Flags], lane: Lane, arc: Arc, seen: Seen
+) -> Rows:
+    """Where obstacles are at these times.
+
+    Those that count if they go on along the lane, and if they do not.
+    """
     on_lane, others = counts
     by_lane, by_arc = (on_lane & course.lane).nonzero()[0], (others & course.arc).nonzero()[0]
     straight = (others & course.straight).nonzero()[0]
@@ -252,7 +274,11 @@ def predicted(t_s: Floats, course: Course, counts: tuple[Flags, Flags], lane: La
     if arcs:
         # Concentric circles: one that is nearer to the middle turns faster. The way is v (e^iwt - 1) / iw.
         at = slice(lanes, lanes + arcs)
-        rate = arc.bend * course.on_arc.ahead[by_arc] / np.maximum(1.0 - arc.bend * course.on_arc.left[by_arc], 0.1)
+        rate = (
+            arc.bend
+            * course.on_arc.ahead[by_arc]
+            / np.maximum(1.0 - arc.bend * course.on_arc.left[by_arc], 0.1)
+        )
         rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
         turned = rate * later
         places[:, at] = seen.places[by_arc] + velocities[at] / (1j * rate) * (unit(turned) - 1.0)

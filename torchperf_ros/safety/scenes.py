@@ -12,7 +12,8 @@ from torchperf_ros.safety.odometry import Motion
 
 DEFAULT = 0
 """Index of the scene that runs where no other holds, or none that can run."""
-_SPEED_BAND = 0.5  # m/s: the active scene holds so much beyond its limits, or noise at a limit would switch each second
+# m/s: the active scene holds so much beyond its limits, or noise at a limit would switch each second
+_SPEED_BAND = 0.5
 
 
 class _Heard(NamedTuple):
@@ -28,17 +29,20 @@ _NOTHING = _Heard(None, 0)
 class SceneChooser:
     """Chooses the scene of each frame.
 
-    The rules take the first scene that holds, `emergency` before all others. A change needs `scene_hold_s` since the
-    last one, but for one to `emergency`. A scene that cannot run, as its tiers are not loaded, is `default` meanwhile.
+    The rules take the first scene that holds, `emergency` before all others. A change needs `scene_hold_s`
+    since the last one, but for one to `emergency`. A scene that cannot run, as its tiers are not loaded, is
+    `default` meanwhile.
 
-    `moved` and `named` are for any thread, `choose` is for the one that offers frames; each replaces whole objects.
+    `moved` and `named` are for any thread, `choose` is for the one that offers frames; each replaces whole
+    objects.
 
     Attributes:
         active: index of the scene that the last frame got.
         wanted: the one that the rules took for it, loaded or not.
         forced: one that is to run whatever the rules take, but for `emergency`; None mostly.
         ready: scenes whose tiers are loaded in every worker that serves.
-        word: index of the scene that the adapter named last; -1: it named none, or the worker that did is gone.
+        word: index of the scene that the adapter named last; -1: it named none, or the worker that did is
+            gone.
         word_of: that worker; None where it is gone.
         switches: how often the active scene has changed.
         unknown: the last name on a topic that no scene has, "" if there was none.
@@ -84,7 +88,10 @@ class SceneChooser:
             self.unknown = word
 
     def name(self, scene: int, worker: object, seq: int) -> None:
-        """A worker says of the frame `seq` which scene it shows; -1: of none. What is said of an older one is late."""
+        """A worker says of the frame `seq` which scene it shows.
+
+        -1: of none. What is said of an older one is late.
+        """
         if seq >= self._word_seq:
             self.word, self.word_of, self._word_seq = scene, worker, seq
 
@@ -120,7 +127,9 @@ class SceneChooser:
         if scene != self.active and (self._may_change(now_ns) or scene == self.emergency):
             self.active, self._changed_ns = scene, now_ns
             self.switches += 1
-        elif self.active not in self.ready:  # its tiers are gone: this frame is not to wait for the right to change
+        elif (
+            self.active not in self.ready
+        ):  # its tiers are gone: this frame is not to wait for the right to change
             self.active = DEFAULT
         return self.active
 
@@ -147,9 +156,14 @@ class SceneChooser:
         return speed is not None and scene.min_speed - band <= speed <= scene.max_speed + band
 
     def to_load(self) -> tuple[int, ...]:
-        """Scenes whose tiers are to be loaded: `default`, `emergency`, and of the others those wanted last."""
+        """Scenes whose tiers are to be loaded.
+
+        `default`, `emergency`, and of the others those wanted last.
+        """
         always = [DEFAULT] if self.emergency is None else [DEFAULT, self.emergency]
-        others = sorted((n for n in self._order if n != self.emergency), key=lambda number: -self._used_ns[number])
+        others = sorted(
+            (n for n in self._order if n != self.emergency), key=lambda number: -self._used_ns[number]
+        )
         return tuple(sorted([*always, *others[: self.config.scenes_loaded]]))
 
     def tiers_to_load(self) -> list[int]:
@@ -160,9 +174,10 @@ class SceneChooser:
         """Take which of the stage's tiers each worker that serves has loaded; None: all."""
         every = list(tiers)
         self.ready = frozenset(
-            number for number, scene in enumerate(self.config.scenes)
+            number
+            for number, scene in enumerate(self.config.scenes)
             if every and all(has is None or has.issuperset(scene.tiers) for has in every)
-        )  # fmt: skip
+        )
 
 
 def situation_budget_ms(
@@ -170,8 +185,9 @@ def situation_budget_ms(
 ) -> float:
     """The budget of a frame, between `budget_least_ms` and the scene's.
 
-    It falls evenly with the speed, from the scene's at rest to `budget_least_ms` at `budget_fast_speed`, and with the
-    time to collision from `budget_near_s` down to 0; the shorter one counts. What is unknown shortens nothing.
+    It falls evenly with the speed, from the scene's at rest to `budget_least_ms` at `budget_fast_speed`,
+    and with the time to collision from `budget_near_s` down to 0; the shorter one counts. What is unknown
+    shortens nothing.
 
     Args:
         config: the stage's parameters.

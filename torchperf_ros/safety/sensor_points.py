@@ -1,7 +1,7 @@
 """Bytes of the sensors that the emergency lane watches, as points around the vehicle.
 
-Points are in the vehicle's axes: x forward, y left, from the reference point on the ground (REP 103). A sensor is
-mounted upright: it has a place and a yaw, and neither roll nor pitch.
+Points are in the vehicle's axes: x forward, y left, from the reference point on the ground (REP 103). A
+sensor is mounted upright: it has a place and a yaw, and neither roll nor pitch.
 """
 
 import math
@@ -40,7 +40,10 @@ class Points:
 
 
 class _Cdr:
-    """Reads a message from behind its header on; numbers stand at multiples of their size after the encapsulation."""
+    """Reads a message from behind its header on.
+
+    Numbers stand at multiples of their size after the encapsulation.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data, self.order = data, byte_order(data)
@@ -79,7 +82,9 @@ def _read(data: bytes, name: str, read: Callable[[_Cdr], Points]) -> Points:
 class SensorPoints:
     """Reads the messages of one sensor."""
 
-    def __init__(self, kind: str, place: tuple[float, float, float, float], heights_m: tuple[float, float]) -> None:
+    def __init__(
+        self, kind: str, place: tuple[float, float, float, float], heights_m: tuple[float, float]
+    ) -> None:
         """Take what it is and where.
 
         Args:
@@ -91,7 +96,9 @@ class SensorPoints:
         self._x, self._y, self._z, self._yaw = place
         self._cos, self._sin = math.cos(self._yaw), math.sin(self._yaw)
         self._heights = heights_m
-        self._directions: tuple[tuple[float, ...], Floats, Floats] | None = None  # of the last scan, with its geometry
+        self._directions: tuple[tuple[float, ...], Floats, Floats] | None = (
+            None  # of the last scan, with its geometry
+        )
         self._reader = {"LaserScan": self._scan, "PointCloud2": self._cloud, "Range": self._range}[kind]
 
     def read(self, data: bytes) -> Points:
@@ -106,11 +113,15 @@ class SensorPoints:
         """REP 117: +Inf is no return, -Inf too near to be measured, NaN and what is out of range an error."""
         first, _, step, _, _, least, most = cdr.numbers("7f")
         count = cdr.count()
-        ranges = np.frombuffer(cdr.data, f"{cdr.order}f4", count, cdr.at) if count else np.empty(0, np.float32)
+        ranges = (
+            np.frombuffer(cdr.data, f"{cdr.order}f4", count, cdr.at) if count else np.empty(0, np.float32)
+        )
         if not (math.isfinite(first) and math.isfinite(step)):
             raise BadInput(f"LaserScan: angle_min {first} and angle_increment {step} have to be finite")
         if not 0 <= least < most:
-            raise BadInput(f"LaserScan: range_min {least} has to be below range_max {most}, and not negative")
+            raise BadInput(
+                f"LaserScan: range_min {least} has to be below range_max {most}, and not negative"
+            )
         geometry = (count, first, step)
         if self._directions is None or self._directions[0] != geometry:
             angles = self._yaw + first + step * np.arange(count)
@@ -142,8 +153,12 @@ class SensorPoints:
             return Points(none, none, 0, 0, 0)
         view, shape, strides = memoryview(cdr.data)[begin : cdr.at], (height, width), (row_step, step)
         places = (fields[axis] for axis in (b"x", b"y", b"z"))
-        x, y, z = (np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places)
-        usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))  # drivers fill what has no return with zeros
+        x, y, z = (
+            np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places
+        )
+        usable = (
+            np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))
+        )  # drivers fill what has no return with zeros
         low, high = (bound - self._z for bound in self._heights)
         near = np.flatnonzero(usable & (z >= low) & (z <= high))
         forward, left = x[near].astype(np.float64), y[near].astype(np.float64)
@@ -156,7 +171,9 @@ class SensorPoints:
         cdr.numbers("B")
         view, least, most, found = cdr.numbers("4f")
         if not (0 <= least <= most and 0 <= view <= 2 * math.pi):
-            raise BadInput(f"Range: min_range {least}, max_range {most} or field_of_view {view} rad makes no sense")
+            raise BadInput(
+                f"Range: min_range {least}, max_range {most} or field_of_view {view} rad makes no sense"
+            )
         none = np.empty(0)
         if math.isnan(found) or found == 0 or -math.inf < found < least:
             return Points(none, none, 0, 0, 1)

@@ -5,29 +5,46 @@ from typing import Final
 from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
 
 _AHEAD_NS: Final = NS_PER_S
-"""Clocks of hosts that run as one differ by less; what is stamped later than in so long says nothing of its age."""
+"""Clocks of hosts that run as one differ by less.
+
+What is stamped later than in so long says nothing of its age.
+"""
 _BACKLOG_NS: Final = 3600 * NS_PER_S
-"""Nothing waits in a queue for an hour; stamps that are further behind are of another clock, uptime for example."""
+"""Nothing waits in a queue for an hour.
+
+Stamps that are further behind are of another clock, uptime for example.
+"""
 _STEP_NS: Final = 100 * NS_PER_MS
-"""ROS time that goes back by more has stepped; from frame to frame it is known less well than to a millisecond."""
+"""ROS time that goes back by more has stepped.
+
+From frame to frame it is known less well than to a millisecond.
+"""
 _CONFIRMED_BY: Final = 5
-"""So many messages in a row have to be ahead before a lesser delay is believed: one wrong stamp makes no clock."""
+"""So many messages in a row have to be ahead before a lesser delay is believed.
+
+One wrong stamp makes no clock.
+"""
 _DRIFT_NS: Final = 10 * NS_PER_MS
 """A lead of no more than this over the least delay is drift or jitter, and is believed at once."""
-_FORGETS_IN: Final = 1000  # s; of the least delay a second is forgotten: ten times what two crystals drift apart
+_FORGETS_IN: Final = (
+    1000  # s; of the least delay a second is forgotten: ten times what two crystals drift apart
+)
 
 
 class SourceClock:
-    """The clock of one source's stamps. It is learned from the first stamped message, and kept until `Guard.forget`.
+    """The clock of one source's stamps.
 
-    - ROS time, if that message is stamped between an hour ago and in a second. From then on an old stamp is an old
-      message, however old it is, and a stamp that is more than a second ahead cannot be used. A clock that is ahead by
-      less is believed if the first message says so, or five in a row.
-    - A clock of its own otherwise. Then the receipt counts, and how far the stamps have fallen behind it since the
-      message that had the least delay; stamps that leap ahead of that by more than a second cannot be used.
+    It is learned from the first stamped message, and kept until `Guard.forget`.
 
-    A source that never stamps counts from its receipt. One that stamped before, and does so no longer, cannot be used.
-    One thread asks for ages.
+    - ROS time, if that message is stamped between an hour ago and in a second. From then on an old stamp is
+      an old message, however old it is, and a stamp that is more than a second ahead cannot be used. A
+      clock that is ahead by less is believed if the first message says so, or five in a row.
+    - A clock of its own otherwise. Then the receipt counts, and how far the stamps have fallen behind it
+      since the message that had the least delay; stamps that leap ahead of that by more than a second
+      cannot be used.
+
+    A source that never stamps counts from its receipt. One that stamped before, and does so no longer,
+    cannot be used. One thread asks for ages.
 
     Attributes:
         is_ros: whether its stamps are ROS time; None: not known yet.
@@ -35,7 +52,10 @@ class SourceClock:
     """
 
     def __init__(self, *, is_ros: bool | None = None) -> None:
-        """Know nothing yet; `is_ros`: False for who asks only by how much later than the quickest messages come."""
+        """Know nothing yet.
+
+        `is_ros`: False for who asks only by how much later than the quickest messages come.
+        """
         self.is_ros = is_ros
         self.off_s = 0.0
         self._least_ns: int | None = None
@@ -70,7 +90,9 @@ class SourceClock:
         self._ros_ns = ros_now_ns
         if self.is_ros and received_ns <= self._stepped_ns:  # its stamp is of the time before the step
             return (since_ns + max(behind_ns, 0)) / NS_PER_S, ""
-        return self._by_progress(behind_ns if self.is_ros else received_ns - stamp_ns, received_ns, since_ns)
+        return self._by_progress(
+            behind_ns if self.is_ros else received_ns - stamp_ns, received_ns, since_ns
+        )
 
     def _by_progress(self, delay_ns: int, received_ns: int, since_ns: int) -> tuple[float, str]:
         """The age by a delay whose zero is not known, but that the least one was no less than 0."""
@@ -87,7 +109,10 @@ class SourceClock:
         return (since_ns + max(delay_ns - self._least_ns, 0)) / NS_PER_S, ""
 
     def _confirmed(self, least_ns: int, delay_ns: int, received_ns: int) -> int:
-        """The least delay, after this message; of those in a row that are ahead of it, the one that is so the least."""
+        """The least delay, after this message.
+
+        Of those in a row that are ahead of it, the one that is so the least.
+        """
         if self._least_ns is None or delay_ns >= least_ns - _DRIFT_NS:
             self._lead_ns.clear()
             return min(least_ns, delay_ns)

@@ -1,9 +1,12 @@
-"""Objects over time, of a source that sends no velocities: which detection is which object, and how fast each moves.
+"""Objects over time, of a source that sends no velocities.
 
-Each object has two Kalman filters of constant velocity, one for steady motion and one for braking, swerving and
-pulling out, which are mixed by how well either foresees what is seen: an interacting multiple model (Blom and
-Bar-Shalom 1988; Bar-Shalom, Li and Kirubarajan 2001, 11.6.6). How noisy a source's places are is learned from how far
-off the filters are. A detection belongs to the object that it fits best, and each to one (greedy, the best pair first).
+Which detection is which object, and how fast each moves.
+
+Each object has two Kalman filters of constant velocity, one for steady motion and one for braking, swerving
+and pulling out, which are mixed by how well either foresees what is seen: an interacting multiple model
+(Blom and Bar-Shalom 1988; Bar-Shalom, Li and Kirubarajan 2001, 11.6.6). How noisy a source's places are is
+learned from how far off the filters are. A detection belongs to the object that it fits best, and each to
+one (greedy, the best pair first).
 """
 
 import math
@@ -19,11 +22,17 @@ Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
 
-_MOST: Final = 256  # objects; of more, those that move have tracks, and of the others the nearest to the vehicle
+_MOST: Final = (
+    256  # objects; of more, those that move have tracks, and of the others the nearest to the vehicle
+)
 FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
-_LONGEST_NS: Final = NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
+_LONGEST_NS: Final = (
+    NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
+)
 _COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
-_SURE_AFTER: Final = 3  # detections: from then on an object has a velocity, and counts if it is not detected
+_SURE_AFTER: Final = (
+    3  # detections: from then on an object has a velocity, and counts if it is not detected
+)
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
@@ -31,7 +40,9 @@ _MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
 _GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
 _LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
 _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
-_MOST_SHIFT: Final = 2.0  # standard deviations, by which the filters may have an object elsewhere than it was detected
+_MOST_SHIFT: Final = (
+    2.0  # standard deviations, by which the filters may have an object elsewhere than it was detected
+)
 _NOISE_M: Final = (0.02, 0.1, 0.5)  # least, first and largest standard deviation of a detection's place
 _LEARNS: Final = 0.05  # of the noise in each array
 
@@ -72,7 +83,7 @@ class Tracks(NamedTuple):
         seen_ns, count = np.zeros(0, np.int64), np.zeros(0, np.intp)
         return cls(
             stamp_ns, noise, (), seen_ns, count, flat, np.zeros((0, 2)), many, none, none, many, many, many
-        )  # fmt: skip
+        )
 
     def mean(self) -> tuple[Complex, Complex, Floats]:
         """Place, velocity and the standard deviation of that along each axis, of both kinds together."""
@@ -83,10 +94,20 @@ class Tracks(NamedTuple):
     def only(self, kept: Numbers) -> "Tracks":
         """Some of them."""
         return Tracks(
-            self.stamp_ns, self.noise, tuple(self.keys[at] for at in kept.tolist()), self.seen_ns[kept],
-            self.times[kept], self.yaws[kept], self.halves[kept], self.chance[:, kept], self.place[:, kept],
-            self.velocity[:, kept], self.pp[:, kept], self.pv[:, kept], self.vv[:, kept],
-        )  # fmt: skip
+            self.stamp_ns,
+            self.noise,
+            tuple(self.keys[at] for at in kept.tolist()),
+            self.seen_ns[kept],
+            self.times[kept],
+            self.yaws[kept],
+            self.halves[kept],
+            self.chance[:, kept],
+            self.place[:, kept],
+            self.velocity[:, kept],
+            self.pp[:, kept],
+            self.pv[:, kept],
+            self.vv[:, kept],
+        )
 
     def moved(self, stamp_ns: int) -> "Tracks":
         """What is expected at a time."""
@@ -103,9 +124,14 @@ class Tracks(NamedTuple):
         pp = pp + dt * (2.0 * pv + dt * (vv + dt / 3.0 * _JERKS))
         pv = pv + dt * (vv + 0.5 * dt * _JERKS)
         return self._replace(
-            stamp_ns=stamp_ns, chance=chance, place=place + dt * velocity, velocity=velocity,
-            pp=pp, pv=pv, vv=vv + dt * _JERKS,
-        )  # fmt: skip
+            stamp_ns=stamp_ns,
+            chance=chance,
+            place=place + dt * velocity,
+            velocity=velocity,
+            pp=pp,
+            pv=pv,
+            vv=vv + dt * _JERKS,
+        )
 
 
 def _squares(values: Complex) -> Floats:
@@ -121,8 +147,8 @@ class Tracked(NamedTuple):
         velocities: of each, 0 where it is not known.
         unsure: of each, the standard deviation of that in m/s along each axis; 15 where it is not known.
         unknown: of how many it is not known.
-        coasting: what counts as well: tracks that were not detected, and of each detection without a velocity that may
-            be part of an object that moves, the same box at that velocity.
+        coasting: what counts as well: tracks that were not detected, and of each detection without a
+            velocity that may be part of an object that moves, the same box at that velocity.
         left_out: how many objects within 500 m are more than can have tracks.
     """
 
@@ -147,7 +173,8 @@ def follow(
 ) -> Tracked:
     """Take the detections of an array, in a frame that does not move.
 
-    An array that is not newer than the one before teaches nothing; its objects have the velocities that are known.
+    An array that is not newer than the one before teaches nothing; its objects have the velocities that are
+    known.
 
     Args:
         before: the tracks after the array before, None for none.
@@ -168,9 +195,12 @@ def follow(
     if teaches:
         there, noise = _corrected(there, places[found], late_s[found])
         there = there._replace(
-            keys=tuple(keys[at] for at in found.tolist()), yaws=yaws[found], halves=halves[found],
-            times=there.times + 1, seen_ns=np.full(len(found), stamp_ns, np.int64),
-        )  # fmt: skip
+            keys=tuple(keys[at] for at in found.tolist()),
+            yaws=yaws[found],
+            halves=halves[found],
+            times=there.times + 1,
+            seen_ns=np.full(len(found), stamp_ns, np.int64),
+        )
     missed = expected.stamp_ns - expected.seen_ns <= _COAST_S * NS_PER_S
     missed[number] = False
     waiting, tracks = expected.only(missed.nonzero()[0]), expected
@@ -179,7 +209,9 @@ def follow(
         is_new = np.ones(len(places), np.bool_)
         is_new[found] = False
         new = is_new.nonzero()[0]
-        begun = _begun(stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()])
+        begun = _begun(
+            stamp_ns, noise, places[new], yaws[new], halves[new], [keys[at] for at in new.tolist()]
+        )
         tracks = _joined(there, begun, waiting)._replace(stamp_ns=stamp_ns, noise=noise)
     if len(tracks.keys) > _MOST:
         tracks = tracks.only(_first(tracks, here))
@@ -199,7 +231,9 @@ def follow(
         coasting = _joined(coasting, also._replace(place=at, yaws=yaws[loose], halves=halves[loose]))
     places = places.copy()
     places[which] += shift / np.maximum(np.abs(shift) / (_MOST_SHIFT * math.sqrt(noise)), 1.0)
-    return Tracked(tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0))
+    return Tracked(
+        tracks, places, velocities, unsure, len(places) - len(which), coasting, max(near - _MOST, 0)
+    )
 
 
 def _expected(before: Tracks | None, stamp_ns: int) -> tuple[Tracks, bool]:
@@ -221,7 +255,10 @@ def _moves(tracks: Tracks, velocity: Complex, unsure: Floats) -> Flags:
 
 
 def _first(tracks: Tracks, here: complex) -> Numbers:
-    """Which to keep: what counts before what was seen too seldom and is missed, then what moves, then the nearest."""
+    """Which to keep.
+
+    What counts before what was seen too seldom and is missed, then what moves, then the nearest.
+    """
     place, velocity, unsure = tracks.mean()
     away = np.abs(place - here)
     seldom = (tracks.seen_ns < tracks.stamp_ns) & (tracks.times < _SURE_AFTER)
@@ -229,18 +266,28 @@ def _first(tracks: Tracks, here: complex) -> Numbers:
     return np.sort(order[:_MOST])
 
 
-def _pairs(expected: Tracks, places: Complex, keys: list[Key], late_s: Floats) -> tuple[Numbers, Numbers, Numbers]:
-    """Which track and which detection belong together; and which moving track fits each detection best, -1 for none."""
+def _pairs(
+    expected: Tracks, places: Complex, keys: list[Key], late_s: Floats
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Which track and which detection belong together.
+
+    And which moving track fits each detection best, -1 for none.
+    """
     beside = np.full(len(places), -1)
     if not len(expected.keys) or not len(places):
         return np.zeros(0, np.intp), np.zeros(0, np.intp), beside
     place, velocity, unsure = expected.mean()
     spread = (expected.chance * (expected.pp + 0.5 * _squares(expected.place - place))).sum(axis=0)
-    variance = np.maximum(spread, expected.pp[1]) + max(expected.noise, _LEAST_GATE)  # that of the lively kind
+    variance = np.maximum(spread, expected.pp[1]) + max(
+        expected.noise, _LEAST_GATE
+    )  # that of the lively kind
     off = _squares(places + velocity[:, None] * late_s - place[:, None]) / variance[:, None]
     tracks, found = (off <= 2.0 * _GATE * _GATE).nonzero()  # of two axes
     cost = off[tracks, found] + 2.0 * np.log(variance)[tracks]
-    same = [expected.keys[track] == keys[one] for track, one in zip(tracks.tolist(), found.tolist(), strict=True)]
+    same = [
+        expected.keys[track] == keys[one]
+        for track, one in zip(tracks.tolist(), found.tolist(), strict=True)
+    ]
     cost -= _SAME_KEY * np.array(same, np.float64)
     taken, given = set[int](), dict[int, int]()
     order = np.argsort(cost, kind="stable")
@@ -269,24 +316,45 @@ def _corrected(expected: Tracks, places: Complex, late_s: Floats) -> tuple[Track
     noise = expected.noise
     if sure.any():
         weight = chance[0, sure]
-        learned = float((weight * np.minimum(squares[0, sure] - expected.pp[0, sure], 9.0 * noise)).sum() / len(weight))
+        learned = float(
+            (weight * np.minimum(squares[0, sure] - expected.pp[0, sure], 9.0 * noise)).sum() / len(weight)
+        )
         rest = float((1.0 - weight).sum() / len(weight)) * noise
         noise = min(max(noise + _LEARNS * (learned + rest - noise), _NOISE_M[0] ** 2), _NOISE_M[2] ** 2)
-    return expected._replace(
-        chance=chance, place=expected.place + gain * off, velocity=expected.velocity + gain_v * off,
-        pp=expected.pp - gain * expected.pp, pv=expected.pv - gain * expected.pv,
-        vv=expected.vv - gain_v * expected.pv,
-    ), noise  # fmt: skip
+    return (
+        expected._replace(
+            chance=chance,
+            place=expected.place + gain * off,
+            velocity=expected.velocity + gain_v * off,
+            pp=expected.pp - gain * expected.pp,
+            pv=expected.pv - gain * expected.pv,
+            vv=expected.vv - gain_v * expected.pv,
+        ),
+        noise,
+    )
 
 
-def _begun(stamp_ns: int, noise: float, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]) -> Tracks:
+def _begun(
+    stamp_ns: int, noise: float, places: Complex, yaws: Floats, halves: Floats, keys: list[Key]
+) -> Tracks:
     """Tracks of what is seen for the first time."""
     count = len(places)
     both, none = np.ones((2, count)), np.zeros((2, count))
     return Tracks(
-        stamp_ns, noise, tuple(keys), np.full(count, stamp_ns, np.int64), np.ones(count, np.intp), yaws, halves,
-        0.5 * both, both * places, none.astype(np.complex128), noise * both, none, _FASTEST**2 * both,
-    )  # fmt: skip
+        stamp_ns,
+        noise,
+        tuple(keys),
+        np.full(count, stamp_ns, np.int64),
+        np.ones(count, np.intp),
+        yaws,
+        halves,
+        0.5 * both,
+        both * places,
+        none.astype(np.complex128),
+        noise * both,
+        none,
+        _FASTEST**2 * both,
+    )
 
 
 def _joined(*parts: Tracks) -> Tracks:

@@ -27,8 +27,8 @@ _INTERVALS = 8  # the shortest of so many says when the next frame may come
 def aged(item: InputBytes, received_ns: int, frame: Frame) -> InputBytes:
     """Another input than the trigger as it goes into the frame's record, with its age at the frame's receipt.
 
-    The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where the frame's
-    stamp does not tell it.
+    The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where
+    the frame's stamp does not tell it.
 
     Args:
         item: the newest message, with its age at its own receipt; it ages also when no newer one comes.
@@ -43,8 +43,8 @@ def aged(item: InputBytes, received_ns: int, frame: Frame) -> InputBytes:
 class Dispatcher:
     """The stage's view of its workers; every call holds the stage's lock.
 
-    The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and becomes the
-    preferred one, so that a first worker that comes back becomes the standby.
+    The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and
+    becomes the preferred one, so that a first worker that comes back becomes the standby.
 
     Attributes:
         latest: the newest message of each other input than the trigger, and its monotonic receipt.
@@ -53,7 +53,11 @@ class Dispatcher:
     """
 
     def __init__(
-        self, pool: WorkerPool, ladders: Sequence[TierLadder], outputs: FallbackOutputs, statistics: StageCounters
+        self,
+        pool: WorkerPool,
+        ladders: Sequence[TierLadder],
+        outputs: FallbackOutputs,
+        statistics: StageCounters,
     ) -> None:
         """Take the stage's parts; there is a ladder for each scene."""
         self.latest: dict[int, tuple[InputBytes, int]] = {}
@@ -61,7 +65,9 @@ class Dispatcher:
         self.right_of_way: RightOfWay | None = None
         self._pool, self._ladders, self._outputs, self._statistics = pool, ladders, outputs, statistics
         self.ladder = ladders[0]
-        self.backup_active = False  # whether the second worker runs every frame for now, whatever `backup` says
+        self.backup_active = (
+            False  # whether the second worker runs every frame for now, whatever `backup` says
+        )
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal
@@ -74,7 +80,10 @@ class Dispatcher:
         self._comes_by_itself = False  # rather than from the stage before
 
     def take_over(self, other: "Dispatcher") -> None:
-        """Dispatch the stage's frames from now on, and let `other` have what this one had: its workers' frames."""
+        """Dispatch the stage's frames from now on, and let `other` have what this one had.
+
+        Its workers' frames.
+        """
         self._outputs, other._outputs = other._outputs, self._outputs
         self._statistics, other._statistics = other._statistics, self._statistics
         self.right_of_way, self.backup_active = other.right_of_way, other.backup_active
@@ -91,7 +100,9 @@ class Dispatcher:
         Those that do not run it observe it; one that ended its runner is a gap in their histories.
         """
         frame, place = answered.frame, (answered.offset, answered.length)
-        mine = FrameInFlight(frame, 0.0, 0, offset=place[0], length=place[1], number=self._started)  # without an end
+        mine = FrameInFlight(
+            frame, 0.0, 0, offset=place[0], length=place[1], number=self._started
+        )  # without an end
         self._started += 1
         if answered.suspect:
             return None
@@ -129,7 +140,8 @@ class Dispatcher:
     def partial(self, in_flight: FrameInFlight, verdict: Verdict) -> Verdict:
         """The verdict on a frame without a whole result, or if there is one, on the newest step of an anytime model.
 
-        The runner's comes before the backup's, and before whatever else could stand in: it becomes the frame's result.
+        The runner's comes before the backup's, and before whatever else could stand in: it becomes the
+        frame's result.
         """
         for worker in (in_flight.runner, in_flight.backup):
             if worker is not None and self._running.get(worker) is in_flight:
@@ -152,7 +164,9 @@ class Dispatcher:
     def _idle_worker(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """An idle worker: one that records if there is, else the preferred one, else another."""
         idle = [worker for worker in self._pool.everyone if worker is not other_than and worker.idle]
-        return min(idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None)
+        return min(
+            idle, key=lambda worker: (not worker.recording, worker is not self._preferred), default=None
+        )
 
     def expect(self) -> None:
         """A frame is about to come: wake the worker that is to run it."""
@@ -160,12 +174,18 @@ class Dispatcher:
             worker.expect()
 
     def expected_ns(self, now_ns: int) -> int:
-        """When the next frame is expected, `NEVER_NS` if none is: what the stage before causes is not foreseen."""
+        """When the next frame is expected, `NEVER_NS` if none is.
+
+        What the stage before causes is not foreseen.
+        """
         period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
         return expected_ns(self._last_received_ns, period_ns, now_ns)
 
     def higher_answered(self, answer: Answer, now_ns: int) -> None:
-        """A stage of higher priority has answered a frame: whether a run of this stage has cost it the deadline."""
+        """A stage of higher priority has answered a frame.
+
+        Whether a run of this stage has cost it the deadline.
+        """
         way, outcome = self.right_of_way, answer.outcome
         if way is None or outcome in {Outcome.BAD_INPUT, Outcome.STARTING}:
             return
@@ -177,16 +197,28 @@ class Dispatcher:
             self.right_of_way.ran(took_ms, now_ns)
 
     def _blocked(self, now_ns: int) -> tuple[int, str] | None:
-        """When to look again, and for which stage of higher priority nothing may begin now; None: it may."""
+        """When to look again, and for which stage of higher priority nothing may begin now.
+
+        None: it may.
+        """
         if self.right_of_way is None:
             return None
         return self.right_of_way.blocks(now_ns, self.ladder.predicted_ms(self.ladder.last))
 
     def may_have_backup(self, in_flight: FrameInFlight) -> bool:
-        """Whether waiting for another worker's result of a frame that failed makes sense; it has one: no more."""
-        if in_flight.failure is Outcome.BAD_INPUT or in_flight.backup_result is not None or in_flight.backup_failed:
+        """Whether waiting for another worker's result of a frame that failed makes sense.
+
+        It has one: no more.
+        """
+        if (
+            in_flight.failure is Outcome.BAD_INPUT
+            or in_flight.backup_result is not None
+            or in_flight.backup_failed
+        ):
             return False
-        if Fallback.BACKUP not in self._pool.config.fallback or (in_flight.suspect and in_flight.backup is None):
+        if Fallback.BACKUP not in self._pool.config.fallback or (
+            in_flight.suspect and in_flight.backup is None
+        ):
             return False
         return any(other is not in_flight.runner and other.available for other in self._pool.everyone)
 
@@ -212,8 +244,9 @@ class Dispatcher:
     def start(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
         """Run the frame in flight on an idle worker, if there is one, on the tier that fits the time left.
 
-        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level, and it is what a stale
-        frame gets: that one is answered already, and its result stands in for the frames after it.
+        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level, and it is
+        what a stale frame gets: that one is answered already, and its result stands in for the frames after
+        it.
         """
         tier, left_ms = None, fresh_ms if in_flight.frame.stale else in_flight.left_ms(now_ns)
         if blocked := self._blocked(now_ns):
@@ -261,9 +294,15 @@ class Dispatcher:
     def _hand_over(self, worker: WorkerProcess, in_flight: FrameInFlight, tier: int, now_ns: int) -> bool:
         observe = worker.observed is None or worker.observed < in_flight.number
         handed = worker.run(
-            tier, in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns,
-            observe=observe, leave_ns=in_flight.leave_ns, missed=_missed(worker, in_flight),
-        )  # fmt: skip
+            tier,
+            in_flight.frame.seq,
+            in_flight.offset,
+            in_flight.length,
+            now_ns,
+            observe=observe,
+            leave_ns=in_flight.leave_ns,
+            missed=_missed(worker, in_flight),
+        )
         if handed:
             self._running[worker] = in_flight
             worker.observed = in_flight.number
@@ -276,21 +315,29 @@ class Dispatcher:
         """
         if self._pool.description is None or not self._pool.description.observes or not in_flight.length:
             return
-        behind = [each for each in self._pool.everyone if each.observed is None or each.observed < in_flight.number]
+        behind = [
+            each
+            for each in self._pool.everyone
+            if each.observed is None or each.observed < in_flight.number
+        ]
         for worker in behind[:1] if one else behind:
             missed = _missed(worker, in_flight)
-            if worker.observe(in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed):
+            if worker.observe(
+                in_flight.frame.seq, in_flight.offset, in_flight.length, now_ns, missed=missed
+            ):
                 worker.observed = in_flight.number
             else:
                 self._statistics.missed_observations += 1
 
     def practise(self, in_flight: FrameInFlight, fresh_ms: float, now_ns: int) -> None:
-        """After an answer, with no frame waiting: run its frame once more where that helps and costs no deadline.
+        """After an answer, with no frame waiting.
 
-        A spare worker that has not run for a while rehearses on the cheapest tier: a run that nobody waits for brings
-        its code and memory back (the first run of a process can take ten times as long). Else a frame that was late
-        may be run again, to find out whose fault that was. Else the ladder may want to know how long the next tier up
-        takes now.
+        Run its frame once more where that helps and costs no deadline.
+
+        A spare worker that has not run for a while rehearses on the cheapest tier: a run that nobody waits
+        for brings its code and memory back (the first run of a process can take ten times as long). Else a
+        frame that was late may be run again, to find out whose fault that was. Else the ladder may want to
+        know how long the next tier up takes now.
         """
         first = self._idle_worker()
         if first is None or not in_flight.length or None in self._running.values():
@@ -309,7 +356,9 @@ class Dispatcher:
             next_ns = self._last_received_ns + min(self._intervals_ns, default=0)
             room_ms = math.inf if spare is not None else max(0.0, (next_ns - now_ns) / NS_PER_MS)
             room_ms = room_ms if way is None else min(room_ms, (way.due(now_ns)[0] - now_ns) / NS_PER_MS)
-            wanted = self.ladder.probe(fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms)
+            wanted = self.ladder.probe(
+                fresh_ms, now_ns, room_ms, _LONGEST_PROBE * self._pool.config.hang_ms
+            )
             if wanted is None:
                 return
             tier, worker, self._probe = wanted, spare or first, wanted
@@ -329,7 +378,9 @@ class Dispatcher:
             self.right_of_way.ended_ns = now_ns
         return self._running.pop(worker)
 
-    def take(self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int) -> None:
+    def take(
+        self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int
+    ) -> None:
         """Take a response: give it to the frame that it belongs to, and note its times for `learn`."""
         took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
         steps, outcome = _step_times(response), Outcome(response.outcome)
@@ -389,7 +440,9 @@ class Dispatcher:
             reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
             self._failed(worker, in_flight, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
 
-    def _failed(self, worker: WorkerProcess, in_flight: FrameInFlight, outcome: Outcome, reason: str) -> None:
+    def _failed(
+        self, worker: WorkerProcess, in_flight: FrameInFlight, outcome: Outcome, reason: str
+    ) -> None:
         """A worker gave no whole result; `PARTIAL`: the frame was answered, so it was told to stop."""
         if outcome is not Outcome.PARTIAL:
             self._note_partial(worker, in_flight)
@@ -397,7 +450,10 @@ class Dispatcher:
 
 
 def _missed(worker: WorkerProcess, in_flight: FrameInFlight) -> int:
-    """Started frames that the worker has not been told of since the last one that it was; a new one misses none."""
+    """Started frames that the worker has not been told of since the last one that it was.
+
+    A new one misses none.
+    """
     return 0 if worker.observed is None else max(0, in_flight.number - worker.observed - 1)
 
 

@@ -28,10 +28,11 @@ class _Made:
 class FallbackOutputs:
     """Remembers the newest good output, and makes the stop output from it.
 
-    A stop is made once per failure: from the frame that it is published for until one is answered otherwise, with a
-    fresh result or a held output, every frame gets the same stop. So the vehicle keeps to one braking trajectory. It
-    ends at standstill, where the vehicle stays however long the failure lasts, and whatever results come late: a stop
-    that began anew with each of them would never end. A late result of a frame from before the stop is not held
+    A stop is made once per failure: from the frame that it is published for until one is answered
+    otherwise, with a fresh result or a held output, every frame gets the same stop. So the vehicle keeps to
+    one braking trajectory. It ends at standstill, where the vehicle stays however long the failure lasts,
+    and whatever results come late: a stop that began anew with each of them would never end. A late result
+    of a frame from before the stop is not held
     either: it knows nothing of the braking, and would ask for the speed that the vehicle had.
 
     Only the stage's thread calls, except for `forget`.
@@ -42,7 +43,10 @@ class FallbackOutputs:
         self.forget(0)
 
     def forget(self, now_ns: int) -> None:
-        """Hold nothing of what was received before now (monotonic): the vehicle may be elsewhere when frames return."""
+        """Hold nothing of what was received before now (monotonic).
+
+        The vehicle may be elsewhere when frames return.
+        """
         self._not_before_ns = now_ns
         self._good: _Made | None = None
         self._stop: GoingStop | None = None
@@ -61,10 +65,13 @@ class FallbackOutputs:
             self._good = _Made(payload, frame)
 
     def prepare(self, config: StageConfig, output_type: str, answer_ns: int, ros_answer_ns: int) -> None:
-        """Make the stop output ahead of the deadline, if the answer may come to need it; takes at most some 2 ms.
+        """Make the stop output ahead of the deadline, if the answer may come to need it.
 
-        There is none where the last good output does not say where the vehicle is at that time: see `TimedPath`. Where
-        that is follows from its frame's stamp and the monotonic clock, whatever the ROS clock does meanwhile.
+        Takes at most some 2 ms.
+
+        There is none where the last good output does not say where the vehicle is at that time: see
+        `TimedPath`. Where that is follows from its frame's stamp and the monotonic clock, whatever the ROS
+        clock does meanwhile.
 
         Args:
             config: the stage's configuration.
@@ -78,7 +85,10 @@ class FallbackOutputs:
             self._make_stop(config, answer_ns, ros_answer_ns)
 
     def stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> bytes | None:
-        """The stop output, whatever fallbacks are configured, as the answer; None if there is none: see `prepare`."""
+        """The stop output, whatever fallbacks are configured, as the answer.
+
+        None if there is none: see `prepare`.
+        """
         self._make_stop(config, answer_ns, ros_answer_ns)
         self._published(stop=self._stop is not None, answer_ns=answer_ns)
         return self.payload(Fallback.STOP)
@@ -113,16 +123,25 @@ class FallbackOutputs:
     def _choose(self, config: StageConfig, answer_ns: int, *, backup: bool, stop: bool) -> Fallback:
         good = self._good
         young = good is not None and (answer_ns - good.frame.received_ns) / NS_PER_MS <= config.hold_last_ms
-        available = {Fallback.BACKUP: backup, Fallback.HOLD_LAST: young, Fallback.STOP: stop, Fallback.NONE: True}
+        available = {
+            Fallback.BACKUP: backup,
+            Fallback.HOLD_LAST: young,
+            Fallback.STOP: stop,
+            Fallback.NONE: True,
+        }
         return next((kind for kind in config.fallback if available[kind]), Fallback.NONE)
 
     def payload(self, fallback: Fallback | None) -> bytes | None:
         """The bytes to publish for `hold_last` and `stop`; None for the others."""
-        made = {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback) if fallback else None
+        made = (
+            {Fallback.HOLD_LAST: self._good, Fallback.STOP: self._stop}.get(fallback) if fallback else None
+        )
         return None if made is None else made.payload
 
     def stamp_problem(self, output_type: str) -> str:
-        """Why the stamp of the newest good output is wrong, which has to be its frame's; "" if it is right or has none.
+        """Why the stamp of the newest good output is wrong, which has to be its frame's.
+
+        "" if it is right or has none.
 
         For any thread: one looks at it once a second.
         """
@@ -132,7 +151,11 @@ class FallbackOutputs:
         stamp_ns, wanted_ns = header_stamp_ns(good.payload, before), good.frame.stamp_ns
         if wanted_ns in {0, stamp_ns}:
             return ""
-        what = "has the stamp 0" if stamp_ns == 0 else f"is stamped {(stamp_ns - wanted_ns) / NS_PER_S:+,.3f} s off"
+        what = (
+            "has the stamp 0"
+            if stamp_ns == 0
+            else f"is stamped {(stamp_ns - wanted_ns) / NS_PER_S:+,.3f} s off"
+        )
         return f"an output {what}: `postprocess` has to give it its frame's header.stamp"
 
     @property
@@ -146,10 +169,11 @@ class FallbackOutputs:
 def times_of(frame: Frame, now_ns: int, ros_now_ns: int) -> tuple[int, int]:
     """What a path that was computed from a frame is stamped with now, and by how much the ROS clock has stepped since.
 
-    In the time of the path's own stamps, now is the first less the second. That follows from the frame's stamp, its
-    age at receipt and the monotonic time since, so a step of the ROS clock moves nobody along a path. A frame whose
-    stamp was in no ROS time when it was received (before the first `/clock`, or of a log that is played without one)
-    has a path in that other time, which does not step, and what replaces it is stamped in that time as well.
+    In the time of the path's own stamps, now is the first less the second. That follows from the frame's
+    stamp, its age at receipt and the monotonic time since, so a step of the ROS clock moves nobody along a
+    path. A frame whose stamp was in no ROS time when it was received (before the first `/clock`, or of a
+    log that is played without one) has a path in that other time, which does not step, and what replaces it
+    is stamped in that time as well.
     """
     since_ns = now_ns - frame.received_ns
     received_ns = frame.stamp_ns + round(usable_age_ms(frame.age_ms) * NS_PER_MS)

@@ -21,7 +21,10 @@ Verdict = tuple[Outcome, str]
 
 @dataclass(slots=True)
 class Result:
-    """A good result of one run: output bytes, the tier that gave it, its times, and the step of an anytime model."""
+    """A good result of one run.
+
+    Output bytes, the tier that gave it, its times, and the step of an anytime model.
+    """
 
     payload: bytes
     tier: int
@@ -59,7 +62,9 @@ class FrameInFlight:
     held_ns: int = 0  # when to ask again whether it may begin beside stages of higher priority
     held_by: str = ""  # why it may not, the last time
     number: int = -1  # how many frames were started before it; -1: it was not
-    survived: bool = False  # whether the runner came through it, well or not; only then others get to see it
+    survived: bool = (
+        False  # whether the runner came through it, well or not; only then others get to see it
+    )
     answered: bool = False  # it is over; what still comes for it is late
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`
@@ -69,11 +74,13 @@ class FrameInFlight:
         """Time until the answer has to leave."""
         return (self.leave_ns - now_ns) / NS_PER_MS
 
-    def started(self, runner: WorkerProcess, tier: int, now_ns: int, expected_ms: float, backup_ms: float) -> None:
+    def started(
+        self, runner: WorkerProcess, tier: int, now_ns: int, expected_ms: float, backup_ms: float
+    ) -> None:
         """The runner has the frame and is expected back within `expected_ms`.
 
-        The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not before the
-        runner is overdue.
+        The backup is asked at the last moment at which it could still answer, in `backup_ms`, but not
+        before the runner is overdue.
         """
         self.runner, self.tier = runner, tier
         last_moment_ns = self.leave_ns - round(backup_ms * NS_PER_MS) - _HEDGE_MARGIN_NS
@@ -84,7 +91,10 @@ class FrameInFlight:
         self.failure, self.reason = outcome, reason
 
     def lost(self, worker: WorkerProcess, outcome: Outcome, reason: str) -> None:
-        """A worker failed at this frame: note it if it was the runner; a backup that fails is not tried again."""
+        """A worker failed at this frame.
+
+        Note it if it was the runner; a backup that fails is not tried again.
+        """
         if worker is self.runner:
             self.fail(outcome, reason)
         if worker is self.backup:
@@ -96,7 +106,10 @@ class FrameInFlight:
         return self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG
 
     def wants_backup(self, now_ns: int, *, hedges: bool) -> bool:
-        """Whether the frame should be run on the backup as well: the runner failed, or is nearly out of time."""
+        """Whether the frame should be run on the backup as well.
+
+        The runner failed, or is nearly out of time.
+        """
         if self.backup is not None or self.suspect:
             return False
         return self.failure is not None or (hedges and 0 < self.hedge_ns <= now_ns)
@@ -107,28 +120,58 @@ class FrameInFlight:
         return self.leave_ns - _PREPARE_NS
 
     def next_event_ns(self, now_ns: int) -> int:
-        """When to look at this turn again if nothing happens before: when the answer has to leave at the latest."""
+        """When to look at this turn again if nothing happens before.
+
+        When the answer has to leave at the latest.
+        """
         events = (self.hedge_ns, self.held_ns, self.prepare_ns)
         return min((at_ns for at_ns in events if now_ns < at_ns < self.leave_ns), default=self.leave_ns)
 
     def answer(
-        self, verdict: Verdict, fallback: Fallback | None, result: Result | None, payload: bytes | None,
-        budget_ms: float, published_ns: int,
-    ) -> Answer:  # fmt: skip
-        """The record of how the frame was answered; its own result that was out too late is `late` all the same."""
+        self,
+        verdict: Verdict,
+        fallback: Fallback | None,
+        result: Result | None,
+        payload: bytes | None,
+        budget_ms: float,
+        published_ns: int,
+    ) -> Answer:
+        """The record of how the frame was answered.
+
+        Its own result that was out too late is `late` all the same.
+        """
         outcome, reason = verdict
         frame = self.frame
         lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
         if outcome in IN_TIME and lateness_ms > 0:
-            outcome, reason = Outcome.LATE, f"its own result was out {lateness_ms:.2f} ms after the deadline"
-        elif outcome is Outcome.LATE and self.runner is not None and lateness_ms <= 0 and fallback in _INSTEAD:
+            outcome, reason = (
+                Outcome.LATE,
+                f"its own result was out {lateness_ms:.2f} ms after the deadline",
+            )
+        elif (
+            outcome is Outcome.LATE
+            and self.runner is not None
+            and lateness_ms <= 0
+            and fallback in _INSTEAD
+        ):
             reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
         return Answer(
-            frame, outcome, fallback, reason,
-            tier=self.tier if result is None else result.tier, steps=StepTimes() if result is None else result.steps,
-            wait_ms=self.wait_ms, total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
-            budget_ms=budget_ms, lateness_ms=lateness_ms, published_ns=published_ns,
-            payload=payload, offset=self.offset, length=self.length,
-            profiled=self.runner is not None and bool(self.runner.recording), step=0 if result is None else result.step,
-            missing_inputs=self.missing_inputs, shapes=self.shapes,
-        )  # fmt: skip
+            frame,
+            outcome,
+            fallback,
+            reason,
+            tier=self.tier if result is None else result.tier,
+            steps=StepTimes() if result is None else result.steps,
+            wait_ms=self.wait_ms,
+            total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
+            budget_ms=budget_ms,
+            lateness_ms=lateness_ms,
+            published_ns=published_ns,
+            payload=payload,
+            offset=self.offset,
+            length=self.length,
+            profiled=self.runner is not None and bool(self.runner.recording),
+            step=0 if result is None else result.step,
+            missing_inputs=self.missing_inputs,
+            shapes=self.shapes,
+        )

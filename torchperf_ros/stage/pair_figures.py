@@ -1,4 +1,7 @@
-"""Frames as two versions of a stage have them: pairs, and what they come to in counts and differences of times."""
+"""Frames as two versions of a stage have them.
+
+Pairs, and what they come to in counts and differences of times.
+"""
 
 import math
 from collections import deque
@@ -22,12 +25,15 @@ class Pair:
     Attributes:
         answer: how the version that serves has answered it.
         outcome: what the shadow came to: `on_time` stands for a good result, whenever it came.
-        steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN: no result.
-        served: output of the version that serves, CDR bytes, before the guard; None where it has no whole one.
+        steps_ms: what decoding, preprocessing, inference and postprocessing took the shadow together; NaN:
+            no result.
+        served: output of the version that serves, CDR bytes, before the guard; None where it has no whole
+            one.
         payload: the shadow's output, likewise.
         reason: why it has none.
         known: what the guard would judge plans by; None without one.
-        disturbed: another frame was answered meanwhile, to which the shadow gives way: its time says nothing.
+        disturbed: another frame was answered meanwhile, to which the shadow gives way: its time says
+            nothing.
     """
 
     answer: Answer
@@ -51,7 +57,9 @@ class Pair:
 
     @property
     def late(self) -> bool:
-        """Whether the shadow would have missed the deadline, had it served: its steps in place of the other's.
+        """Whether the shadow would have missed the deadline, had it served.
+
+        Its steps in place of the other's.
 
         Where it was disturbed only a result that is missing counts.
         """
@@ -68,7 +76,8 @@ class Compared(NamedTuple):
         seq: the frame's.
         difference: the first field that differs, "" if none does.
         refusals: why the guard would replace the base's plan, and the candidate's; "" where it would not.
-        score: how far they are the same answer by the adapter's `score_messages`; None where it says nothing.
+        score: how far they are the same answer by the adapter's `score_messages`; None where it says
+            nothing.
         problem: why there is no score.
     """
 
@@ -87,8 +96,8 @@ class PairBlock:
         pairs, both: all pairs, and those whose times can be compared.
         base_late, candidate_late: pairs in which that version missed the deadline, or would have.
         compared, different: pairs whose outputs were compared, and differ.
-        base_refused, candidate_refused: of these, plans that the guard would replace, and would not the other's.
-        scored, score_sum: of these, pairs for which the adapter has a score, and these together.
+        base_refused, candidate_refused: of these, plans that the guard would replace, and would not the
+        other's. scored, score_sum: of these, pairs for which the adapter has a score, and these together.
         failed: pairs without a result of the candidate.
         base_ms, candidate_ms: what the steps took each, of `both`; of a block only, not of the total.
     """
@@ -144,7 +153,9 @@ class PairFigures:
             self.last_failure = answer.reason if candidate_serves else pair.reason
         if pair.timed:
             times_ms = (
-                (pair.steps_ms, answer.steps.total_ms) if candidate_serves else (answer.steps.total_ms, pair.steps_ms)
+                (pair.steps_ms, answer.steps.total_ms)
+                if candidate_serves
+                else (answer.steps.total_ms, pair.steps_ms)
             )
             self._recent_ms.append(times_ms[1] - times_ms[0])
             self.block.base_ms.append(times_ms[0])

@@ -1,11 +1,14 @@
-"""Which stage goes first: one of lower priority begins no frame that would run while a higher one has a frame due.
+"""Which stage goes first.
 
-Asked by the lower stage with its own lock held. It only looks at what the higher ones leave behind and takes no lock of
-theirs. A higher stage that has answered wakes a lower one that waits to begin.
+One of lower priority begins no frame that would run while a higher one has a frame due.
 
-The lower stage pays for this with frames that it does not begin, so the higher one has to gain by it. Whether it does
-is measured: of the higher frames that ran beside a run of the lower stage, more have to be missed than of those that
-ran alone. On a machine that other programs keep full they are not, and the lower stage runs as without a priority.
+Asked by the lower stage with its own lock held. It only looks at what the higher ones leave behind and
+takes no lock of theirs. A higher stage that has answered wakes a lower one that waits to begin.
+
+The lower stage pays for this with frames that it does not begin, so the higher one has to gain by it.
+Whether it does is measured: of the higher frames that ran beside a run of the lower stage, more have to be
+missed than of those that ran alone. On a machine that other programs keep full they are not, and the lower
+stage runs as without a priority.
 """
 
 import os
@@ -25,11 +28,16 @@ _SHORTEST_WAIT_NS = NS_PER_S // 10
 _RELEARN_NS = 300 * NS_PER_S  # after which what was found to cost deadlines may cost none any more
 _FORGET = 0.999  # what a frame leaves of the weight of those before it: the last thousand count
 _ENOUGH = 30.0  # frames beside a run, to know that they are missed no more often than others
-_TOLERATED = 0.01  # of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
+_TOLERATED = (
+    0.01  # of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
+)
 _FEWEST_MISSES = 3.0  # beyond what is usual, to know that runs cost deadlines
 _KEPT_NS = 16 * NS_PER_S
-"""So long the longest run counts. Of the last few runs the next one is often the longest, of those in a longer time it
-seldom is; but after a stall nothing may begin for as long."""
+"""So long the longest run counts.
+
+Of the last few runs the next one is often the longest, of those in a longer time it seldom is; but after a
+stall nothing may begin for as long.
+"""
 NEVER_NS = 1 << 62
 
 
@@ -51,9 +59,14 @@ class RightOfWay:
         self._own, self._higher, self._has_own_cores, self._learns = own, higher, has_own_cores, learns
         self.ended_ns, self.is_free = 0, False
         self._costs_since_ns = 0  # since when it is known that runs cost deadlines; 0: it is not known
-        self._beside, self._alone = [0.0, 0.0], [0.0, 0.0]  # frames of the higher stages, and how many were missed
+        self._beside, self._alone = (
+            [0.0, 0.0],
+            [0.0, 0.0],
+        )  # frames of the higher stages, and how many were missed
         self._begun_ns, self._wait_ns = -1, _FIRST_TRIAL_NS  # -1: never asked yet
-        self._longest: deque[tuple[int, float]] = deque()  # ends and ms of runs, each longer than all after it
+        self._longest: deque[tuple[int, float]] = (
+            deque()
+        )  # ends and ms of runs, each longer than all after it
 
     def ran(self, took_ms: float, now_ns: int) -> None:
         """A run on the cheapest tier has ended."""
@@ -79,7 +92,9 @@ class RightOfWay:
             self._wait_ns = max(self._wait_ns // 4, _SHORTEST_WAIT_NS)  # it doubled as that run began
 
     def due(self, now_ns: int) -> tuple[int, str]:
-        """The monotonic time at which the first of them has, or expects, a frame, and its name; `NEVER_NS`: none.
+        """The monotonic time at which the first of them has, or expects, a frame, and its name.
+
+        `NEVER_NS`: none.
 
         What costs the higher stages nothing need not look when they are due.
         """
@@ -88,15 +103,18 @@ class RightOfWay:
         description = self._own.pool.description
         if self._has_own_cores and description is not None and description.device == "cpu":
             return NEVER_NS, ""
-        return min(((stage.due_ns(now_ns), stage.config.name) for stage in self._higher), default=(NEVER_NS, ""))
+        return min(
+            ((stage.due_ns(now_ns), stage.config.name) for stage in self._higher), default=(NEVER_NS, "")
+        )
 
     def blocks(self, now_ns: int, guess_ms: float) -> tuple[int, str] | None:
         """When to look again, and why a run must not begin; None: it may.
 
-        It counts as long as the longest of the last seconds; without any, as the guess. What takes too long now would
-        never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last one a run may begin
-        that only a frame to come speaks against. The scheduler, which knows the workers as nicer, then pushes it aside.
-        Such trials come sooner while those before cost no deadline: `answered` counts what they cost.
+        It counts as long as the longest of the last seconds; without any, as the guess. What takes too long
+        now would never be found to be faster again: 1, 2, 4 s and so on, at last a minute, after the last
+        one a run may begin that only a frame to come speaks against. The scheduler, which knows the workers
+        as nicer, then pushes it aside. Such trials come sooner while those before cost no deadline:
+        `answered` counts what they cost.
         """
         if self._costs_since_ns and now_ns - self._costs_since_ns > _RELEARN_NS:
             self._costs_since_ns, self._beside = 0, [0.0, 0.0]
@@ -116,14 +134,20 @@ class RightOfWay:
 
 
 def expected_ns(last_ns: int, period_ns: int, now_ns: int) -> int:
-    """When the next of frames that come with this period is due; two periods without one end the expectation."""
+    """When the next of frames that come with this period is due.
+
+    Two periods without one end the expectation.
+    """
     if not period_ns or now_ns > last_ns + 2 * period_ns:
         return NEVER_NS
     return max(now_ns, last_ns + period_ns)
 
 
 def set_right_of_way(stages: "Sequence[StageActor]", config: NodeConfig, cores: int | None = None) -> None:
-    """Have each stage give way to those of higher priority; `cores` of this process, 0: they share them anyhow."""
+    """Have each stage give way to those of higher priority.
+
+    `cores` of this process, 0: they share them anyhow.
+    """
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     has_own_cores = 0 < config.worker_threads * len(stages) + 1 <= cores and bool(config.worker_threads)
     for stage in stages:

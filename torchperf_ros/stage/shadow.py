@@ -1,8 +1,11 @@
-"""Another version of a stage's model beside the one that serves: it gets the same frames, and publishes nothing.
+"""Another version of a stage's model beside the one that serves.
 
-Its workers read the frames where they are, in the stage's ring, after these were answered and only while no other frame
-is. What it makes of a frame goes with the answer, as a `Pair`, to whoever compares the two. The two versions can change
-places between two frames (`StageActor.exchange`): both are warm, so it takes as long as answering one frame.
+It gets the same frames, and publishes nothing.
+
+Its workers read the frames where they are, in the stage's ring, after these were answered and only while no
+other frame is. What it makes of a frame goes with the answer, as a `Pair`, to whoever compares the two. The
+two versions can change places between two frames (`StageActor.exchange`): both are warm, so it takes as
+long as answering one frame.
 """
 
 import math
@@ -49,7 +52,9 @@ class ShadowParts:
 
 
 class Shadow:
-    """The version of a stage that does not serve, and its workers; all but `start` and `stop` under the stage's lock.
+    """The version of a stage that does not serve, and its workers.
+
+    All but `start` and `stop` under the stage's lock.
 
     After an exchange it is the other version that is in here.
 
@@ -64,17 +69,30 @@ class Shadow:
     """
 
     def __init__(
-        self, version: str, config: StageConfig, changes: Mapping[str, Any], setup: Mapping[str, Any],
-        pool: WorkerPool, parts: ShadowParts,
-    ) -> None:  # fmt: skip
-        """Prepare one worker that gives way to everybody; `pool` is the one that serves, `setup` as in `StageActor`."""
+        self,
+        version: str,
+        config: StageConfig,
+        changes: Mapping[str, Any],
+        setup: Mapping[str, Any],
+        pool: WorkerPool,
+        parts: ShadowParts,
+    ) -> None:
+        """Prepare one worker that gives way to everybody.
+
+        `pool` is the one that serves, `setup` as in `StageActor`.
+        """
         self.version, self.config, self.changes = version, config, dict(changes)
         self.refused, self.deaths, self.skipped, self.lost_pairs = "", 0, 0, 0
         self.setup, self.figures = dict(setup), PairFigures()
         self._parts = parts
         clocks = [TierClock() for _ in config.tiers]
         self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
-        alone = {**self.setup, "loaded": list(range(len(config.tiers))), "nice": _NICE, "stream_priority": 0}
+        alone = {
+            **self.setup,
+            "loaded": list(range(len(config.tiers))),
+            "nice": _NICE,
+            "stream_priority": 0,
+        }
         self.pool = WorkerPool(replace(config, backup="none"), alone, self, parts.log, pool.ring)
         self.dispatcher = Dispatcher(self.pool, self.ladders, FallbackOutputs(), StageCounters())
         self._running: tuple[FrameInFlight, FrameInFlight, Answer] | None = None  # its own, the stage's
@@ -83,14 +101,17 @@ class Shadow:
         self.comparing: Callable[[bool], None] | None = None
         self._pairs: deque[Pair] = deque(maxlen=_PAIRS)
 
-    # -- frames, on the stage's thread --------------------------------------------------------------------------------
+    # -- frames, on the stage's thread
 
     def has(self, worker: WorkerProcess) -> bool:
         """Whether this worker is one of its own."""
         return any(worker is each for each in self.pool.everyone)
 
     def give_way(self) -> None:
-        """The stage has a frame: whatever runs here is stopped, wherever it is, so that no core or cache is shared."""
+        """The stage has a frame.
+
+        Whatever runs here is stopped, wherever it is, so that no core or cache is shared.
+        """
         if self._running is not None and self._held is None:
             self._disturbed = True
             worker = self._running[0].runner
@@ -109,10 +130,12 @@ class Shadow:
             self.comparing(False)
 
     def follow(self, answered: FrameInFlight, answer: Answer, now_ns: int, *, free: bool) -> None:
-        """A frame was answered: run it if the stage is `free`, else observe it. Not one that ended its runner.
+        """A frame was answered.
 
-        One that was stale is observed only: that it was late says nothing about either version. Nor does one that was
-        refused, which nobody is to run.
+        Run it if the stage is `free`, else observe it. Not one that ended its runner.
+
+        One that was stale is observed only: that it was late says nothing about either version. Nor does
+        one that was refused, which nobody is to run.
         """
         if self.refused or not self.pool.ready or not answered.length or answered.frame.refusal:
             return
@@ -164,7 +187,9 @@ class Shadow:
         if mine.result is not None:
             steps_ms, payload = mine.result.steps.total_ms, mine.result.payload
             known = self._parts.guard_knows(answer.frame, now_ns)
-            self._pairs.append(Pair(answer, Outcome.ON_TIME, steps_ms, served, payload, "", known, self._disturbed))
+            self._pairs.append(
+                Pair(answer, Outcome.ON_TIME, steps_ms, served, payload, "", known, self._disturbed)
+            )
         elif mine.failure is not None:
             self._pairs.append(Pair(answer, mine.failure, math.nan, served, None, mine.reason))
 
@@ -196,7 +221,7 @@ class Shadow:
         self._running = None
         self.deaths = 0
 
-    # -- the pool's thread: workers come and go -----------------------------------------------------------------------
+    # -- the pool's thread: workers come and go
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         """A worker can take frames, unless it takes or gives something else than the version that serves."""
@@ -238,7 +263,10 @@ class Shadow:
 
 
 def promote(pool: WorkerPool, setup: Mapping[str, Any], config: StageConfig) -> bool:
-    """Take the next step towards workers as a version has that serves; False if none is left; on any thread."""
+    """Take the next step towards workers as a version has that serves.
+
+    False if none is left; on any thread.
+    """
     renewal = pool.rolling_update.renewal
     if not renewal.outcome:
         return True  # workers are being replaced

@@ -1,9 +1,11 @@
-"""The frame's way through a stage: take the newest, hand it over, wait until the deadline, choose, publish, record.
+"""The frame's way through a stage.
 
-Two threads meet here, under one lock that is never held while anything is published: the thread that received a frame
-hands it to an idle worker itself (waking another thread first would cost more than the copy), and the stage's own
-thread waits for results and for the deadline, and publishes. Events only change the turn; `_decide` alone says what
-follows.
+Take the newest, hand it over, wait until the deadline, choose, publish, record.
+
+Two threads meet here, under one lock that is never held while anything is published: the thread that
+received a frame hands it to an idle worker itself (waking another thread first would cost more than the
+copy), and the stage's own thread waits for results and for the deadline, and publishes. Events only change
+the turn; `_decide` alone says what follows.
 """
 
 import contextlib
@@ -51,7 +53,10 @@ class StageActor(StageVersions):
         ros_now: Callable[[], int],
         machinery: StageMachinery = LIVE,
     ) -> None:
-        """Prepare a stage; `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns."""
+        """Prepare a stage.
+
+        `setup` is what its workers are told at their start, `ros_now` gives ROS time in ns.
+        """
         super().__init__(config, setup, ports, ros_now, machinery)
         self._input_clock = machinery.input_clock
         self.mailbox = Mailbox()
@@ -63,14 +68,17 @@ class StageActor(StageVersions):
         self._open = True
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life
 
     def give_way(self, right_of_way: RightOfWay) -> None:
         """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
         self._dispatcher.right_of_way = right_of_way
 
     def look_again(self, answer: Answer | None = None) -> None:
-        """A stage that this one gives way to has answered, with this; on that one's thread, takes no lock."""
+        """A stage that this one gives way to has answered, with this.
+
+        On that one's thread, takes no lock.
+        """
         if answer is not None:
             self._dispatcher.higher_answered(answer, self._clock())
         in_flight = self._in_flight
@@ -78,7 +86,10 @@ class StageActor(StageVersions):
             self._waiter.wake()
 
     def due_ns(self, now_ns: int) -> int:
-        """When this stage has or expects a frame that a worker is to run; `NEVER_NS`: none; takes no lock."""
+        """When this stage has or expects a frame that a worker is to run.
+
+        `NEVER_NS`: none; takes no lock.
+        """
         if not self.pool.ready:
             return NEVER_NS
         return now_ns if self._in_flight is not None else self._dispatcher.expected_ns(now_ns)
@@ -104,13 +115,18 @@ class StageActor(StageVersions):
         self._accepting = True
 
     def deactivate(self) -> None:
-        """Take no more frames; the current one is still answered, a waiting one is counted as superseded."""
+        """Take no more frames.
+
+        The current one is still answered, a waiting one is counted as superseded.
+        """
         with self._lock:
             self._accepting = False
             self.mailbox.put(None)
 
     def finish(self) -> None:
-        """Wait until the current frame is answered: by its deadline, or a second later on a machine out of breath.
+        """Wait until the current frame is answered.
+
+        By its deadline, or a second later on a machine out of breath.
 
         Not for the stage's own thread, which answers it.
         """
@@ -135,14 +151,16 @@ class StageActor(StageVersions):
         self.pool.stop()
         self._waiter.close()
 
-    # -- the receiving thread: a frame comes in -----------------------------------------------------------------------
+    # -- the receiving thread: a frame comes in
 
     def slot(self) -> memoryview | None:
-        """Where the next trigger's bytes can be put before they are offered; None: give them to `offer` as they come.
+        """Where the next trigger's bytes can be put before they are offered.
 
-        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For the one
-        thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest record belongs to a
-        frame that runs.
+        None: give them to `offer` as they come.
+
+        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For
+        the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
+        record belongs to a frame that runs.
         """
         with self._lock:
             is_free = self._accepting and self._in_flight is None and self.mailbox.waiting is None
@@ -165,7 +183,8 @@ class StageActor(StageVersions):
         """A trigger message: start it if the stage is free, else let it wait in the mailbox.
 
         Args:
-            data: CDR bytes, or the part of `slot` that they take; None where the stage before has nothing to hand over.
+            data: CDR bytes, or the part of `slot` that they take; None where the stage before has nothing
+                to hand over.
             stamp_ns: `header.stamp`, 0 if none.
             stamped: whether the message type has a stamp.
             upstream: the frame of the stage before that this is the output of.
@@ -181,9 +200,15 @@ class StageActor(StageVersions):
         if self.scenes.wanted not in self.scenes.ready:
             self._load_wanted_scene()
         frame = admit(
-            self.config, data, stamp_ns, received_ns=received_ns, ros_now_ns=self._ros_now(), upstream=upstream,
-            refusal=refusal, budget_ms=self._situation_budget_ms(scene, received_ns),
-        )  # fmt: skip
+            self.config,
+            data,
+            stamp_ns,
+            received_ns=received_ns,
+            ros_now_ns=self._ros_now(),
+            upstream=upstream,
+            refusal=refusal,
+            budget_ms=self._situation_budget_ms(scene, received_ns),
+        )
         frame.scene = scene
         if self.sync is not None:
             frame.inputs_since_ns = self._input_ns(received_ns)
@@ -208,13 +233,18 @@ class StageActor(StageVersions):
         received_ns, age_ms = self._clock(), stamp_age_ms(stamp_ns, self._ros_now())
         message = InputBytes(index, stamp_ns, age_ms, data), received_ns
         with self._lock:
-            if self.sync is None or not self.sync.take(index, stamp_ns, message, self._input_ns(received_ns)):
+            if self.sync is None or not self.sync.take(
+                index, stamp_ns, message, self._input_ns(received_ns)
+            ):
                 self._dispatcher.latest[index] = message
             elif self._in_flight is not None and self._in_flight.inputs_until_ns:
                 self._go_on(self._in_flight, received_ns)  # it may be what the frame waits for
 
     def hear(self, index: int, data: bytes, stamp_ns: int = 0) -> None:
-        """A message of another input than the adapter's: for the guard, or what scenes depend on, see `inputs`."""
+        """A message of another input than the adapter's.
+
+        For the guard, or what scenes depend on, see `inputs`.
+        """
         now_ns = self._clock()
         if index <= GUARD_ODOMETRY:
             if self.guard is not None:
@@ -227,19 +257,23 @@ class StageActor(StageVersions):
 
     @property
     def inputs(self) -> list[tuple[int, str, str]]:
-        """Index, topic and message type: the adapter's inputs, the trigger first, then those of scenes and guard.
+        """Index, topic and message type.
+
+        The adapter's inputs, the trigger first, then those of scenes and guard.
 
         Empty until a worker has described its adapter.
 
         Raises:
-            ConfigError: the stage has a guard and publishes something else than a path, or an input cannot be
-                synchronised.
+            ConfigError: the stage has a guard and publishes something else than a path, or an input cannot
+                be synchronised.
         """
         if self.pool.description is None:
             return []
         if self.guard is not None and not can_stop(self._output_type):
             what = f"the stage publishes {self._output_type}, and a guard checks {PATH}"
-            raise ConfigError(f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well")
+            raise ConfigError(
+                f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well"
+            )
         if self.sync is not None:
             self.sync.bind(self.pool.description.inputs)
         own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
@@ -268,7 +302,9 @@ class StageActor(StageVersions):
         self.budget_ms = frame.budget_ms
         self._dispatcher.use(frame.scene)
         leave_ns = max(now_ns, frame.deadline_ns - round(self.margin.ms * NS_PER_MS))
-        in_flight = self._in_flight = FrameInFlight(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
+        in_flight = self._in_flight = FrameInFlight(
+            frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns
+        )
         self._go_on(in_flight, now_ns)
         if self.shadow is not None:
             self.shadow.give_way()
@@ -278,7 +314,9 @@ class StageActor(StageVersions):
         frame = in_flight.frame
         try:
             if frame.data is None or frame.refusal:
-                if self.actions.off and frame.data is not None:  # the inputs are watched: they may be well again
+                if (
+                    self.actions.off and frame.data is not None
+                ):  # the inputs are watched: they may be well again
                     self._dispatcher.write(in_flight, frame.data)
                 in_flight.fail(Outcome.BAD_INPUT, frame.refusal)
             elif self.sync is not None and self._awaits_inputs(self.sync, in_flight, now_ns):
@@ -290,7 +328,9 @@ class StageActor(StageVersions):
                 self._waiter.set(in_flight.next_event_ns(now_ns))
             else:
                 self._waiter.wake()
-        except Exception as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
+        except (
+            Exception
+        ) as error:  # a thread's boundary, the receiving one's too: the stage answers all the same
             self.statistics.counters.internal_errors += 1
             self.pool.last_error = self._unlogged = traceback.format_exc()
             if in_flight.runner is None:  # nobody else is to run what may be half written
@@ -302,7 +342,9 @@ class StageActor(StageVersions):
         return now_ns if self._input_clock is None else self._input_clock()
 
     def _awaits_inputs(self, sync: InputSync[Any], in_flight: FrameInFlight, now_ns: int) -> bool:
-        """Whether the frame waits for inputs; else it has what there is of them. It leaves time for the cheapest tier.
+        """Whether the frame waits for inputs.
+
+        Else it has what there is of them. It leaves time for the cheapest tier.
 
         A newer frame waits in the mailbox meanwhile, as behind any frame that is being answered.
         """
@@ -326,7 +368,10 @@ class StageActor(StageVersions):
 
     @property
     def inputs_until_ns(self) -> int:
-        """Until when, by the clock of inputs, the frame in flight waits for some; 0: it does not; takes no lock."""
+        """Until when, by the clock of inputs, the frame in flight waits for some.
+
+        0: it does not; takes no lock.
+        """
         in_flight = self._in_flight
         return 0 if in_flight is None else in_flight.inputs_until_ns
 
@@ -336,17 +381,23 @@ class StageActor(StageVersions):
         return self._outputs.stamp_problem(self._output_type)
 
     def overdue_ms(self, now_ns: int) -> float:
-        """For how long the answer of the frame in flight should have left, in ms; 0: nothing is late; takes no lock."""
+        """For how long the answer of the frame in flight should have left, in ms.
+
+        0: nothing is late; takes no lock.
+        """
         in_flight = self._in_flight
         return 0.0 if in_flight is None else max(0.0, (now_ns - in_flight.leave_ns) / NS_PER_MS)
 
     def inputs_are_over(self) -> None:
-        """The clock of inputs has moved: the frame in flight may have waited long enough; see `StageMachinery`."""
+        """The clock of inputs has moved.
+
+        The frame in flight may have waited long enough; see `StageMachinery`.
+        """
         with self._lock:
             if self._in_flight is not None and self._in_flight.inputs_until_ns:
                 self._go_on(self._in_flight, self._clock())
 
-    # -- the stage's thread: results, deadline, answer ----------------------------------------------------------------
+    # -- the stage's thread: results, deadline, answer
 
     def _run(self) -> None:
         while self._open:
@@ -367,13 +418,18 @@ class StageActor(StageVersions):
         self._ports.log("error", f"stage {self.config.name} {what}:\n{self.pool.last_error}")
 
     def step(self, descriptors: list[int]) -> None:
-        """Take what is ready, and do what follows: answer the frame, or wait on; called by the stage's thread only."""
+        """Take what is ready, and do what follows.
+
+        Answer the frame, or wait on; called by the stage's thread only.
+        """
         with self._lock:
             for descriptor in descriptors:
                 worker = self._waiter.worker(descriptor)
                 if worker is not None:
                     self._receive(worker)
-            if self._in_flight is None:  # a frame that waits all the same: an error of ours has lost the one before it
+            if (
+                self._in_flight is None
+            ):  # a frame that waits all the same: an error of ours has lost the one before it
                 self._begin(self._clock())
             in_flight = self._in_flight
             verdict = None if in_flight is None else self._decide(in_flight, self._clock())
@@ -413,7 +469,9 @@ class StageActor(StageVersions):
             return None
         if in_flight.result is not None:
             return Outcome.ON_TIME, ""
-        if in_flight.failure is not None and (in_flight.partial or not self._dispatcher.may_have_backup(in_flight)):
+        if in_flight.failure is not None and (
+            in_flight.partial or not self._dispatcher.may_have_backup(in_flight)
+        ):
             return self._dispatcher.partial(in_flight, (in_flight.failure, in_flight.reason))
         if now_ns >= in_flight.leave_ns:
             self.margin.woke(-in_flight.left_ms(now_ns))
@@ -428,14 +486,18 @@ class StageActor(StageVersions):
     def _answer(self, in_flight: FrameInFlight, verdict: Verdict) -> Answer:
         """Publish the best there is, hand it on, and record it. Holds no lock."""
         in_flight.answered = True
-        if not in_flight.frame.stale:  # of a stale frame an anytime model gives all its steps, for the frames after it
+        if (
+            not in_flight.frame.stale
+        ):  # of a stale frame an anytime model gives all its steps, for the frames after it
             self.pool.ring.answered(in_flight.frame.seq)
         frame, result, fallback = in_flight.frame, in_flight.result, None
         started_ns = self._clock()
         if result is None:
             if in_flight.backup_result is None:
                 self._outputs.prepare(self.config, self._output_type, started_ns, self._ros_now())
-            fallback = self._outputs.choose(self.config, started_ns, backup=in_flight.backup_result is not None)
+            fallback = self._outputs.choose(
+                self.config, started_ns, backup=in_flight.backup_result is not None
+            )
             result = in_flight.backup_result if fallback is Fallback.BACKUP else None
         payload = self._outputs.payload(fallback) if result is None else result.payload
         checked = None
@@ -484,7 +546,9 @@ class StageActor(StageVersions):
             now_ns = self._clock()
             runs_late = answered.frame.stale and answered.length and not answered.frame.refusal
             if runs_late and self.mailbox.waiting is None:
-                self._dispatcher.start(answered, self._fresh_ms, now_ns)  # for the histories, and the next `hold_last`
+                self._dispatcher.start(
+                    answered, self._fresh_ms, now_ns
+                )  # for the histories, and the next `hold_last`
             self._dispatcher.learn(answered, now_ns)
             self._in_flight = None
             self._waiter.set(0)

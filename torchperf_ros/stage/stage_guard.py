@@ -16,7 +16,10 @@ from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.stage.fallback_outputs import times_of
 
 GUARD_ODOMETRY: Final = -100
-"""Index of the guard's odometry among a stage's inputs, below those of scenes; obstacles have -101, -102, and so on."""
+"""Index of the guard's odometry among a stage's inputs, below those of scenes.
+
+Obstacles have -101, -102, and so on.
+"""
 _ODOMETRY_TYPE: Final = "nav_msgs/msg/Odometry"
 _OBSTACLES_TYPE: Final = "visualization_msgs/msg/MarkerArray"
 
@@ -52,14 +55,23 @@ class StageGuard:
         return [(GUARD_ODOMETRY, config.odometry, _ODOMETRY_TYPE), *sources]
 
     def take(self, index: int, data: bytes, stamp_ns: int, received_ns: int) -> None:
-        """A message of one of `inputs`; `stamp_ns`: its own, or that of the frame it was computed from, 0 for none."""
+        """A message of one of `inputs`.
+
+        `stamp_ns`: its own, or that of the frame it was computed from, 0 for none.
+        """
         if index == GUARD_ODOMETRY:
             self.guard.moved(data, received_ns)
         else:
             self.guard.saw(GUARD_ODOMETRY - 1 - index, data, received_ns, stamp_ns)
 
     def check(
-        self, output: bytes | None, source: Frame | None, now_ns: int, ros_now_ns: int, *, is_stop: bool = False
+        self,
+        output: bytes | None,
+        source: Frame | None,
+        now_ns: int,
+        ros_now_ns: int,
+        *,
+        is_stop: bool = False,
     ) -> Checked:
         """What is to be published instead of an output.
 
@@ -85,7 +97,9 @@ class StageGuard:
         return self.guard.known(now_ns, stamped_ns, age_ms, stepped_ns)
 
     def instead(self, output: bytes | None, stop: bytes | None) -> Checked:
-        """What is to be published when `check` has raised: a stop, the same one until a check succeeds again.
+        """What is to be published when `check` has raised.
+
+        A stop, the same one until a check succeeds again.
 
         Where all checks are in shadow, it is the output.
         """
@@ -94,7 +108,9 @@ class StageGuard:
             return Checked(output, GuardVerdict.ACCEPT, shadow=why)
         self._stop = self._stop or stop
         if self._stop is None:
-            return Checked(None, GuardVerdict.UNCHECKED, reason=f"{why}; there is no earlier plan to stop along")
+            return Checked(
+                None, GuardVerdict.UNCHECKED, reason=f"{why}; there is no earlier plan to stop along"
+            )
         return Checked(self._stop, GuardVerdict.STOP, reason=f"{why}; the stage's stop is published")
 
     def judge(self, answer: Answer, checked: Checked) -> Alert | None:
@@ -109,8 +125,12 @@ class StageGuard:
         if not is_fine:
             reason = f"guard, {checked.verdict.word}: {text}"
             answer.reason = f"{reason}; {answer.reason}" if answer.reason else reason
-        numbers = {"value": checked.value, "limit": checked.limit, "ttc_s": checked.ttc_s,
-                   "needed_deceleration": checked.needed_deceleration}  # fmt: skip
+        numbers = {
+            "value": checked.value,
+            "limit": checked.limit,
+            "ttc_s": checked.ttc_s,
+            "needed_deceleration": checked.needed_deceleration,
+        }
         values = {name: f"{number:.3f}" for name, number in numbers.items() if math.isfinite(number)}
         return guard_alert(self.stage, answer, text, {"check": checked.check, **values}, shadow=is_fine)
 
@@ -119,7 +139,9 @@ class StageGuard:
         if source is None:
             return ros_now_ns, 0, math.nan
         stamped_ns, stepped_ns = times_of(source, now_ns, ros_now_ns)
-        age_s, unknown = self._frames.age_s(source.stamp_ns, source.received_ns, now_ns, ros_now_ns - stepped_ns)
+        age_s, unknown = self._frames.age_s(
+            source.stamp_ns, source.received_ns, now_ns, ros_now_ns - stepped_ns
+        )
         if self._frames.is_ros and ros_now_ns:  # an old frame is no frame of another time
             stamped_ns = ros_now_ns
         since_ms = (now_ns - source.received_ns) / NS_PER_MS

@@ -1,4 +1,7 @@
-"""An input of a stage: what a topic or the stage before gives goes to the mailbox, the guard or the scenes."""
+"""An input of a stage.
+
+What a topic or the stage before gives goes to the mailbox, the guard or the scenes.
+"""
 
 from dataclasses import dataclass
 
@@ -30,7 +33,10 @@ class StageInput:
             self.stage.offer_latest(self.index, bytes(data), stamp_ns)
 
     def hand_over(self, data: bytes | None, frame: Frame) -> None:
-        """The output of the stage before, None if it has none for this frame; it keeps that frame's stamp."""
+        """The output of the stage before, None if it has none for this frame.
+
+        It keeps that frame's stamp.
+        """
         if self.index == 0:
             why = "" if data is not None else "the stage before had nothing to hand over"
             self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)

@@ -18,7 +18,9 @@ class StageStatistics:
     def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
         """Start empty."""
         self._clock = clock
-        self.counters = StageCounters()  # of frames, answers and runs, and the raw numbers of the last frames
+        self.counters = (
+            StageCounters()
+        )  # of frames, answers and runs, and the raw numbers of the last frames
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
         self.health = HealthTracker(config, now_ns)  # the state machine
@@ -34,7 +36,9 @@ class StageStatistics:
         self.counters.activated_ns = self._clock()
 
     def received(self, frame: Frame, superseded: int = 0, *, stamped: bool) -> Alert | None:
-        """Count a frame that came in, whose number is how many came before; returns what there is to tell about it.
+        """Count a frame that came in, whose number is how many came before.
+
+        Returns what there is to tell about it.
 
         `superseded`: how many frames were so far; `stamped`: its message type has a stamp.
         """

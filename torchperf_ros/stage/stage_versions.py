@@ -1,7 +1,9 @@
-"""What a stage's frames run on: the version of its model that serves, the one beside it, and what limits their tiers.
+"""What a stage's frames run on.
 
-Each version has workers of its own, with ladders of tiers and a dispatcher; all else of a stage is there once. The
-workers' comings and goings arrive here, on their pool's thread.
+The version of its model that serves, the one beside it, and what limits their tiers.
+
+Each version has workers of its own, with ladders of tiers and a dispatcher; all else of a stage is there
+once. The workers' comings and goings arrive here, on their pool's thread.
 """
 
 import contextlib
@@ -50,8 +52,8 @@ class StagePorts:
 
     Attributes:
         publish: of the output's CDR bytes; returns what went out in their place, None if they did.
-        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node. A held
-            output comes with the stamp of the frame that it was computed from.
+        hand_on: output bytes (None: there is nothing) with their frame, to the next stage inside the node.
+            A held output comes with the stamp of the frame that it was computed from.
     """
 
     publish: Callable[[bytes], Instead | None]
@@ -69,7 +71,10 @@ class StageMachinery:
     waiter: Callable[[], Any] = StageWaiter  # makes what the stage's thread waits for, see `StageWaiter`
     pool: Callable[..., Any] = WorkerPool  # makes the stage's workers, with the arguments of `WorkerPool`
     input_clock: Clock | None = None
-    """What waiting for inputs is measured by; None: `clock`. Who moves another one calls `inputs_are_over`."""
+    """What waiting for inputs is measured by.
+
+    None: `clock`. Who moves another one calls `inputs_are_over`.
+    """
 
 
 LIVE = StageMachinery()
@@ -91,9 +96,13 @@ class StageVersions:
     """
 
     def __init__(
-        self, config: StageConfig, setup: dict[str, Any], ports: StagePorts, ros_now: Callable[[], int],
+        self,
+        config: StageConfig,
+        setup: dict[str, Any],
+        ports: StagePorts,
+        ros_now: Callable[[], int],
         machinery: StageMachinery,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `StageActor`."""
         self._clock, self._ros_now, self._ports = machinery.clock, ros_now, ports
         self.config = config  # parameters; replaced as a whole when one changes
@@ -127,7 +136,9 @@ class StageVersions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a roll-out's guards count of what serves: frames, deaths of workers, plans refused, and misses.
+        """What a roll-out's guards count of what serves.
+
+        Frames, deaths of workers, plans refused, and misses.
 
         A miss is a frame without an own result in time, whatever was published for it by its deadline.
         """
@@ -147,7 +158,8 @@ class StageVersions:
             self.config = self.pool.config = self.scenes.config = self.actions.config = own
             if (shadow := self.shadow) is not None:
                 shadow.config = replace(config, **shadow.changes)
-                # It has as many workers as were asked for so far; all else that changes is for its pool, too.
+                # It has as many workers as were asked for so far; all else that changes is for its pool,
+                # too.
                 shadow.pool.config = replace(shadow.config, backup=shadow.pool.config.backup)
         self.statistics.reconfigure(own)
 
@@ -158,19 +170,33 @@ class StageVersions:
         return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 
     def begin_as(self, version: str, changes: dict[str, Any]) -> None:
-        """Call what serves so; `changes` are the fields of its configuration that are its own; before `start`."""
+        """Call what serves so.
+
+        `changes` are the fields of its configuration that are its own; before `start`.
+        """
         self.version, self._changes = version, changes
 
-    def add_shadow(self, version: str, config: StageConfig, changes: dict[str, Any], setup: dict[str, Any]) -> None:
-        """Have another version get the same frames from now on; `changes` are the fields of `config` that are its own.
+    def add_shadow(
+        self, version: str, config: StageConfig, changes: dict[str, Any], setup: dict[str, Any]
+    ) -> None:
+        """Have another version get the same frames from now on.
+
+        `changes` are the fields of `config` that are its own.
 
         Raises:
             ConfigError: there is one already.
         """
         if self.shadow is not None:
-            raise ConfigError(f"stage {self.config.name} has version {self.shadow.version} beside it already")
+            raise ConfigError(
+                f"stage {self.config.name} has version {self.shadow.version} beside it already"
+            )
         parts = ShadowParts(
-            self._lock, self._waiter, self._clock, self._ports.log, lambda: self.pool.description, self._guard_knows
+            self._lock,
+            self._waiter,
+            self._clock,
+            self._ports.log,
+            lambda: self.pool.description,
+            self._guard_knows,
         )
         shadow = Shadow(version, config, changes, setup, self.pool, parts)
         with self._lock:
@@ -209,14 +235,17 @@ class StageVersions:
             self._waiter.wake()
 
     def promote(self) -> bool:
-        """Give what serves its workers and their priority, where it had to serve before it had them; see `promote`."""
+        """Give what serves its workers and their priority, where it had to serve before it had them.
+
+        See `promote`.
+        """
         return promote(self.pool, self.setup, self.config)
 
     def _exchange(self, shadow: Shadow, now_ns: int) -> None:
         """Called with the stage's lock held, while no frame is in flight; see `_change_places`.
 
-        A pool that is just telling its side of a worker that comes or goes has told nothing yet: until it has, the two
-        stay where they are, and the stage's thread looks again.
+        A pool that is just telling its side of a worker that comes or goes has told nothing yet: until it
+        has, the two stay where they are, and the stage's thread looks again.
         """
         with contextlib.ExitStack() as quiet:
             for pool in (self.pool, shadow.pool):
@@ -229,15 +258,29 @@ class StageVersions:
                 shadow.go_on(now_ns)
                 self._change_places(shadow)
             else:
-                text = f"version {shadow.version} does not begin to serve: its workers have died since it was asked to"
+                text = (
+                    f"version {shadow.version} does not begin to serve: its workers have died since it was"
+                    " asked to"
+                )
                 self._untold.append(change_alert(self.config.name, "model", text))
                 self._waiter.wake()
 
     def _change_places(self, shadow: Shadow) -> None:
-        served = self.version, self.config, self._changes, self.setup, self.pool, self.ladders, self._dispatcher
+        served = (
+            self.version,
+            self.config,
+            self._changes,
+            self.setup,
+            self.pool,
+            self.ladders,
+            self._dispatcher,
+        )
         self.version, self.config, self._changes, self.setup = (
-            shadow.version, shadow.config, shadow.changes, shadow.setup,
-        )  # fmt: skip
+            shadow.version,
+            shadow.config,
+            shadow.changes,
+            shadow.setup,
+        )
         self.pool, self.ladders, self._dispatcher = shadow.pool, shadow.ladders, shadow.dispatcher
         shadow.version, shadow.config, shadow.changes, shadow.setup = served[:4]
         shadow.pool, shadow.ladders, shadow.dispatcher = served[4:]
@@ -253,7 +296,9 @@ class StageVersions:
         self.counts_at_exchange = self.counts
 
     def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
-        """Take a sample of the memory in use, see `MemoryGuard`: while it is short, nothing is compiled either.
+        """Take a sample of the memory in use, see `MemoryGuard`.
+
+        While it is short, nothing is compiled either.
 
         `suspect` says which worker took it, "" if none took much.
         """
@@ -300,10 +345,13 @@ class StageVersions:
             self._ports.log("warn", f"{self.config.name}: {text}")
             self._untold.append(change_alert(self.config.name, "model", text))
 
-    # -- the pool's thread: workers come and go ----------------------------------------------------------------------
+    # -- the pool's thread: workers come and go
 
     def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker can take frames: calibrate the ladder by the first one, and wake the stage: a frame may wait."""
+        """A worker can take frames.
+
+        Calibrate the ladder by the first one, and wake the stage: a frame may wait.
+        """
         warm_up_stop(self._output_type)
         with self._lock:
             if not self.pool.ready:
@@ -315,14 +363,19 @@ class StageVersions:
             self._waiter.wake()
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """A worker is gone, or was never there; the stage's thread answers for it if it had not noticed yet."""
+        """A worker is gone, or was never there.
+
+        The stage's thread answers for it if it had not noticed yet.
+        """
         with self._lock:
             pid = 0
             if worker is not None:
                 self._drop(worker)
                 pid = worker.pid
             alone, restarts = not self.pool.ready, self.pool.restarts
-            self._untold.append(self.statistics.worker_died(reason, pid, restarts, lasting=lasting, alone=alone))
+            self._untold.append(
+                self.statistics.worker_died(reason, pid, restarts, lasting=lasting, alone=alone)
+            )
             self._waiter.wake()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:

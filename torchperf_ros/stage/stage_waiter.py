@@ -12,8 +12,8 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 _AT_ONCE_NS = 1
 _Itimerspec = ctypes.c_long * 4  # interval and value, each in s and ns
-# These calls do not block. `PyDLL` keeps the interpreter meanwhile: giving it away and asking for it back would let a
-# thread that computes hold up the frame for a switch interval each time.
+# These calls do not block. `PyDLL` keeps the interpreter meanwhile: giving it away and asking for it back
+# would let a thread that computes hold up the frame for a switch interval each time.
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -27,8 +27,9 @@ def _check(result: int, what: str) -> int:
 class StageWaiter:
     """One thread waits; others add workers, drop them and set the timer, each under the stage's lock.
 
-    The timer is Linux's `timerfd` on CLOCK_MONOTONIC (the clock of `time.monotonic_ns`); `os.timerfd_*` is Python 3.13.
-    Unlike the time-out of `select`, it has nanosecond resolution, no timer slack, and can be set from any thread.
+    The timer is Linux's `timerfd` on CLOCK_MONOTONIC (the clock of `time.monotonic_ns`); `os.timerfd_*` is
+    Python 3.13. Unlike the time-out of `select`, it has nanosecond resolution, no timer slack, and can be
+    set from any thread.
     """
 
     def __init__(self) -> None:
@@ -45,19 +46,28 @@ class StageWaiter:
         return [descriptor for descriptor, _ in self._poll.poll()]
 
     def worker(self, descriptor: int) -> WorkerProcess | None:
-        """The worker that has something to read; None for the timer, which is cleared, or a worker just dropped."""
+        """The worker that has something to read.
+
+        None for the timer, which is cleared, or a worker just dropped.
+        """
         if descriptor == self._timer:
             with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile
                 os.read(self._timer, 8)
         return self._workers.get(descriptor)
 
     def set(self, at_ns: int) -> None:
-        """Wake up at this monotonic time, at once if it has passed; 0: only for workers. The last setting counts."""
+        """Wake up at this monotonic time, at once if it has passed.
+
+        0: only for workers. The last setting counts.
+        """
         self._spec[2], self._spec[3] = divmod(at_ns, NS_PER_S)
         _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
 
     def wake(self) -> None:
-        """Wake up now; also without the stage's lock, but then a timer that is being set may come after it."""
+        """Wake up now.
+
+        Also without the stage's lock, but then a timer that is being set may come after it.
+        """
         _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
 
     def add(self, worker: WorkerProcess) -> None:
@@ -73,7 +83,10 @@ class StageWaiter:
         return True
 
     def close(self) -> None:
-        """Release the descriptors; who still calls gets an `OSError`, and sets no timer that is another one's now."""
+        """Release the descriptors.
+
+        Who still calls gets an `OSError`, and sets no timer that is another one's now.
+        """
         self._poll.close()
         timer, self._timer = self._timer, -1
         os.close(timer)

@@ -28,19 +28,22 @@ def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: in
     pair = message_class("diagnostic_msgs/msg/KeyValue")
     built = [
         status_class(
-            level=int(status.level), name=status.name, message=_encodable(status.message), hardware_id=hardware_id,
+            level=int(status.level),
+            name=status.name,
+            message=_encodable(status.message),
+            hardware_id=hardware_id,
             values=[pair(key=key, value=_encodable(value)) for key, value in status.values.items()],
         )
         for status in statuses
-    ]  # fmt: skip
+    ]
     return bytes(encode(message_class(_ARRAY)(header=header(ros_now_ns, ""), status=built), _ARRAY))
 
 
 def warm_up(config: StageConfig) -> None:
     """Do on made-up frames, and for nobody, what the first frames and the first report after them will do.
 
-    The first of each generates code and imports modules, 20 to 50 ms in which it holds the interpreter again and again;
-    a frame's deadline would pass meanwhile.
+    The first of each generates code and imports modules, 20 to 50 ms in which it holds the interpreter
+    again and again; a frame's deadline would pass meanwhile.
     """
     statistics, record = StageStatistics(config), LatencyRecord(0)
     for outcome in Outcome:
@@ -62,7 +65,10 @@ def _encodable(text: str) -> str:
 
 
 def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
-    """Status of a stage of this health: tier, latencies, counters, workers; `rss_bytes`: memory by process id."""
+    """Status of a stage of this health.
+
+    Tier, latencies, counters, workers; `rss_bytes`: memory by process id.
+    """
     statistics, config, pool = stage.statistics.counters, stage.config, stage.pool
     reading = stage.statistics.figures.read(monotonic_ns(), health)
     tiers = pool.tally.rows(pool.everyone)
@@ -115,7 +121,9 @@ def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]
     for tier in tiers:
         for key, value in tier.items():
             if key != "name":
-                values[f"tier_{tier['name']}_{key}"] = _number(value) if isinstance(value, float) else str(value)
+                values[f"tier_{tier['name']}_{key}"] = (
+                    _number(value) if isinstance(value, float) else str(value)
+                )
     for number, worker in enumerate(pool.workers):
         values[f"worker_{number}_pid"] = "" if worker is None else str(worker.pid)
         values[f"worker_{number}_state"] = pool.state(number)
@@ -171,9 +179,20 @@ def _synchronised(stage: StageActor) -> dict[str, str]:
 
 
 _COUNTERS = (
-    "missed_deadline", "late_results", "rehearsals", "probes", "backups", "ignored", "missed_observations",
-    "refused_inputs", "internal_errors", "zero_stamps", "future_stamps", "backward_stamps", "repeated_stamps",
-)  # fmt: skip
+    "missed_deadline",
+    "late_results",
+    "rehearsals",
+    "probes",
+    "backups",
+    "ignored",
+    "missed_observations",
+    "refused_inputs",
+    "internal_errors",
+    "zero_stamps",
+    "future_stamps",
+    "backward_stamps",
+    "repeated_stamps",
+)
 
 
 def _summary(stage: StageActor, health: Health) -> str:
@@ -188,11 +207,15 @@ def _summary(stage: StageActor, health: Health) -> str:
     scene = f"scene {_scene(stage, stage.scenes.active)}" if len(stage.config.scenes) > 1 else ""
     if stage.scenes.active != stage.scenes.wanted:
         scene += f", {_scene(stage, stage.scenes.wanted)} is wanted"
-    lost = [] if stage.sync is None else [one.rule.topic for one in stage.sync.inputs.values() if one.is_lost]
+    lost = (
+        [] if stage.sync is None else [one.rule.topic for one in stage.sync.inputs.values() if one.is_lost]
+    )
     inputs = f"without {', '.join(lost)}" if lost else ""
     too_many = stage.statistics.health.superseded.broken
     dropped = "" if too_many is None else too_many.words
-    why = _kept_down(stage) or (_not_yet_nominal(stage) if health is Health.DEGRADED and not dropped else "")
+    why = _kept_down(stage) or (
+        _not_yet_nominal(stage) if health is Health.DEGRADED and not dropped else ""
+    )
     parts = [f"tier {tier}", scene, inputs, stage.actions.words(monotonic_ns()), dropped, why, compiling]
     return f"{health.name}: " + ", ".join(filter(None, parts))
 
@@ -202,9 +225,14 @@ def _scene(stage: StageActor, number: int) -> str:
 
 
 def _forecasts(stage: StageActor) -> dict[str, Forecast]:
-    """By tier, in their order; of one in several scenes that of the scene in use, which learns from its runs."""
+    """By tier, in their order.
+
+    Of one in several scenes that of the scene in use, which learns from its runs.
+    """
     ladders = [*stage.ladders, stage.ladder]
-    found = {tier: one for ladder in ladders for tier, one in zip(ladder.tiers, ladder.forecasts, strict=True)}
+    found = {
+        tier: one for ladder in ladders for tier, one in zip(ladder.tiers, ladder.forecasts, strict=True)
+    }
     return {stage.config.tiers[tier]: found[tier] for tier in sorted(found)}
 
 
@@ -219,14 +247,20 @@ def _not_yet_nominal(stage: StageActor) -> str:
 
 
 def _why_stopped(stage: StageActor) -> str:
-    """What a sustained failure is about: dead workers and what is done about them, misses, or what is left of it."""
+    """What a sustained failure is about.
+
+    Dead workers and what is done about them, misses, or what is left of it.
+    """
     pool, health = stage.pool, stage.statistics.health
     if not pool.ready and pool.last_error:
         return f"{pool.last_error.splitlines()[0]}; {pool.progress}"
     if health.misses_in_a_row:
         reason = stage.statistics.counters.last_reason.partition("\n")[0]
         return f"{health.misses_in_a_row} misses in a row, the last one of {reason}"
-    return f"over after {health.limits.recover_frames} frames on time in a row, {health.healthy_in_a_row} so far"
+    return (
+        f"over after {health.limits.recover_frames} frames on time in a row, {health.healthy_in_a_row}"
+        " so far"
+    )
 
 
 def _number(value: float) -> str:

@@ -20,7 +20,10 @@ def float64_bytes(value: float) -> bytes:
 
 
 class LabelledArray:
-    """Encodes rows of numbers under labels that never change: only the numbers at the end of the bytes do."""
+    """Encodes rows of numbers under labels that never change.
+
+    Only the numbers at the end of the bytes do.
+    """
 
     def __init__(self, labels: Sequence[str]) -> None:
         """Lay the message out once: one dimension of size 1 per label."""

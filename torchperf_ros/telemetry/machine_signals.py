@@ -1,4 +1,7 @@
-"""What the machine is doing: processors, memory, pressure, temperatures; read from /proc and /sys, cheaply."""
+"""What the machine is doing.
+
+Processors, memory, pressure, temperatures; read from /proc and /sys, cheaply.
+"""
 
 import math
 import os
@@ -8,7 +11,14 @@ from typing import NamedTuple
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal; 3 and 4 are idle and iowait
 _STEAL, _FIELDS = 7, 8
-_STAT_WORDS = (1, 11, 12, 13, 14, 19)  # behind the name, see proc(5): ppid, utime, stime, cutime, cstime, starttime
+_STAT_WORDS = (
+    1,
+    11,
+    12,
+    13,
+    14,
+    19,
+)  # behind the name, see proc(5): ppid, utime, stime, cutime, cstime, starttime
 _KIB_PER_MIB = 1024
 _PRESSURES = {"cpu": "some", "memory": "full", "io": "some"}
 _NAMES = 3
@@ -43,19 +53,25 @@ class MachineSignals:
         self._processes: dict[int, _Process] = {}
         self._scan_total = 0.0
         self._zones = _zones(sys)
-        self.too_hot_c = {name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf}
-        self.cpus = max(1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1)  # processors
+        self.too_hot_c = {
+            name: c for name, folder in self._zones.items() if (c := _trip_c(folder)) < math.inf
+        }
+        self.cpus = max(
+            1, sum(line.startswith("cpu") for line in _text(proc / "stat").splitlines()) - 1
+        )  # processors
         self.memory_total_mib = self._memory_mib().get("MemTotal", math.nan)  # of the machine
         self._cpu = self._cpu_ticks()
         self.scan()
         self._own = self._own_ticks()
 
     def read(self) -> dict[str, float]:
-        """What happened since the last call, by name and unit as the records have it; NaN where the kernel is silent.
+        """What happened since the last call, by name and unit as the records have it.
 
-        `others_cpu_percent` is what processes outside the node's own family took of all processors, `steal_percent`
-        what other guests of the host did; a pressure is the share of the last 10 s in which some (`cpu`,
-        `io`) or all (`memory`) of the tasks waited.
+        NaN where the kernel is silent.
+
+        `others_cpu_percent` is what processes outside the node's own family took of all processors,
+        `steal_percent` what other guests of the host did; a pressure is the share of the last 10 s in which
+        some (`cpu`, `io`) or all (`memory`) of the tasks waited.
         """
         cpu, own = self._cpu_ticks(), self._own_ticks()
         passed = [now - before for now, before in zip(cpu, self._cpu, strict=True)]
@@ -80,7 +96,9 @@ class MachineSignals:
         return frozenset(self._family)
 
     def scan(self) -> list[tuple[str, float]]:
-        """Look through all processes: the largest outside the family since the last scan, as (name, share 0 to 1).
+        """Look through all processes.
+
+        The largest outside the family since the last scan, as (name, share 0 to 1).
 
         Also finds out who belongs to the family by now. Takes some 20 us for each process of the machine.
         """
@@ -174,7 +192,9 @@ def _zones(sys: Path) -> dict[str, Path]:
 
 
 def _trip_c(zone: Path) -> float:
-    """The lowest temperature at which the kernel slows something down or worse; infinity if the zone has none.
+    """The lowest temperature at which the kernel slows something down or worse.
+
+    Infinity if the zone has none.
 
     See the kernel's Documentation/driver-api/thermal/sysfs-api.rst. Some firmware names absurd ones.
     """

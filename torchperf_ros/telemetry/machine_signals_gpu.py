@@ -11,7 +11,12 @@ from torchperf_ros.telemetry.machine_signals import number_in
 
 _MIB = 1 << 20
 _HZ_PER_MHZ = 1_000_000
-_THROTTLED = {0x20: "thermal", 0x40: "thermal, by hardware", 0x08: "slowed down by hardware", 0x80: "power brake"}
+_THROTTLED = {
+    0x20: "thermal",
+    0x40: "thermal, by hardware",
+    0x08: "slowed down by hardware",
+    0x80: "power brake",
+}
 """NVML's reasons for lower clocks that are told; a power cap or idle clocks are how cards work."""
 _BY_BUS = "PCI_BUS_ID"
 _JETSON_GPUS = ("gpu", "ga10b", "gv11b", "gp10b", "gm20b", "gb10b")
@@ -30,7 +35,9 @@ class Gpu:
         self.word, self.throttled = word, ""
 
     def read(self) -> dict[str, float]:
-        """The card now, by name and unit as the records have it, NaN where it does not say; empty without one.
+        """The card now, by name and unit as the records have it, NaN where it does not say.
+
+        Empty without one.
 
         `gpu_used_percent` is the share of the last moment in which a kernel ran.
         """
@@ -46,8 +53,9 @@ class Nvml(Gpu):
         Args:
             nvml: the module, which has no types.
             index: CUDA's, among those that are visible.
-            environment: `CUDA_VISIBLE_DEVICES` names these in their order, by NVML's index or by the first letters
-                of a UUID; without it, workers have CUDA number the cards as NVML does, see `choose_device`.
+            environment: `CUDA_VISIBLE_DEVICES` names these in their order, by NVML's index or by the first
+                letters of a UUID; without it, workers have CUDA number the cards as NVML does, see
+                `choose_device`.
 
         Raises:
             nvml.NVMLError: there is no driver, or no such card.
@@ -61,7 +69,11 @@ class Nvml(Gpu):
     def _handle(self, index: int, environment: Mapping[str, str]) -> Any:  # noqa: ANN401
         nvml = self._nvml
         visible = environment.get("CUDA_VISIBLE_DEVICES")
-        names = [str(index)] if visible is None else [name.strip() for name in visible.split(",")][index : index + 1]
+        names = (
+            [str(index)]
+            if visible is None
+            else [name.strip() for name in visible.split(",")][index : index + 1]
+        )
         if not names:
             raise LookupError(f"CUDA_VISIBLE_DEVICES is {visible!r}, which has no device {index}")
         (name,) = names
@@ -85,7 +97,9 @@ class Nvml(Gpu):
         bits = 0 if math.isnan(reasons) else int(reasons)
         self.throttled = "; ".join(why for bit, why in _THROTTLED.items() if bits & bit)
         return {
-            "gpu_temperature_c": self._ask(lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
+            "gpu_temperature_c": self._ask(
+                lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)
+            ),
             "gpu_clock_mhz": self._ask(lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
             "gpu_used_percent": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu),
             "gpu_memory_used_mib": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card).used / _MIB),
@@ -102,7 +116,10 @@ class Nvml(Gpu):
 
 
 class JetsonGpu(Gpu):
-    """The GPU of a Jetson by sysfs; its temperature is among the machine's thermal zones, its memory the machine's."""
+    """The GPU of a Jetson by sysfs.
+
+    Its temperature is among the machine's thermal zones, its memory the machine's.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Read `folder`, one of /sys/class/devfreq."""

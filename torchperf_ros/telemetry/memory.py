@@ -1,4 +1,7 @@
-"""Memory in use by the node and its workers; proportional set size, with pages that several share divided."""
+"""Memory in use by the node and its workers.
+
+Proportional set size, with pages that several share divided.
+"""
 
 import os
 import time
@@ -13,10 +16,21 @@ from torchperf_ros.stage.stage_actor import StageActor
 _KIB, _MIB = 1 << 10, 1 << 20
 _EVERY_S = 10.0
 LABELS = (
-    "node_rss_mib", "workers_rss_mib", "cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib",
-    "shared_memory_mib", "node_pss_mib", "workers_pss_mib", "cuda_peak_mib", "cuda_inactive_split_mib",
-    "cuda_alloc_retries", "cuda_out_of_memory", "workers_kept_mib",
-)  # fmt: skip
+    "node_rss_mib",
+    "workers_rss_mib",
+    "cuda_allocated_mib",
+    "cuda_reserved_mib",
+    "cuda_free_mib",
+    "history_mib",
+    "shared_memory_mib",
+    "node_pss_mib",
+    "workers_pss_mib",
+    "cuda_peak_mib",
+    "cuda_inactive_split_mib",
+    "cuda_alloc_retries",
+    "cuda_out_of_memory",
+    "workers_kept_mib",
+)
 
 
 class ProportionalMemory:
@@ -56,13 +70,15 @@ class MemoryUse:
     """One sample in bytes.
 
     Attributes:
-        told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on CUDA
-            `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of the device the
-            least `free` and `total`.
+        told: what the workers report themselves, summed: `history`, `kept` (freed, and not given back); on
+            CUDA `allocated`, `reserved`, `peak`, `inactive_split`, the counts `retries` and `ooms`, and of
+            the device the least `free` and `total`.
         pss_by_pid: proportional memory of the node and the workers, as far as it was read.
     """
 
-    node_rss: int  # resident memory of the node process, without shared memory: each process would count it anew
+    node_rss: (
+        int  # resident memory of the node process, without shared memory: each process would count it anew
+    )
     rss_by_pid: dict[int, int]  # the same of each worker
     told: dict[str, int]
     shared: int  # shared memory that the stages' rings have touched
@@ -81,7 +97,9 @@ class MemoryUse:
         if limit_mib:
             return self.workers_mib / limit_mib
         if "total" in self.told:
-            kept = self.told.get("reserved", 0) - self.told.get("allocated", 0)  # torch's, for its next tensors
+            kept = self.told.get("reserved", 0) - self.told.get(
+                "allocated", 0
+            )  # torch's, for its next tensors
             return 1.0 - (self.told["free"] + kept) / self.told["total"]
         return sum(self.rss_by_pid.values()) / float(psutil.virtual_memory().total)
 
@@ -91,14 +109,22 @@ class MemoryUse:
         told = [self.told.get(key, nan) for key in ("allocated", "reserved", "free", "history")]
         pss = [self.pss_by_pid.get(pid, nan) for pid in self.rss_by_pid]
         values = [
-            self.node_rss, sum(self.rss_by_pid.values()), *told, self.shared, self.pss_by_pid.get(os.getpid(), nan),
-            sum(pss), self.told.get("peak", nan), self.told.get("inactive_split", nan),
-        ]  # fmt: skip
+            self.node_rss,
+            sum(self.rss_by_pid.values()),
+            *told,
+            self.shared,
+            self.pss_by_pid.get(os.getpid(), nan),
+            sum(pss),
+            self.told.get("peak", nan),
+            self.told.get("inactive_split", nan),
+        ]
         counts = [self.told.get("retries", nan), self.told.get("ooms", nan)]
         return [*(value / _MIB for value in values), *counts, self.told.get("kept", nan) / _MIB]
 
 
-def sample_memory(stages: Iterable[StageActor], proportional: ProportionalMemory | None = None) -> MemoryUse:
+def sample_memory(
+    stages: Iterable[StageActor], proportional: ProportionalMemory | None = None
+) -> MemoryUse:
     """Read the memory of this process and of every worker that lives.
 
     `proportional` reads PSS now and then; without it, nothing does.

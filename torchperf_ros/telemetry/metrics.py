@@ -34,7 +34,11 @@ Values = Mapping[str, str]
 """What a status on `/diagnostics` says, by key."""
 
 _C, _G, _H = "counter", "gauge", "histogram"
-_FAMILIES: dict[str, type[Any]] = {_C: CounterMetricFamily, _G: GaugeMetricFamily, _H: HistogramMetricFamily}
+_FAMILIES: dict[str, type[Any]] = {
+    _C: CounterMetricFamily,
+    _G: GaugeMetricFamily,
+    _H: HistogramMetricFamily,
+}
 _version = functools.cache(version_of)  # it reads files
 
 
@@ -54,7 +58,11 @@ class _Scrape:
         self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Values, refused: int = 0
     ) -> None:
         self.lane, self.refused = lane, refused
-        self.use, self.used_share, self.memory_share = use, use.used_share(config.memory_limit_mib), config.memory_share
+        self.use, self.used_share, self.memory_share = (
+            use,
+            use.used_share(config.memory_limit_mib),
+            config.memory_share,
+        )
         if stage is None:
             return
         now_ns, statistics = monotonic_ns(), stage.statistics
@@ -73,15 +81,17 @@ class MetricSpec:
     """One metric, in base units (seconds, bytes, ratios from 0 to 1).
 
     Attributes:
-        read: its value; with more labels than the stage's, a dict of values by these labels' values. Of a histogram
-            cumulative counts by upper bound, and the sum of all samples.
+        read: its value; with more labels than the stage's, a dict of values by these labels' values. Of a
+            histogram cumulative counts by upper bound, and the sum of all samples.
     """
 
     name: str  # as it is queried, counters with `_total`
     kind: str  # counter, gauge or histogram
     text: str  # one line for people
     read: Callable[[Any], Any]
-    labels: tuple[str, ...] = ("stage",)  # names of its labels; each has few values, known when the node is configured
+    labels: tuple[str, ...] = (
+        "stage",
+    )  # names of its labels; each has few values, known when the node is configured
 
     def family(self, stages: Mapping[str, _Scrape], node: _Scrape) -> Metric:
         """What it is now, of every stage or of the node."""
@@ -103,7 +113,9 @@ def _ms(attribute: str) -> Callable[[_Scrape], float]:
 
 def _quantiles(attribute: str) -> Callable[[_Scrape], dict[str, float]]:
     read = attrgetter(attribute)
-    return lambda scrape: {name.removesuffix("_ms"): value_ms / 1000 for name, value_ms in read(scrape).items()}
+    return lambda scrape: {
+        name.removesuffix("_ms"): value_ms / 1000 for name, value_ms in read(scrape).items()
+    }
 
 
 def _counted(**counters: str) -> Callable[[_Scrape], dict[str, int]]:
@@ -130,10 +142,25 @@ def _versions(scrape: _Scrape) -> dict[tuple[str, str], int]:
     return {(stage.version, "serves"): 1, **beside}
 
 
-_PAIRS = ("pairs", "both", "base_late", "candidate_late", "compared", "different", "base_refused", "candidate_refused",
-          "scored", "failed")  # fmt: skip
+_PAIRS = (
+    "pairs",
+    "both",
+    "base_late",
+    "candidate_late",
+    "compared",
+    "different",
+    "base_refused",
+    "candidate_refused",
+    "scored",
+    "failed",
+)
 _FITTED, _INPUT = ("matched", "missing"), ("stage", "input")
-_WHY, _STATE, _STATISTIC, _TIER = ("stage", "why"), ("stage", "state"), ("stage", "statistic"), ("stage", "tier")
+_WHY, _STATE, _STATISTIC, _TIER = (
+    ("stage", "why"),
+    ("stage", "state"),
+    ("stage", "statistic"),
+    ("stage", "tier"),
+)
 _get = attrgetter
 _M = MetricSpec
 METRICS = (
@@ -266,12 +293,18 @@ METRICS = (
 
 
 class StageCollector(Collector):
-    """Reads the stages when scraped; between scrapes it costs nothing, and it never takes a lock that a frame needs."""
+    """Reads the stages when scraped.
+
+    Between scrapes it costs nothing, and it never takes a lock that a frame needs.
+    """
 
     def __init__(
-        self, config: NodeConfig, stages: Sequence[StageActor], lane: Callable[[], Values] = dict,
+        self,
+        config: NodeConfig,
+        stages: Sequence[StageActor],
+        lane: Callable[[], Values] = dict,
         refused: Callable[[], int] = int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the node's stages, what asks for the values of its emergency lane's status, and for refused scrapes."""
         self._config, self._refused = config, refused
         self._lane = lane
@@ -282,7 +315,10 @@ class StageCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of the table; called on a thread of the scrape's own, which gives way to all others."""
+        """Every metric of the table.
+
+        Called on a thread of the scrape's own, which gives way to all others.
+        """
         step_back()
         use = sample_memory(self._stages)
         stages = {stage.config.name: _Scrape(self._config, use, stage, {}) for stage in self._stages}
@@ -305,7 +341,10 @@ class _ScrapeHandler(WSGIRequestHandler):
 
 
 class _ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Has a thread for each client, but only so many at a time: they take the interpreter from the stages' threads."""
+    """Has a thread for each client, but only so many at a time.
+
+    They take the interpreter from the stages' threads.
+    """
 
     daemon_threads = True
 
@@ -321,7 +360,10 @@ class _ScrapeServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> Any:  # noqa: ANN401 - socketserver's
-        """The next client; where this process has no descriptor left for it, it waits, and nobody spins meanwhile."""
+        """The next client.
+
+        Where this process has no descriptor left for it, it waits, and nobody spins meanwhile.
+        """
         try:
             return super().get_request()
         except OSError:
@@ -360,7 +402,9 @@ class _ScrapeServer6(_ScrapeServer):
 class MetricsExporter:
     """An HTTP server that answers `/metrics`."""
 
-    def __init__(self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict) -> None:
+    def __init__(
+        self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict
+    ) -> None:
         """Serve on `metrics_port` of `metrics_address`.
 
         Raises:

@@ -1,7 +1,8 @@
 """What a node says about itself on its topics, folded into one state, for those who look at it from outside.
 
-Nothing here waits, reads a clock or draws; times are arguments. Missing keys and unknown stages are tolerated, so that
-a view can look at any version of the node. Messages may be rclpy's or those of `rosbags`.
+Nothing here waits, reads a clock or draws; times are arguments. Missing keys and unknown stages are
+tolerated, so that a view can look at any version of the node. Messages may be rclpy's or those of
+`rosbags`.
 """
 
 import math
@@ -58,7 +59,9 @@ class SeenFrame:
     @property
     def answer(self) -> str:
         """How it was answered, in words."""
-        words = self.outcome.word if self.fallback is None else f"{self.outcome.word} → {self.fallback.word}"
+        words = (
+            self.outcome.word if self.fallback is None else f"{self.outcome.word} → {self.fallback.word}"
+        )
         return words.replace("_", " ")
 
 
@@ -67,13 +70,18 @@ class StageState:
     """What is known about one stage.
 
     Attributes:
-        worst_ms: largest lateness of all answers but those of a starting stage; negative: before the deadline.
+        worst_ms: largest lateness of all answers but those of a starting stage; negative: before the
+            deadline.
     """
 
     name: str  # of the stage
-    values: dict[str, str] = field(default_factory=dict)  # keys and values of its newest status on `/diagnostics`
+    values: dict[str, str] = field(
+        default_factory=dict
+    )  # keys and values of its newest status on `/diagnostics`
     message: str = ""  # of that status: health, and why
-    recent: deque[SeenFrame] = field(default_factory=lambda: deque(maxlen=RECENT_FRAMES))  # its last answered frames
+    recent: deque[SeenFrame] = field(
+        default_factory=lambda: deque(maxlen=RECENT_FRAMES)
+    )  # its last answered frames
     records: int = 0  # answered frames seen, all of them
     worst_ms: float = -math.inf
     far_late: int = 0  # those of them that were answered later than `FAR_LATE_MS` after their deadline
@@ -103,11 +111,16 @@ class StageState:
         """Answers per second, over the last ones; NaN if unknown or if no input comes."""
         times = [record.published_ns for record in list(self.recent)[-_RATE_FRAMES:] if record.published_ns]
         moving = len(times) > 1 and self.health != "WAITING"
-        return (len(times) - 1) / (times[-1] - times[0]) * 1e9 if moving and times[-1] > times[0] else math.nan
+        return (
+            (len(times) - 1) / (times[-1] - times[0]) * 1e9 if moving and times[-1] > times[0] else math.nan
+        )
 
     @property
     def steps_ms(self) -> dict[str, float]:
-        """What each step took in the median of the last frames that have a result of their own; empty without any."""
+        """What each step took in the median of the last frames that have a result of their own.
+
+        Empty without any.
+        """
         last = [frame for frame in list(self.recent)[-_RATE_FRAMES:] if frame.steps_ms]
         rows = [(*frame.steps_ms, frame.total_ms - sum(frame.steps_ms)) for frame in last]
         columns = zip(*(row for row in rows if math.isfinite(row[-1])), strict=True)
@@ -128,7 +141,11 @@ class StageState:
     @property
     def complete(self) -> bool:
         """Whether each of its workers can answer."""
-        states = [value for key, value in self.values.items() if key.startswith("worker_") and key.endswith("_state")]
+        states = [
+            value
+            for key, value in self.values.items()
+            if key.startswith("worker_") and key.endswith("_state")
+        ]
         return bool(states) and all(state in _AT_WORK for state in states)
 
     @property
@@ -143,13 +160,19 @@ class StageState:
 
     @property
     def on_time_share(self) -> float:
-        """Share of the frames that came whose own result was in time; NaN if unknown. Superseded ones were not."""
+        """Share of the frames that came whose own result was in time.
+
+        NaN if unknown. Superseded ones were not.
+        """
         on_time, came = self.count("on_time"), self.ended + (self.dropped or 0)
         return (on_time + (self.count("partial") or 0)) / came if came and on_time is not None else math.nan
 
     @property
     def dropped(self) -> int | None:
-        """Frames without any answer; None if unknown. Older nodes dropped stale ones, too, and do not say `dropped`."""
+        """Frames without any answer.
+
+        None if unknown. Older nodes dropped stale ones, too, and do not say `dropped`.
+        """
         if (dropped := self.count("dropped")) is not None:
             return dropped
         superseded, stale = self.count("superseded"), self.count("stale")
@@ -157,7 +180,10 @@ class StageState:
 
     @property
     def lost(self) -> int | None:
-        """Started frames that came to no end: received, and in none of the counters; None if these are unknown."""
+        """Started frames that came to no end.
+
+        Received, and in none of the counters; None if these are unknown.
+        """
         frames, answered, dropped = self.count("frames"), self.count("answered"), self.dropped
         if frames is None or answered is None or dropped is None:
             return None
@@ -227,18 +253,28 @@ class NodeState:
         self.event_count += 1
         self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
 
-    def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401 - std_msgs/Float64MultiArray
+    # std_msgs/Float64MultiArray
+    def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401
         """Fold in a message of `/perf/latency_stages`; one of an unknown stage or outcome is passed over.
 
         `published_ns` is the ROS time at which the node published it.
         """
         values = by_label(message)
         index, outcome, fallback = (_whole(values.get(key)) for key in ("stage", "outcome", "fallback"))
-        if index is None or not 0 <= index < len(self.stages) or outcome is None or not 0 <= outcome < len(Outcome):
+        if (
+            index is None
+            or not 0 <= index < len(self.stages)
+            or outcome is None
+            or not 0 <= outcome < len(Outcome)
+        ):
             return
         total_ms, age_ms = values.get("total_ms", math.nan), values.get("age_ms", math.nan)
         record = SeenFrame(
-            stamp_ns=published_ns - round((total_ms + age_ms) * 1e6) if abs(total_ms + age_ms) < _LONGEST_MS else 0,
+            stamp_ns=(
+                published_ns - round((total_ms + age_ms) * 1e6)
+                if abs(total_ms + age_ms) < _LONGEST_MS
+                else 0
+            ),
             outcome=Outcome(outcome),
             fallback=Fallback(fallback) if fallback is not None and 0 <= fallback < len(Fallback) else None,
             total_ms=total_ms,
@@ -251,7 +287,9 @@ class NodeState:
         far_late = stage.far_late
         stage.add(record)
         if stage.far_late > far_late:
-            self.event("error", stage.name, f"{record.answer}, {record.lateness_ms:.1f} ms after its deadline")
+            self.event(
+                "error", stage.name, f"{record.answer}, {record.lateness_ms:.1f} ms after its deadline"
+            )
 
     def on_diagnostics(self, message: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticArray
         """Fold in a message of `/diagnostics`, which names the stages; other nodes are noted by name."""
@@ -261,7 +299,9 @@ class NodeState:
         if not ours:
             return
         statuses = {status.name.removeprefix(STATUS_PREFIX): status for status in ours}
-        values = {name: {pair.key: pair.value for pair in status.values} for name, status in statuses.items()}
+        values = {
+            name: {pair.key: pair.value for pair in status.values} for name, status in statuses.items()
+        }
         if self._is_another(values.get(NODE_STATUS, {}).get("pid", "")):
             return
         if self.silent:
@@ -271,7 +311,9 @@ class NodeState:
         for name, status in statuses.items():
             if name == NODE_STATUS:
                 self.node = values[name]
-                self.alerts = [self._alert(*pair) for pair in self.node.items() if pair[0].startswith(_ALERT)]
+                self.alerts = [
+                    self._alert(*pair) for pair in self.node.items() if pair[0].startswith(_ALERT)
+                ]
             elif "health" in values[name]:
                 stage = self.stages.setdefault(name, StageState(name))
                 stage.values, stage.message = values[name], status.message
@@ -292,22 +334,36 @@ class NodeState:
         for status in message.status:
             stage, _, what = status.name.partition(": ")
             lines = status.message.strip().splitlines() or [""]
-            text = lines[-1 if lines[0].startswith("Traceback") else 0]  # the error itself; there is one line for it
+            text = lines[
+                -1 if lines[0].startswith("Traceback") else 0
+            ]  # the error itself; there is one line for it
             self.event(_kind(status), stage, f"{what}: {text}" if what else text)
-        evidence = {value.value for status in message.status for value in status.values if value.key == "evidence"}
+        evidence = {
+            value.value for status in message.status for value in status.values if value.key == "evidence"
+        }
         for path in evidence - self._evidence:
             self.event("note", NODE_STATUS, f"evidence: {path}")
         self._evidence |= evidence
 
     @property
     def pids(self) -> list[str]:
-        """The processes that report under this name now; more than one is a mistake, and the first is shown."""
-        return sorted(pid for pid, heard_s in self._heard_pids.items() if self.elapsed_s - heard_s <= SILENT_S)
+        """The processes that report under this name now.
+
+        More than one is a mistake, and the first is shown.
+        """
+        return sorted(
+            pid for pid, heard_s in self._heard_pids.items() if self.elapsed_s - heard_s <= SILENT_S
+        )
 
     def _is_another(self, pid: str) -> bool:
-        """Whether a report comes from a second process under the name; a first one that took its place is a restart."""
+        """Whether a report comes from a second process under the name.
+
+        A first one that took its place is a restart.
+        """
         shown, before = self.node.get("pid"), self.pids
-        self._heard_pids = {known: self._heard_pids[known] for known in before} | ({pid: self.elapsed_s} if pid else {})
+        self._heard_pids = {known: self._heard_pids[known] for known in before} | (
+            {pid: self.elapsed_s} if pid else {}
+        )
         if not shown or pid in {shown, ""}:
             return False
         if {shown, pid} <= set(before):

@@ -1,8 +1,11 @@
-"""What the node tells its recorder: a packet for each frame, message and event; the bytes stay in shared memory.
+"""What the node tells its recorder.
 
-A `SOCK_SEQPACKET` socket carries fixed structs with small payloads, and JSON for what is rare. A frame's inputs are
-read from the ring that its stage wrote for the workers, large outputs from a ring of the sender's. Nobody waits: what
-finds the socket full, or its bytes overwritten, is lost and counted; texts too large for a packet are cut.
+A packet for each frame, message and event; the bytes stay in shared memory.
+
+A `SOCK_SEQPACKET` socket carries fixed structs with small payloads, and JSON for what is rare. A frame's
+inputs are read from the ring that its stage wrote for the workers, large outputs from a ring of the
+sender's. Nobody waits: what finds the socket full, or its bytes overwritten, is lost and counted; texts too
+large for a packet are cut.
 """
 
 import json
@@ -26,11 +29,17 @@ _MAX_INLINE = 16_384
 """A payload up to this size travels in the packet itself, which takes less time than a ring does."""
 _MAX_REASON = 4_000
 _HEAD = struct.Struct("<BBHIqQII")
-"""Version, kind, index, lost, ROS time; of the payload: offset and length in the ring, length in the packet."""
+"""Version, kind, index, lost, ROS time.
+
+Of the payload: offset and length in the ring, length in the packet.
+"""
 _ROW = "".join({"i8": "q", "f8": "d"}[kind] for _, kind in KEPT)
 _NAMES = tuple(name for name, _ in KEPT)
 _FRAME = struct.Struct(f"<{_ROW}qQQ?H{SHAPES_BYTES}s")
-"""The frame's row, see `KEPT`; receipt, place in the stage's ring, profiled, step, shapes of the model's inputs."""
+"""The frame's row, see `KEPT`.
+
+Receipt, place in the stage's ring, profiled, step, shapes of the model's inputs.
+"""
 _STEPS = ("decode", "preprocess", "inference", "postprocess")
 _FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
 _NONE = -1
@@ -46,13 +55,14 @@ class FrameRecord:
     """An answered frame, as the recorder has it.
 
     Attributes:
-        inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty where they were
-            overwritten, or never handed over.
+        inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty
+            where they were overwritten, or never handed over.
     """
 
     t_ns: int  # ROS time of the answer
     stage: int  # index of the stage
-    answer: Answer  # as in the node, but for the frame's bytes; its payload is None also where its bytes are lost
+    # as in the node, but for the frame's bytes; its payload is None also where its bytes are lost
+    answer: Answer
     answer_ms: float = math.nan  # what `/perf/latency` said of it, NaN for a stage that is not the last
     inputs: list[InputBytes] = field(default_factory=list)
     ring: FrameReader | None = None  # where the trigger is, at the answer's offset
@@ -112,10 +122,22 @@ class StreamWriter:
         if len(inline) > _MAX_INLINE:
             inline, offset, length = self._put(inline)
         packet = _FRAME_PACKET.pack(
-            VERSION, _FRAME_KIND, stage, self.lost, t_ns, offset, length, len(inline),
-            *frame_row(answer, t_ns, answer_ms), answer.frame.received_ns, answer.offset, answer.length,
-            answer.profiled, min(answer.step, _MOST_STEPS), answer.shapes,
-        )  # fmt: skip
+            VERSION,
+            _FRAME_KIND,
+            stage,
+            self.lost,
+            t_ns,
+            offset,
+            length,
+            len(inline),
+            *frame_row(answer, t_ns, answer_ms),
+            answer.frame.received_ns,
+            answer.offset,
+            answer.length,
+            answer.profiled,
+            min(answer.step, _MOST_STEPS),
+            answer.shapes,
+        )
         if answer.reason:
             self._send(packet + inline + answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON])
         else:
@@ -124,10 +146,15 @@ class StreamWriter:
     def message(self, topic: int, t_ns: int, data: bytes) -> None:
         """Tell of a message that was published."""
         inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
-        self._send(_HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline)
+        self._send(
+            _HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline
+        )
 
     def event(self, t_ns: int, fields: dict[str, Any]) -> None:
-        """Tell of anything else, as JSON; of what is too large for a packet the texts are cut, and say by how much."""
+        """Tell of anything else, as JSON.
+
+        Of what is too large for a packet the texts are cut, and say by how much.
+        """
         data, was_cut = event_bytes(fields)
         self.cut += was_cut
         self._send(_HEAD.pack(VERSION, _EVENT_KIND, 0, self.lost, t_ns, 0, 0, 0) + data)
@@ -203,7 +230,9 @@ class StreamReader:
         if not data:
             return None
         if len(data) < _HEAD.size or data[0] != VERSION:
-            raise ProtocolError(f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}")
+            raise ProtocolError(
+                f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}"
+            )
         _, kind, index, lost, t_ns, offset, length, inline = _HEAD.unpack_from(data)
         self.lost += lost
         if kind == _EVENT_KIND:
@@ -215,28 +244,60 @@ class StreamReader:
             payload = bytes(items[0].data) if items else None
         if kind == _MESSAGE_KIND:
             return MessageRecord(t_ns, index, payload or b"")
-        return self._frame(index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace"))
+        return self._frame(
+            index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace")
+        )
 
     def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
         *values, received_ns, offset, length, profiled, step, shapes = _FRAME.unpack_from(data, _HEAD.size)
         row = dict(zip(_NAMES, values, strict=True))
         fallback, check = row["fallback"], row["check"]
         frame = Frame(
-            row["seq"], None, row["stamp_ns"], row["age_ms"], received_ns, received_ns + _ns(row["deadline_ms"]),
-            Origin(received_ns, row["age_ms"]), "", row["scene"], row["budget_ms"], bool(row["stale"]),
-        )  # fmt: skip
+            row["seq"],
+            None,
+            row["stamp_ns"],
+            row["age_ms"],
+            received_ns,
+            received_ns + _ns(row["deadline_ms"]),
+            Origin(received_ns, row["age_ms"]),
+            "",
+            row["scene"],
+            row["budget_ms"],
+            bool(row["stale"]),
+        )
         answer = Answer(
-            frame, Outcome(row["outcome"]), None if fallback == _NONE else Fallback(fallback), reason, row["tier"],
-            row["wait_ms"], row["total_ms"], row["budget_ms"], row["lateness_ms"],
-            received_ns + _ns(row["total_ms"]), StepTimes(*(row[f"{name}_ms"] for name in _STEPS)), output,
-            shapes.rstrip(b"\0"), offset, length, profiled, None if check == _NONE else GuardVerdict(check), step,
+            frame,
+            Outcome(row["outcome"]),
+            None if fallback == _NONE else Fallback(fallback),
+            reason,
+            row["tier"],
+            row["wait_ms"],
+            row["total_ms"],
+            row["budget_ms"],
+            row["lateness_ms"],
+            received_ns + _ns(row["total_ms"]),
+            StepTimes(*(row[f"{name}_ms"] for name in _STEPS)),
+            output,
+            shapes.rstrip(b"\0"),
+            offset,
+            length,
+            profiled,
+            None if check == _NONE else GuardVerdict(check),
+            step,
             row["missing_inputs"],
-        )  # fmt: skip
+        )
         ring = self._stages[stage]
-        return FrameRecord(t_ns, stage, answer, row["answer_ms"], self._items(ring, offset, length, row["seq"]), ring)
+        return FrameRecord(
+            t_ns, stage, answer, row["answer_ms"], self._items(ring, offset, length, row["seq"]), ring
+        )
 
-    def _items(self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1) -> list[InputBytes]:
-        """What a record of a ring holds, as copies from the index `copied` on; nothing if it is overwritten."""
+    def _items(
+        self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1
+    ) -> list[InputBytes]:
+        """What a record of a ring holds, as copies from the index `copied` on.
+
+        Nothing if it is overwritten.
+        """
         if not length:
             return []
         try:

@@ -24,10 +24,11 @@ from torchperf_ros.workers.process_setup import held_interrupt
 
 _DEPTH: Final = 200  # the picture may take its time: nothing is lost meanwhile
 _TYPES: Final = {
-    "latency": "std_msgs/msg/Float64", "memory": "std_msgs/msg/Float64",
+    "latency": "std_msgs/msg/Float64",
+    "memory": "std_msgs/msg/Float64",
     **dict.fromkeys(("latency_stages", "memory_stats"), "std_msgs/msg/Float64MultiArray"),
     **dict.fromkeys(("anomaly", "/diagnostics"), "diagnostic_msgs/msg/DiagnosticArray"),
-}  # fmt: skip
+}
 
 
 class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
@@ -42,17 +43,24 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         """
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         name = f"{own_name}_{os.getpid()}"
-        self._node = Node(name, use_global_arguments=False, enable_rosout=False, start_parameter_services=False)
+        self._node = Node(
+            name, use_global_arguments=False, enable_rosout=False, start_parameter_services=False
+        )
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         folded: Mapping[str, Callable[..., None]] = {
             "latency_stages": lambda message, info: state.on_frame(message, _sent_ns(info)),
             "latency": lambda message: state.end_to_end_ms.append(message.data),
             "memory": lambda message: state.on_memory(message.data),
-            "memory_stats": state.on_memory_stats, "anomaly": state.on_anomaly, "/diagnostics": state.on_diagnostics,
-        }  # fmt: skip
+            "memory_stats": state.on_memory_stats,
+            "anomaly": state.on_anomaly,
+            "/diagnostics": state.on_diagnostics,
+        }
         for topic, callback in (callbacks or folded).items():
-            kind, name = ros_message_class(_TYPES[topic]), topic if topic[0] == "/" else f"{state.name}/{topic}"
+            kind, name = (
+                ros_message_class(_TYPES[topic]),
+                topic if topic[0] == "/" else f"{state.name}/{topic}",
+            )
             self._node.create_subscription(kind, name, callback, QoSProfile(depth=_DEPTH))
 
     def listen(self, seconds: float) -> None:
@@ -63,9 +71,12 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
                 self._executor.spin_once(timeout_sec=left_s)
 
     def hear(self, topic: str, callback: Callable[[int, Mapping[str, int], int], None]) -> str:
-        """Take the messages of a topic as bytes from now on, best effort; returns why it cannot, else nothing.
+        """Take the messages of a topic as bytes from now on, best effort.
 
-        The callback gets the header's stamp in ns (0 without one), rclpy's information on the message, and its size.
+        Returns why it cannot, else nothing.
+
+        The callback gets the header's stamp in ns (0 without one), rclpy's information on the message, and
+        its size.
         """
         kinds: list[str] = dict(self._node.get_topic_names_and_types()).get(topic, [])
         if not kinds:
@@ -87,7 +98,10 @@ class NodeListener(contextlib.AbstractContextManager["NodeListener"]):
         return sorted({f"{one.node_namespace.rstrip('/')}/{one.node_name}" for one in found})
 
     def parameters(self, of: str, names: Sequence[str], within_s: float) -> dict[str, Any]:
-        """A node's parameters by name; none of them where it does not answer in time, or does not know one."""
+        """A node's parameters by name.
+
+        None of them where it does not answer in time, or does not know one.
+        """
         client = self._node.create_client(GetParameters, f"{of}/get_parameters")
         if not client.wait_for_service(within_s):
             return {}
@@ -108,14 +122,16 @@ def _sent_ns(info: Mapping[str, int]) -> int:
 
 
 def listen_for(
-    name: str, seconds: float, progress: Callable[[int, int], None],
+    name: str,
+    seconds: float,
+    progress: Callable[[int, int], None],
     look: Callable[[NodeListener, NodeState], bool] = lambda _listener, _state: True,
-) -> RunLog:  # fmt: skip
+) -> RunLog:
     """Listen to a node such as `/perf` for a while, so that `torchperf report` can show it like a log.
 
-    `progress` is called with how many of how many milliseconds have passed, and `look` as often, to hear more. Where it
-    says at the end that it has not heard enough, as another process may take seconds to know of a new subscriber, the
-    listening goes on for as long again at most.
+    `progress` is called with how many of how many milliseconds have passed, and `look` as often, to hear
+    more. Where it says at the end that it has not heard enough, as another process may take seconds to know
+    of a new subscriber, the listening goes on for as long again at most.
 
     Raises:
         RunLogError: nothing was heard of it.

@@ -25,12 +25,17 @@ SVG_WIDTH: Final = 100
 SVG_HEIGHT: Final = 30
 _LINE_EVERY_S: Final = 1.0  # where there is no terminal
 _ENOUGH_REPORTS: Final = 3  # until `--once` has a picture worth looking at
-_WEB_FONT: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # a picture must not load anything from the network
+_WEB_FONT: Final = re.compile(
+    r"@font-face \{.*?\}", re.DOTALL
+)  # a picture must not load anything from the network
 
 
 @contextlib.contextmanager
 def key_presses() -> Iterator[Callable[[], str]]:
-    """Gives what tells the keys since the last time, unseen; where standard input is no terminal, none ever come."""
+    """Gives what tells the keys since the last time, unseen.
+
+    Where standard input is no terminal, none ever come.
+    """
     if not sys.stdin.isatty():
         yield str  # which gives ""
         return
@@ -38,19 +43,31 @@ def key_presses() -> Iterator[Callable[[], str]]:
     tty.setcbreak(sys.stdin)
     keys = sys.stdin.fileno()
     try:
-        yield lambda: os.read(keys, 64).decode(errors="ignore") if select.select([keys], [], [], 0)[0] else ""
+        yield (
+            lambda: os.read(keys, 64).decode(errors="ignore") if select.select([keys], [], [], 0)[0] else ""
+        )
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 class Screen:
-    """Shows a node while it is open: a live picture in a terminal; elsewhere new events, and a line a second."""
+    """Shows a node while it is open.
+
+    A live picture in a terminal; elsewhere new events, and a line a second.
+    """
 
     def __init__(
-        self, node: NodeState, console: Console, picture: Callable[[int, int], RenderableType] | None,
-        began_s: float | None = None, line: Callable[[NodeState], str] = node_line,
-    ) -> None:  # fmt: skip
-        """Show this node by a picture of so many columns and rows, None: by lines; `began_s`: see `node_picture`."""
+        self,
+        node: NodeState,
+        console: Console,
+        picture: Callable[[int, int], RenderableType] | None,
+        began_s: float | None = None,
+        line: Callable[[NodeState], str] = node_line,
+    ) -> None:
+        """Show this node by a picture of so many columns and rows, None.
+
+        By lines; `began_s`: see `node_picture`.
+        """
         self._line = line
         self._node, self._console, self._began_s = node, console, began_s
         self._draw = picture or (lambda _width, _height: "")
@@ -93,19 +110,28 @@ def save_svg(shown: RenderableType, path: Path, title: str) -> None:
         OSError: the file cannot be written.
     """
     console = Console(
-        record=True, width=SVG_WIDTH, height=SVG_HEIGHT, file=io.StringIO(), force_terminal=True,
+        record=True,
+        width=SVG_WIDTH,
+        height=SVG_HEIGHT,
+        file=io.StringIO(),
+        force_terminal=True,
         color_system="truecolor",
-    )  # fmt: skip
+    )
     console.print(shown)
     path.write_text(_WEB_FONT.sub("", console.export_svg(title=title)), encoding="utf-8")
 
 
 def look(name: str, console: Console, *, once: bool, seconds: float, svg_file: Path | None = None) -> int:
-    """Look at a node until it is enough, see `torchperf top --help`; returns 0, or 1 if nothing was heard of it."""
+    """Look at a node until it is enough, see `torchperf top --help`.
+
+    Returns 0, or 1 if nothing was heard of it.
+    """
     node, began_s, paused = NodeState(name), time.time(), False
 
     def picture(width: int, height: int) -> RenderableType:
-        keys = Text(" paused: p goes on ", "bold gold1") if paused else Text(" q quits  p pauses ", "grey42")
+        keys = (
+            Text(" paused: p goes on ", "bold gold1") if paused else Text(" q quits  p pauses ", "grey42")
+        )
         return node_picture(node, width, height, node_title(node, width), _waits_for(node), keys, began_s)
 
     def is_enough(pressed: str) -> bool:

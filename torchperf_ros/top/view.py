@@ -1,4 +1,7 @@
-"""A running node as a picture in a terminal, for `torchperf top` and the demo: functions from its state to text."""
+"""A running node as a picture in a terminal, for `torchperf top` and the demo.
+
+Functions from its state to text.
+"""
 
 import math
 import textwrap
@@ -33,31 +36,52 @@ DASH: Final = "-"
 
 _OWN: Final = "green3"
 _FALLBACK_COLOURS: Final = {
-    Fallback.BACKUP: "deep_sky_blue1", Fallback.HOLD_LAST: "gold1", Fallback.STOP: "red1", Fallback.NONE: "magenta1",
-}  # fmt: skip
+    Fallback.BACKUP: "deep_sky_blue1",
+    Fallback.HOLD_LAST: "gold1",
+    Fallback.STOP: "red1",
+    Fallback.NONE: "magenta1",
+}
 _LETTERS: Final = {
-    Outcome.LATE: "L", Outcome.ERROR: "E", Outcome.INVALID: "N", Outcome.CRASHED: "C", Outcome.HUNG: "H",
-    Outcome.BAD_INPUT: "B", Outcome.STARTING: "S", Outcome.PARTIAL: "P",
-}  # fmt: skip
+    Outcome.LATE: "L",
+    Outcome.ERROR: "E",
+    Outcome.INVALID: "N",
+    Outcome.CRASHED: "C",
+    Outcome.HUNG: "H",
+    Outcome.BAD_INPUT: "B",
+    Outcome.STARTING: "S",
+    Outcome.PARTIAL: "P",
+}
 _HEALTH_COLOURS: Final = {
-    "STARTING": "steel_blue1", "WAITING": "steel_blue1", "NOMINAL": "green3", "DEGRADED": "gold1", "SAFE_STOP": "red1",
-}  # fmt: skip
+    "STARTING": "steel_blue1",
+    "WAITING": "steel_blue1",
+    "NOMINAL": "green3",
+    "DEGRADED": "gold1",
+    "SAFE_STOP": "red1",
+}
 _STEP_COLOURS: Final = ("grey62", "steel_blue1", "dark_cyan", "green3", "orchid1", "grey42")
 _EVENT_MARKS: Final = {
-    "ok": ("·", "green3"), "note": ("·", "grey62"), "warn": ("▲", "gold1"), "error": ("■", "red1"),
+    "ok": ("·", "green3"),
+    "note": ("·", "grey62"),
+    "warn": ("▲", "gold1"),
+    "error": ("■", "red1"),
     "sabotage": ("✗", "orchid1"),
-}  # fmt: skip
+}
 
 
 def node_picture(
-    node: NodeState, width: int, height: int, title: RenderableType, waits: Sequence[str], note: Text | None = None,
+    node: NodeState,
+    width: int,
+    height: int,
+    title: RenderableType,
+    waits: Sequence[str],
+    note: Text | None = None,
     began_s: float | None = None,
-) -> RenderableType:  # fmt: skip
+) -> RenderableType:
     """The whole view, to fill a terminal of this size; in few rows, stages leave out what matters least.
 
-    The `title` is its first row, the `note` stands below in the frame of the events, and `waits` are shown as long as
-    no stage is known. `began_s`: seconds since 1970 when the listening began, for the time of day of events; None:
-    events show seconds since then.
+    The `title` is its first row, the `note` stands below in the frame of the events, and `waits` are shown
+    as long as no stage is known. `began_s`: seconds since 1970 when the listening began, for the time of
+    day of events; None: events show seconds since then.
     """
     head = (title, _numbers(node, width))
     if not node.stages:
@@ -71,7 +95,9 @@ def node_picture(
     rows = max(_LEAST_STAGE_ROWS, min(_MOST_STAGE_ROWS, (room - for_events) // len(stages)))
     fitting = stages[: max(1, (room - _LEAST_EVENTS) // rows)]
     hidden = ", ".join(stage.name for stage in stages[len(fitting) :])
-    panels = [_stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)]
+    panels = [
+        _stage_panel(stage, width, rows, explained=not number) for number, stage in enumerate(fitting)
+    ]
     count = max(_LEAST_EVENTS, room - rows * len(fitting))
     title = "events" + (f" (no room for {hidden})" if hidden else "")
     colour = "grey42"
@@ -84,7 +110,12 @@ def node_picture(
 
 def whole_height(node: NodeState) -> int:
     """Rows in which nothing of what there is now has to be left out."""
-    return HEAD_ROWS + (_FRAME_ROWS + 9) * len(node.stages) + _FRAME_ROWS + _MOST_EVENT_ROWS * (2 + len(node.alerts))
+    return (
+        HEAD_ROWS
+        + (_FRAME_ROWS + 9) * len(node.stages)
+        + _FRAME_ROWS
+        + _MOST_EVENT_ROWS * (2 + len(node.alerts))
+    )
 
 
 def ends(left: Text, right: Text, width: int) -> Table:
@@ -103,7 +134,9 @@ def node_title(node: NodeState, width: int) -> Table:
     if not node.heard:
         left.append("● WAITING", "bold steel_blue1")
     elif node.silent:
-        left.append(f"● SILENT for {node.silence_s:.0f} s", "bold red1").append("  what follows is old", "red1")
+        left.append(f"● SILENT for {node.silence_s:.0f} s", "bold red1").append(
+            "  what follows is old", "red1"
+        )
     else:
         health = node.node.get("health", "") or "NO HEALTH"
         left.append(f"● {health.replace('_', ' ')}", f"bold {_HEALTH_COLOURS.get(health, 'grey62')}")
@@ -127,7 +160,9 @@ def node_line(node: NodeState) -> str:
     parts = [f"{node.elapsed_s:6.1f} s {node.name}"]
     if node.silent:
         parts.append(f"SILENT for {node.silence_s:.0f} s; last known:")
-    parts += [_stage_line(stage) for stage in node.stages.values()] or [node.node.get("lifecycle", "no stages")]
+    parts += [_stage_line(stage) for stage in node.stages.values()] or [
+        node.node.get("lifecycle", "no stages")
+    ]
     if node.memory:
         parts.append(f"workers {node.memory[-1][1]:.0f} MiB")
     return " | ".join(parts)
@@ -136,9 +171,15 @@ def node_line(node: NodeState) -> str:
 def event_line(event: Event, began_s: float | None = None, *, now: bool = False) -> Text:
     """An event in one line; its time as in `node_picture`, or the word `now`."""
     mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
-    at = f"{event.at_s:6.1f} s" if began_s is None else time.strftime("%H:%M:%S", time.localtime(began_s + event.at_s))
+    at = (
+        f"{event.at_s:6.1f} s"
+        if began_s is None
+        else time.strftime("%H:%M:%S", time.localtime(began_s + event.at_s))
+    )
     line = Text.assemble((f"{'now' if now else at:>8} ", "grey62"), (f"{mark} ", colour))
-    return line.append(f"{event.source:<11}", "bold").append(event.text, colour if event.kind == "error" else "")
+    return line.append(f"{event.source:<11}", "bold").append(
+        event.text, colour if event.kind == "error" else ""
+    )
 
 
 def _news(node: NodeState, width: int, count: int, began_s: float | None) -> list[Text]:
@@ -157,15 +198,25 @@ def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)
     texts = textwrap.wrap(event.text, max(width - indent, 1), max_lines=most, placeholder=" …") or [""]
     style = _EVENT_MARKS["error"][1] if event.kind == "error" else ""
-    return [line[:indent].append(texts[0], style), *(Text(" " * indent).append(text, style) for text in texts[1:])]
+    return [
+        line[:indent].append(texts[0], style),
+        *(Text(" " * indent).append(text, style) for text in texts[1:]),
+    ]
 
 
-def _panel(lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: Text | None = None) -> Panel:
+def _panel(
+    lines: Sequence[Text], rows: int, colour: str, note: Text | None, title: Text | None = None
+) -> Panel:
     filled = Group(*lines, *[Text()] * (rows - len(lines)))
     return Panel(
-        filled, title=title, title_align="left", border_style=colour, padding=(0, 1), subtitle=note,
+        filled,
+        title=title,
+        title_align="left",
+        border_style=colour,
+        padding=(0, 1),
+        subtitle=note,
         subtitle_align="right",
-    )  # fmt: skip
+    )
 
 
 def _numbers(node: NodeState, width: int) -> Table:
@@ -178,16 +229,26 @@ def _numbers(node: NodeState, width: int) -> Table:
         right.append("workers ", "grey62").append(f"{node.memory[-1][1]:,.0f} MiB ", "bold")
         right.append(_spark([mib for _, mib in node.memory]), "deep_sky_blue1")
         if math.isfinite(trend := node.memory_trend):
-            right.append(f" {trend:+.1f} MiB/min ", "grey62" if abs(trend) < _STEADY_MIB_PER_MIN else "gold1")
-    for label, word in (("node_rss_mib", "node"), ("cuda_allocated_mib", "cuda"), ("cuda_free_mib", "free")):
-        if math.isfinite(mib := node.memory_parts.get(label, math.nan)) and (width >= _WIDE or label[0] == "c"):
+            right.append(
+                f" {trend:+.1f} MiB/min ", "grey62" if abs(trend) < _STEADY_MIB_PER_MIN else "gold1"
+            )
+    for label, word in (
+        ("node_rss_mib", "node"),
+        ("cuda_allocated_mib", "cuda"),
+        ("cuda_free_mib", "free"),
+    ):
+        if math.isfinite(mib := node.memory_parts.get(label, math.nan)) and (
+            width >= _WIDE or label[0] == "c"
+        ):
             right.append(f" {word} ", "grey62").append(f"{mib:,.0f} ", "bold")
     return ends(left, right, width)
 
 
 def _spark(values: list[float]) -> str:
     cells = min(_SPARK_CELLS, len(values))
-    parts = [values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)]
+    parts = [
+        values[len(values) * cell // cells : len(values) * (cell + 1) // cells] for cell in range(cells)
+    ]
     low, span = min(values), max(values) - min(values)
     steps = len(_BARS) - 2
     return "".join(_BARS[1 + round((max(part) - low) / span * steps) if span > 0 else 1] for part in parts)
@@ -198,9 +259,12 @@ def _stage_panel(stage: StageState, width: int, rows: int, *, explained: bool) -
     colour = _HEALTH_COLOURS.get(health, "grey62")
     why = _why(stage)
     title = Text.assemble(
-        (f" {stage.name} ", "bold"), ("● ", colour), (f"{health.replace('_', ' ')} ", f"bold {colour}"),
-        (f"{why} " if why else "", "" if health == "NOMINAL" else colour), overflow="ellipsis",
-    )  # fmt: skip
+        (f" {stage.name} ", "bold"),
+        ("● ", colour),
+        (f"{health.replace('_', ' ')} ", f"bold {colour}"),
+        (f"{why} " if why else "", "" if health == "NOMINAL" else colour),
+        overflow="ellipsis",
+    )
     below = Text(" a column is a frame, full height its budget ─" if explained else "", "grey42")
     if engine := stage.values.get("engine"):
         below.append(" engine ", "grey62").append(engine, "bold")
@@ -252,10 +316,13 @@ def _last_error(stage: StageState) -> list[Text]:
 def _latency(stage: StageState, width: int) -> Text:
     row = Text()
     for key, unit in (("p50_ms", ""), ("p95_ms", ""), ("p99_ms", ""), ("max_ms", ""), ("budget_ms", " ms")):
-        row.append(f"{key.removesuffix('_ms')} ", "grey62").append(f"{short(stage.values.get(key)):>5}{unit}  ", "bold")
+        row.append(f"{key.removesuffix('_ms')} ", "grey62").append(
+            f"{short(stage.values.get(key)):>5}{unit}  ", "bold"
+        )
     p50, p99, budget = (_float(stage.values.get(key)) for key in ("p50_ms", "p99_ms", "budget_ms"))
     cells = width - row.cell_len - 1
-    if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004 - no room
+    # no room
+    if cells < 10 or not all(math.isfinite(x) for x in (p50, p99, budget)) or budget <= 0:  # noqa: PLR2004
         return row
     to_p50, to_p99 = (min(round(cells * value / budget), cells) for value in (p50, p99))
     row.append("━" * to_p50, "green3").append("━" * max(to_p99 - to_p50, 0), "gold1")
@@ -282,7 +349,10 @@ def _steps(stage: StageState, width: int) -> list[Text]:
 
 
 def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
-    """The last frames, one column each, newest right: bars as high as the share of the budget, then what went wrong."""
+    """The last frames, one column each, newest right.
+
+    Bars as high as the share of the budget, then what went wrong.
+    """
     records = list(stage.recent)[-width:]
     rows = [Text(" " * (width - len(records))) for _ in range(bars + 1)]
     for record in records:
@@ -296,17 +366,27 @@ def _strip(stage: StageState, width: int, bars: int) -> list[Text]:
 
 
 def _eighths(record: SeenFrame, most: int) -> int:
-    """Height of a frame's bar in eighths of a row, never none: the top is its deadline, the bottom a budget before."""
-    late_ms = record.lateness_ms if math.isfinite(record.lateness_ms) else record.total_ms - record.budget_ms
+    """Height of a frame's bar in eighths of a row, never none.
+
+    The top is its deadline, the bottom a budget before.
+    """
+    late_ms = (
+        record.lateness_ms if math.isfinite(record.lateness_ms) else record.total_ms - record.budget_ms
+    )
     known = record.budget_ms > 0 and math.isfinite(late_ms)
     return max(1, min(round((1 + late_ms / record.budget_ms) * most), most)) if known else 1
 
 
 def _counters(stage: StageState) -> Text:
-    some = {f"{letter} {one.word.replace('_', ' ')}": stage.count(one.word) for one, letter in _LETTERS.items()}
+    some = {
+        f"{letter} {one.word.replace('_', ' ')}": stage.count(one.word) for one, letter in _LETTERS.items()
+    }
     answered = {"answered": stage.count("answered")} | _known({"unanswered": stage.unanswered})
     missing = [key for key in stage.values if key.startswith("input_") and key.endswith("_missing")]
-    some |= {f"without {key.removeprefix('input_').removesuffix('_missing')}": stage.count(key) for key in missing}
+    some |= {
+        f"without {key.removeprefix('input_').removesuffix('_missing')}": stage.count(key)
+        for key in missing
+    }
     return _pairs({**answered, "on time": _on_time(stage), **_known(some)})
 
 
@@ -316,8 +396,13 @@ def _on_time(stage: StageState) -> str:
 
 def _fallbacks(stage: StageState) -> Text:
     row = Text()
-    shares = [(f.word.replace("_", " "), stage.count(f"fallback_{f.word}"), c) for f, c in _FALLBACK_COLOURS.items()]
-    own = None if stage.count("answered") is None else stage.ended - sum(count or 0 for _, count, _ in shares)
+    shares = [
+        (f.word.replace("_", " "), stage.count(f"fallback_{f.word}"), c)
+        for f, c in _FALLBACK_COLOURS.items()
+    ]
+    own = (
+        None if stage.count("answered") is None else stage.ended - sum(count or 0 for _, count, _ in shares)
+    )
     for word, count, colour in [("own", own, _OWN), *shares]:  # partial and late results are own ones, too
         row.append("■ ", colour if count else "grey35").append_text(_pairs({word: count}))
     refused = [one.word for one in GuardVerdict if one is not GuardVerdict.ACCEPT]
@@ -328,9 +413,13 @@ def _fallbacks(stage: StageState) -> Text:
 
 def _workers(stage: StageState) -> Text:
     row = _pairs({"restarts": stage.count("restarts")})
-    numbers = sorted({key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1})
+    numbers = sorted(
+        {key.split("_")[1] for key in stage.values if key.startswith("worker_") and key.count("_") > 1}
+    )
     for number in numbers or ["0"]:
-        pid, state, rss = (stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib"))
+        pid, state, rss = (
+            stage.values.get(f"worker_{number}_{key}") or DASH for key in ("pid", "state", "rss_mib")
+        )
         row.append(f"worker {number} ", "grey62").append(f"{state.split(' (')[0]} ", "bold")
         row.append("pid ", "grey62").append(f"{pid} ").append(f"{short(rss)} MiB   ")
     return row
@@ -359,4 +448,5 @@ def _float(text: str | None) -> float:
 def short(text: str | None) -> str:
     """A number of a status in at most four characters, a dash if it is none."""
     number = _float(text)
-    return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004 - four characters
+    # four characters
+    return f"{number:.{int(number < 100)}f}" if math.isfinite(number) else DASH  # noqa: PLR2004

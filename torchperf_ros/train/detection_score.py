@@ -27,8 +27,8 @@ THRESHOLD: Final = 0.5
 class DetectionScore:
     """Collects images, then judges.
 
-    A box is found if a detection of its class overlaps by an intersection over union of 0.5. What `Label.counts` leaves
-    open is neither found nor a false detection.
+    A box is found if a detection of its class overlaps by an intersection over union of 0.5. What
+    `Label.counts` leaves open is neither found nor a false detection.
     """
 
     def __post_init__(self) -> None:
@@ -47,7 +47,12 @@ class DetectionScore:
                 self._false_boxes += int((scores >= THRESHOLD).sum())
             for index in range(len(CLASSES)):
                 own = classes == index
-                self._judge(index, scores[own], boxes[own], [label for label in wanted if label.class_index == index])
+                self._judge(
+                    index,
+                    scores[own],
+                    boxes[own],
+                    [label for label in wanted if label.class_index == index],
+                )
 
     def _judge(self, index: int, scores: np.ndarray, boxes: np.ndarray, labels: Sequence[Label]) -> None:
         self._wanted[index] += sum(label.counts for label in labels)

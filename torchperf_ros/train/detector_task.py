@@ -1,4 +1,7 @@
-"""How the reference detector learns: what its cells are to say of an image, and what it costs where they do not."""
+"""How the reference detector learns.
+
+What its cells are to say of an image, and what it costs where they do not.
+"""
 
 import importlib.util
 import io
@@ -90,7 +93,8 @@ class DetectorTask(Task):
             net.head[-1].get_parameter("bias")[0] = -math.log((1 - _PRIOR) / _PRIOR)
         return net.requires_grad_(requires_grad=True).train()
 
-    def pruned(self, network: Any, share: float) -> tuple[DetectorNet, int]:  # noqa: ANN401 - as `Task` has them
+    # as `Task` has them
+    def pruned(self, network: Any, share: float) -> tuple[DetectorNet, int]:  # noqa: ANN401
         """By groups of channels that depend on each other (Fang et al., "DepGraph", 2023)."""
         if importlib.util.find_spec("torch_pruning") is None:
             raise ConfigError("torch-pruning is not installed: pip install 'torchperf-ros[train]'")
@@ -100,9 +104,12 @@ class DetectorTask(Task):
         width = max(1, round(before * (1.0 - share)))
         example = torch.zeros(1, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
         pruner = torch_pruning.pruner.MagnitudePruner(
-            _Cells(network), example, importance=torch_pruning.importance.GroupMagnitudeImportance(),
-            pruning_ratio=1.0 - (width + _BEYOND) / before, ignored_layers=[network.head[-1]],
-        )  # fmt: skip
+            _Cells(network),
+            example,
+            importance=torch_pruning.importance.GroupMagnitudeImportance(),
+            pruning_ratio=1.0 - (width + _BEYOND) / before,
+            ignored_layers=[network.head[-1]],
+        )
         pruner.step()
         found = DetectorNet(width)
         found.load_state_dict(network.state_dict())
@@ -115,10 +122,13 @@ class DetectorTask(Task):
     def batch(self, seed: int | str, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
         """Images and labels, see `Labelled.batch`."""
         if seed not in self._sources:
-            self._sources[seed] = LabelledScenes(seed) if self._log is None else LoggedImages(self._log, seed)
+            self._sources[seed] = (
+                LabelledScenes(seed) if self._log is None else LoggedImages(self._log, seed)
+            )
         return self._sources[seed].batch(number, count)
 
-    def loss(self, network: Any, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401 - as `Task` has them
+    # as `Task` has them
+    def loss(self, network: Any, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401
         """`loss` of the labels, and how far from the teacher's cells where there is one."""
         images, labels = batch[0].to(device), batch[1]
         cells = network.cells(images)
@@ -129,7 +139,9 @@ class DetectorTask(Task):
             taught = self._teacher.cells(images)
         return total + _beside(cells.float(), taught.float())
 
-    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+    def judge(
+        self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device
+    ) -> dict[str, float]:
         """See `DetectionScore.figures`."""
         score = DetectionScore()
         for begin in range(0, count, _IMAGES_JUDGED_AT_ONCE):
@@ -141,10 +153,17 @@ class DetectorTask(Task):
         return score.figures()
 
     def write_examples(self, weights: Path) -> None:
-        """Images with objects for `CameraAdapter.score_inputs`: of some the 8 that make the smallest file, no noise."""
+        """Images with objects for `CameraAdapter.score_inputs`.
+
+        Of some the 8 that make the smallest file, no noise.
+        """
         images, labels = self.batch("examples", 0, _EXAMPLES_OF)
-        shown = [image for image, own in zip(images, labels, strict=True) if any(label.counts for label in own)]
-        pixels = [((image + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy() for image in shown]
+        shown = [
+            image for image, own in zip(images, labels, strict=True) if any(label.counts for label in own)
+        ]
+        pixels = [
+            ((image + 1.0) * 127.5).round().to(torch.uint8).permute(1, 2, 0).numpy() for image in shown
+        ]
         if pixels:
             smallest = sorted(pixels, key=lambda one: len(_png([one])))[:_EXAMPLES]
             examples_of(weights).write_bytes(_png(smallest))
@@ -154,7 +173,9 @@ class DetectorTask(Task):
         size, log = {"classes": ", ".join(CLASSES), "width": IMAGE_WIDTH, "height": IMAGE_HEIGHT}, self._log
         what = _DRAWN.format(judged=judged, **size)
         if log is not None:
-            what = _LOGGED.format(log=log.log, topic=log.topic, lines=len(log.labels), labels=log.path, **size)
+            what = _LOGGED.format(
+                log=log.log, topic=log.topic, lines=len(log.labels), labels=log.path, **size
+            )
         return _CARD.format(what=what, least=LEAST_HEIGHT_PX, threshold=THRESHOLD)
 
 
@@ -170,7 +191,9 @@ class _Cells(nn.Module):
 
 
 def loss(cells: Tensor, labels: Sequence[Sequence[Label]]) -> Tensor:
-    """CenterNet's (Zhou et al., 2019): a focal loss of the scores, L1 of places and logarithmic sizes, cross-entropy.
+    """CenterNet's (Zhou et al., 2019).
+
+    A focal loss of the scores, L1 of places and logarithmic sizes, cross-entropy.
 
     Args:
         cells: of `DetectorNet.cells`, [batch, 9, 32, 56].
@@ -193,7 +216,9 @@ def loss(cells: Tensor, labels: Sequence[Sequence[Label]]) -> Tensor:
 
 
 def _beside(cells: Tensor, taught: Tensor) -> Tensor:
-    """How far cells are from a teacher's: cross-entropy of scores, boxes and classes where the teacher finds one.
+    """How far cells are from a teacher's.
+
+    Cross-entropy of scores, boxes and classes where the teacher finds one.
 
     Hinton et al., "Distilling the Knowledge in a Neural Network" (2015), for a dense head.
     """
@@ -214,7 +239,8 @@ def targets(labels: Sequence[Sequence[Label]]) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Peaks of the score [batch, 32, 56], 1 at the cell of each box's centre and a bell around it; those cells [n, 3]
-        (image, row, column); for each the place in the cell (2), the logarithmic size in cells (2), the class: [n, 5].
+        (image, row, column); for each the place in the cell (2), the logarithmic size in cells (2), the
+        class: [n, 5].
     """
     heat = torch.zeros(len(labels), _ROWS, _COLUMNS)
     rows, columns = torch.arange(_ROWS)[:, None], torch.arange(_COLUMNS)[None]
@@ -227,7 +253,13 @@ def targets(labels: Sequence[Sequence[Label]]) -> tuple[Tensor, Tensor, Tensor]:
             spread = [2 * max(side * _WIDTH_OF_PEAK, _LEAST_PEAK) ** 2 for side in (width, height)]
             bell = torch.exp(-((columns - column) ** 2 / spread[0] + (rows - row) ** 2 / spread[1]))
             heat[image] = torch.maximum(heat[image], bell)
-            found[image, row, column] = [x - column, y - row, math.log(width), math.log(height), label.class_index]
+            found[image, row, column] = [
+                x - column,
+                y - row,
+                math.log(width),
+                math.log(height),
+                label.class_index,
+            ]
     for place in found:
         heat[place] = 1.0
     places = torch.tensor(list(found), dtype=torch.long).reshape(-1, 3)

@@ -1,7 +1,9 @@
-"""Drives of the closed loop's scenarios by its rule planner, as a camera saw them: what the planner learns from.
+"""Drives of the closed loop's scenarios by its rule planner, as a camera saw them.
 
-The rules drive with the truth and without latency. The planner is to learn what they plan, from what a camera finds:
-boxes that are a little too large or too small, and are missing now and then.
+What the planner learns from.
+
+The rules drive with the truth and without latency. The planner is to learn what they plan, from what a
+camera finds: boxes that are a little too large or too small, and are missing now and then.
 """
 
 import math
@@ -34,10 +36,16 @@ _BLIND, _BLIND_FRAMES = 0.015, 20  # share of the frames in which who drives goe
 _ASIDE_M, _TURNED, _SPEEDS = 0.4, 0.02, (0.75, 1.1)
 _FOV_DEG: Final = (63.0, 72.0)  # the drawn camera has 65.2, and `CameraAdapter` takes it for 70 by default
 _NEAREST_M: Final = 1.0
-_LEAST_PX, _SURE_PX = 5.0, 10.0  # height of a box in the detector's image: nothing is found below, everything above
+_LEAST_PX, _SURE_PX = (
+    5.0,
+    10.0,
+)  # height of a box in the detector's image: nothing is found below, everything above
 _LEAST_SHARE: Final = 0.3  # of its width that is in the image
 _MISSED: Final = 0.02
-_RELATIVE, _PX = 0.015, 0.2  # standard deviation of a box's height: a share of it, and pixels of the detector's image
+_RELATIVE, _PX = (
+    0.015,
+    0.2,
+)  # standard deviation of a box's height: a share of it, and pixels of the detector's image
 _BY_FRAME, _SCORES = 0.7, (0.55, 0.95)
 
 
@@ -62,7 +70,10 @@ class Tick(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Those of one drive, a row for each frame: features [n, 50], motion [n, 2], plans [n, 30, 4], `Tick.since`."""
+    """Those of one drive, a row for each frame.
+
+    Features [n, 50], motion [n, 2], plans [n, 30, 4], `Tick.since`.
+    """
 
     features: Tensor
     ego: Tensor
@@ -71,7 +82,10 @@ class Examples(NamedTuple):
 
 
 def examples_of(seed: int | str, number: int) -> Examples:
-    """What is to be learned from a drive: for each frame what `PlannerAdapter` makes of it, and the plan."""
+    """What is to be learned from a drive.
+
+    For each frame what `PlannerAdapter` makes of it, and the plan.
+    """
     ticks = [tick for tick in drive(seed, number) if tick.vehicle[3] > _STANDS]
     features, camera = [], MarkerArrays(ticks[0].fov_deg)
     for tick in ticks:
@@ -91,15 +105,17 @@ def relative(plan: Floats, vehicle: Sequence[float]) -> Floats:
     cosine, sine = math.cos(yaw), math.sin(yaw)
     east, north = plan[1:, 0] - x, plan[1:, 1] - y
     turned = (plan[1:, 2] - yaw + math.pi) % (2.0 * math.pi) - math.pi
-    return np.stack((east * cosine + north * sine, north * cosine - east * sine, turned, plan[1:, 3]), axis=1)
+    return np.stack(
+        (east * cosine + north * sine, north * cosine - east * sine, turned, plan[1:, 3]), axis=1
+    )
 
 
 def drive(seed: int | str, number: int) -> Iterator[Tick]:
     """A drive by the rules through a scenario, pushed now and then so that there is something to recover from.
 
-    And blind now and then: it then drives on where the plan to be learned brakes. Otherwise how it drove just before
-    would say what the plan is, and a planner that copies its own motion learns nothing of what is ahead (de Haan et
-    al., "Causal Confusion in Imitation Learning", 2019).
+    And blind now and then: it then drives on where the plan to be learned brakes. Otherwise how it drove
+    just before would say what the plan is, and a planner that copies its own motion learns nothing of what
+    is ahead (de Haan et al., "Causal Confusion in Imitation Learning", 2019).
     """
     draw = random.Random(f"{seed}/drive {number}")
     scenario = draw_scenario(SCENARIOS[number % len(SCENARIOS)], draw.getrandbits(24))
@@ -113,7 +129,9 @@ def drive(seed: int | str, number: int) -> Iterator[Tick]:
         since, vehicle, boxes = since + 1, world.vehicle, world.boxes
         ego = vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed
         _, hit = scan(boxes, vehicle.x, vehicle.y, vehicle.yaw)
-        in_sight = [index for index in sorted(set(hit.tolist()) - {-1}) if world.bodies[index].kind in CLASSES]
+        in_sight = [
+            index for index in sorted(set(hit.tolist()) - {-1}) if world.bodies[index].kind in CLASSES
+        ]
         near = [index for index in in_sight if math.dist(boxes[index, :2], ego[:2]) <= RANGES_M[_TIER]]
         visible, seen = camera.look(world, in_sight)
         blind = _BLIND_FRAMES if draw.random() < _BLIND else max(0, blind - 1)
@@ -138,7 +156,10 @@ def _push(vehicle: Vehicle, draw: random.Random) -> None:
 
 
 class _Camera:
-    """What the reference detector would find in images of the drawn road; each object has an error of its own, too."""
+    """What the reference detector would find in images of the drawn road.
+
+    Each object has an error of its own, too.
+    """
 
     def __init__(self, draw: random.Random) -> None:
         self._draw, self._errors = draw, dict[int, float]()
@@ -172,7 +193,9 @@ class _Camera:
     def _sides_px(vehicle: Vehicle, box: Floats, kind: str) -> tuple[float, float, float, float] | None:
         """Left, top, right and bottom in the image, None of what is not before the camera."""
         x, y, yaw, _, _, length, width = box.tolist()
-        away = complex(x - vehicle.x, y - vehicle.y) * complex(math.cos(vehicle.yaw), -math.sin(vehicle.yaw))
+        away = complex(x - vehicle.x, y - vehicle.y) * complex(
+            math.cos(vehicle.yaw), -math.sin(vehicle.yaw)
+        )
         turn = complex(math.cos(yaw - vehicle.yaw), math.sin(yaw - vehicle.yaw))
         corners = [away + complex(a * length, b * width) * turn for a in (-0.5, 0.5) for b in (-0.5, 0.5)]
         nearest = min(corner.real for corner in corners)

@@ -1,4 +1,7 @@
-"""Clouds of drawn scenes with what is in them: the closed loop's lidar over boxes that stand and drive anywhere."""
+"""Clouds of drawn scenes with what is in them.
+
+The closed loop's lidar over boxes that stand and drive anywhere.
+"""
 
 import math
 import random
@@ -29,7 +32,13 @@ _SIZES_M: Final = {  # least and most length, least and most width
 }
 _MOST: Final = {"car": 9, "truck": 3, "cyclist": 4, "pedestrian": 5, "wall": 4}
 _FASTEST: Final = {"car": 15.0, "truck": 15.0, "cyclist": 6.0, "pedestrian": 1.5, "wall": 0.0}  # m/s
-_ALONG: Final = {"car": 0.8, "truck": 0.8, "cyclist": 0.6, "pedestrian": 0.0, "wall": 0.5}  # share, along the road
+_ALONG: Final = {
+    "car": 0.8,
+    "truck": 0.8,
+    "cyclist": 0.6,
+    "pedestrian": 0.0,
+    "wall": 0.5,
+}  # share, along the road
 
 
 class LabelledCloud(NamedTuple):
@@ -37,7 +46,8 @@ class LabelledCloud(NamedTuple):
 
     Attributes:
         points: [n, 4] float32, as `PillarNet` takes them.
-        boxes: [k, 6] float32: x, y, length, width, yaw, index into `CLASSES`, in the vehicle's axes at the stamp.
+        boxes: [k, 6] float32: x, y, length, width, yaw, index into `CLASSES`, in the vehicle's axes at the
+            stamp.
         counts: [k] int64, points on each of them.
         kinds: of everything that was drawn, walls and what nobody sees included.
         table: [n, 7] of it: x, y, yaw, vx, vy, length, width.
@@ -90,8 +100,14 @@ def _scene(drawn: random.Random, who: tuple[str, ...]) -> tuple[list[str], list[
             speed = drawn.choice((0.0, drawn.uniform(0.0, _FASTEST[kind])))
             radius = 0.5 * math.hypot(length, width) + 0.2
             for _ in range(_TRIES):
-                x, y = drawn.uniform(-5.0, AHEAD_M), drawn.choice((BESIDE_M, 12.0)) * drawn.uniform(-1.0, 1.0)
-                if all(math.hypot(x - other_x, y - other_y) > radius + other for other_x, other_y, other in taken):
+                x, y = (
+                    drawn.uniform(-5.0, AHEAD_M),
+                    drawn.choice((BESIDE_M, 12.0)) * drawn.uniform(-1.0, 1.0),
+                )
+                if all(
+                    math.hypot(x - other_x, y - other_y) > radius + other
+                    for other_x, other_y, other in taken
+                ):
                     taken.append((x, y, radius))
                     kinds.append(kind)
                     boxes.append((x, y, yaw, speed * math.cos(yaw), speed * math.sin(yaw), length, width))

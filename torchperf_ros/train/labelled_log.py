@@ -1,7 +1,7 @@
 """A user's own log with labels, to train on: the labels' format, and the images of it for the detector.
 
-Labels are JSON Lines, one line for each labelled message: its `header.stamp` in ns, and what the adapter makes of it.
-For `CameraAdapter` those are boxes in pixels of the image as it was recorded:
+Labels are JSON Lines, one line for each labelled message: its `header.stamp` in ns, and what the adapter
+makes of it. For `CameraAdapter` those are boxes in pixels of the image as it was recorded:
 
     {"stamp_ns": 1700000000123456789, "labels": [{"class": "car", "box": [left, top, right, bottom]}]}
 
@@ -31,7 +31,9 @@ from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.train.labelled_scenes import LEAST_HEIGHT_PX, Label
 from torchperf_ros.train.task import HELD_OUT
 
-_HELD_OUT_SHARE: Final = 0.2  # the last of the log: neighbours in time are too alike to judge one by the other
+_HELD_OUT_SHARE: Final = (
+    0.2  # the last of the log: neighbours in time are too alike to judge one by the other
+)
 _FEWEST: Final = 10
 _BYTE: Final = 127.5
 _SIDES: Final = 4
@@ -60,17 +62,22 @@ class LabelledLog:
         """Read the labels.
 
         Raises:
-            ConfigError: the log has no such topic; a line is no label, two have one stamp, or there are fewer than 10.
+            ConfigError: the log has no such topic; a line is no label, two have one stamp, or there are
+                fewer than 10.
             LogError: the log cannot be read.
         """
         self.log, self.topic, self.path = log, topic, labels
         self.labels = dict(self._lines())
         with LogReader(log) as reader:
             if topic not in reader.topics:
-                raise ConfigError(f"log {log}: topic {topic} is not there; it has {', '.join(reader.topics) or 'none'}")
+                raise ConfigError(
+                    f"log {log}: topic {topic} is not there; it has {', '.join(reader.topics) or 'none'}"
+                )
             self.type_name = reader.topics[topic].type_name
         if len(self.labels) < _FEWEST:
-            raise ConfigError(f"labels {labels}: {len(self.labels)} lines; at least {_FEWEST} are needed to train on")
+            raise ConfigError(
+                f"labels {labels}: {len(self.labels)} lines; at least {_FEWEST} are needed to train on"
+            )
 
     def _lines(self) -> Iterator[tuple[int, tuple[str, Any]]]:
         seen = set()
@@ -89,7 +96,9 @@ class LabelledLog:
                 form = '{"stamp_ns": 1700000000000000000, "labels": [...]}'
                 raise ConfigError(f"{where}: {text[:80]!r} is not like {form} ({error})") from error
             if type(stamp_ns) is not int or stamp_ns <= 0:
-                raise ConfigError(f"{where}: stamp_ns is {stamp_ns!r}; it has to be a whole number of ns above 0")
+                raise ConfigError(
+                    f"{where}: stamp_ns is {stamp_ns!r}; it has to be a whole number of ns above 0"
+                )
             if stamp_ns in seen:
                 raise ConfigError(f"{where}: stamp_ns {stamp_ns} has been there before")
             seen.add(stamp_ns)
@@ -113,12 +122,16 @@ class LabelledLog:
             where, _ = next(iter(left.values()))
             more = f" and of {len(left) - 1} more" if len(left) > 1 else ""
             raise ConfigError(
-                f"{where}: no message of {self.topic} in {self.log} has the stamp {next(iter(left))} ns{more}"
+                f"{where}: no message of {self.topic} in {self.log} has the stamp {next(iter(left))}"
+                f" ns{more}"
             )
 
 
 class LoggedImages:
-    """Labelled images of a log, as `LabelledScenes` gives drawn ones; the last fifth of them is only judged by."""
+    """Labelled images of a log, as `LabelledScenes` gives drawn ones.
+
+    The last fifth of them is only judged by.
+    """
 
     def __init__(self, log: LabelledLog, seed: int | str) -> None:
         """Read the images, as `CameraAdapter` makes them ready, into a temporary file.
@@ -129,11 +142,14 @@ class LoggedImages:
         """
         compressed = log.type_name == _COMPRESSED
         if not compressed and log.type_name != _IMAGE:
-            raise ConfigError(f"log {log.log}: {log.topic} is {log.type_name}; it has to be {_IMAGE} or {_COMPRESSED}")
+            raise ConfigError(
+                f"log {log.log}: {log.topic} is {log.type_name}; it has to be {_IMAGE} or {_COMPRESSED}"
+            )
         adapter = CameraAdapter({"compressed": compressed}, torch.device("cpu"))
         count = len(log.labels)
         shape = (count, 3, IMAGE_HEIGHT, IMAGE_WIDTH)
-        self._images = np.memmap(tempfile.TemporaryFile(), np.uint8, "w+", shape=shape)  # noqa: SIM115 - it keeps it
+        # it keeps it
+        self._images = np.memmap(tempfile.TemporaryFile(), np.uint8, "w+", shape=shape)  # noqa: SIM115
         self._labels = []
         for place, example in enumerate(log.examples()):
             try:
@@ -148,7 +164,10 @@ class LoggedImages:
         self._seed, self._held_out = seed, seed == HELD_OUT
 
     def batch(self, number: int, count: int) -> tuple[Tensor, list[list[Label]]]:
-        """Images to judge by, from a number on, as many as there are; or some to train on, half of them mirrored."""
+        """Images to judge by, from a number on, as many as there are.
+
+        Or some to train on, half of them mirrored.
+        """
         if self._held_out:
             last = min(self._trained + number + count, len(self._labels))
             places = list(range(self._trained + number, last))
@@ -177,14 +196,16 @@ def _labels(example: Example, size: tuple[int, int]) -> Iterator[Label]:
     for one in example.labels:
         name, box = (one.get("class"), one.get("box")) if isinstance(one, dict) else (None, None)
         if name not in CLASSES:
-            raise ConfigError(f"{example.where}: class {name!r} is not there; it has to be of: {', '.join(CLASSES)}")
+            raise ConfigError(
+                f"{example.where}: class {name!r} is not there; it has to be of: {', '.join(CLASSES)}"
+            )
         if not isinstance(box, list) or len(box) != _SIDES or not all(_is_number(side) for side in box):
             raise ConfigError(f"{example.where}: box {box!r} is not [left, top, right, bottom] in pixels")
         left, top, right, bottom = box
         if not (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
             raise ConfigError(
-                f"{example.where}: box {box} is not in its image of {size[0]}x{size[1]} pixels with left < right and"
-                " top < bottom"
+                f"{example.where}: box {box} is not in its image of {size[0]}x{size[1]} pixels with left <"
+                " right and top < bottom"
             )
         scale_x, scale_y = IMAGE_WIDTH / size[0], IMAGE_HEIGHT / size[1]
         high = (bottom - top) * scale_y >= LEAST_HEIGHT_PX

@@ -1,4 +1,6 @@
-"""Images of the drawn road with the boxes that are in them: what the reference detector learns from, and is judged by.
+"""Images of the drawn road with the boxes that are in them.
+
+What the reference detector learns from, and is judged by.
 
 Every kind of object in any paint, anywhere on the road and beside it, at any distance.
 """
@@ -25,7 +27,9 @@ _LANE_M: Final = 3.5
 _NEAREST_M, _FARTHEST_M = 4.0, 120.0
 _MOST_OBJECTS: Final = 7
 _EMPTY_SHARE: Final = 0.15
-_COVERED_SHARE: Final = 0.25  # of the empty ones: no road either, as of a camera that is covered, blinded or broken
+_COVERED_SHARE: Final = (
+    0.25  # of the empty ones: no road either, as of a camera that is covered, blinded or broken
+)
 _KEEPS_LANE: Final = 0.7  # of cars and trucks; the others cross, or stand anywhere
 _WIDEST_SLOPE: Final = 0.6  # to the side, per metre ahead: the edge of the image is at 0.64
 _NOISY_SHARE, _MOST_NOISE = 0.3, 0.06
@@ -90,7 +94,9 @@ def _covered(draw: random.Random) -> Tensor:
     coarse = torch.rand((1, 3, *size), generator=torch.Generator().manual_seed(draw.getrandbits(32)))
     spread, middle = draw.uniform(0.0, 2.0), draw.uniform(-1.0, 1.0)
     mode = draw.choice(("nearest", "bilinear"))
-    return functional.interpolate((coarse - 0.5) * spread + middle, (IMAGE_HEIGHT, IMAGE_WIDTH), mode=mode).clamp(-1, 1)
+    return functional.interpolate(
+        (coarse - 0.5) * spread + middle, (IMAGE_HEIGHT, IMAGE_WIDTH), mode=mode
+    ).clamp(-1, 1)
 
 
 def _objects(draw: random.Random) -> list[SceneObject]:

@@ -1,4 +1,7 @@
-"""How the lidar's network is trained, and what it scores: targets, loss, and average precision seen from above."""
+"""How the lidar's network is trained, and what it scores.
+
+Targets, loss, and average precision seen from above.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -51,7 +54,8 @@ class Batch(NamedTuple):
         points: [n, 4] of all clouds together; `cloud`: [n], which one each is of.
         heat: [clouds, 96, 96], 1 where a box has its centre, falling off around it.
         cells: [k, 3]: cloud, row and column of each box's centre.
-        values: [k, 6]: what `PillarNet.maps` has to say there, offset, log size, sine and cosine of twice the yaw.
+        values: [k, 6]: what `PillarNet.maps` has to say there, offset, log size, sine and cosine of twice
+            the yaw.
         kinds: [k], index into `CLASSES`.
     """
 
@@ -95,29 +99,41 @@ class LidarTask(Task):
         weights = _WEIGHTS
         return (
             focal(maps[:, 0], heat)
-            + weights["offset"] * error[:2].sum() + weights["size"] * error[2:4].sum()
+            + weights["offset"] * error[:2].sum()
+            + weights["size"] * error[2:4].sum()
             + weights["yaw"] * error[4:].sum()
             + weights["kind"] * functional.cross_entropy(here[:, 7:], kinds, reduction="sum") / many
-        )  # fmt: skip
+        )
 
-    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+    def judge(
+        self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device
+    ) -> dict[str, float]:
         """Figures of so many clouds by what a network, or an engine of it, gives for the points of one each.
 
-        `map` is the mean average precision over the classes, of centres within 1 m; `map_2m` within 2 m; `ap_...` that
-        of a class within 1 m; `false_boxes` are those with a score of 0.5 and more, for each cloud without anybody.
+        `map` is the mean average precision over the classes, of centres within 1 m; `map_2m` within 2 m;
+        `ap_...` that of a class within 1 m; `false_boxes` are those with a score of 0.5 and more, for each
+        cloud without anybody.
         """
 
         def found(cloud: LabelledCloud, least: float) -> list[Box]:
             return strongest(
-                call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(), least, _MOST_BOXES
+                call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(),
+                least,
+                _MOST_BOXES,
             )
 
         clouds = [draw_cloud(seed, number) for number in range(count)]
-        boxes, truth = [found(cloud, _LEAST_SCORE) for cloud in clouds], [cloud.boxes.numpy() for cloud in clouds]
-        empty = [draw_cloud(seed, number, empty=True) for number in range(count, count + max(1, count // 4))]
+        boxes, truth = (
+            [found(cloud, _LEAST_SCORE) for cloud in clouds],
+            [cloud.boxes.numpy() for cloud in clouds],
+        )
+        empty = [
+            draw_cloud(seed, number, empty=True) for number in range(count, count + max(1, count // 4))
+        ]
         false = [len(found(cloud, _PUBLISHED_SCORE)) for cloud in empty]
         near, far = (
-            [average_precision(boxes, truth, index, most_m) for index in range(len(CLASSES))] for most_m in (1.0, 2.0)
+            [average_precision(boxes, truth, index, most_m) for index in range(len(CLASSES))]
+            for most_m in (1.0, 2.0)
         )
         figures = {"map": _mean(near), "map_2m": _mean(far), "false_boxes": sum(false) / len(false)}
         return figures | {f"ap_{name}": value for name, value in zip(CLASSES, near, strict=True)}
@@ -148,7 +164,8 @@ def batch_of(clouds: list[LabelledCloud]) -> Batch:
     heat = torch.zeros(len(clouds), GRID_ROWS, GRID_COLUMNS)
     heat = heat.scatter_reduce(0, owner[:, None, None].expand_as(peaks), peaks, "amax")
     values = torch.stack(
-        (along - column, across - row, length.log(), width.log(), (2.0 * yaw).sin(), (2.0 * yaw).cos()), dim=1
+        (along - column, across - row, length.log(), width.log(), (2.0 * yaw).sin(), (2.0 * yaw).cos()),
+        dim=1,
     )
     cells = torch.stack((owner, row, column), dim=1)
     points = torch.cat([cloud.points for cloud in clouds])
@@ -164,11 +181,13 @@ def focal(logits: Tensor, heat: Tensor) -> Tensor:
     return -(hit + missed).sum() / centres.sum().clamp(min=1)
 
 
-def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float) -> float:
+def average_precision(
+    found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float
+) -> float:
     """See `area_under_precision`, of one class; NaN where nobody is of it.
 
-    As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that nobody with a higher score
-    has taken, if their centres are so near to each other.
+    As in nuScenes (Caesar et al., 2020) a box belongs to the nearest one of its class that nobody with a
+    higher score has taken, if their centres are so near to each other.
 
     Args:
         found: boxes of each cloud.
@@ -178,9 +197,14 @@ def average_precision(found: list[list[Box]], truth: list[NDArray[np.float32]], 
     """
     own = [boxes[boxes[:, 5] == kind] for boxes in truth]
     ranked = sorted(
-        ((box.score, number, box.x, box.y) for number, boxes in enumerate(found) for box in boxes
-         if box.class_index == kind), key=lambda one: -one[0],
-    )  # fmt: skip
+        (
+            (box.score, number, box.x, box.y)
+            for number, boxes in enumerate(found)
+            for box in boxes
+            if box.class_index == kind
+        ),
+        key=lambda one: -one[0],
+    )
     taken, right = [np.zeros(len(boxes), dtype=bool) for boxes in own], []
     for _, number, x, y in ranked:
         away = np.hypot(own[number][:, 0] - x, own[number][:, 1] - y)

@@ -1,4 +1,7 @@
-"""How the reference planner learns: to plan, from what a camera finds, what the closed loop's rules would plan."""
+"""How the reference planner learns.
+
+To plan, from what a camera finds, what the closed loop's rules would plan.
+"""
 
 import random
 from collections.abc import Callable, Mapping
@@ -90,7 +93,10 @@ class PlannerTask(Task):
         last = draw.randrange(len(drive.since))
         frames = draw.randint(1, HISTORY_FRAMES) if draw.random() < _SHORTENED else HISTORY_FRAMES
         frames = min(frames, drive.since[last], last + 1)
-        history, mask = torch.zeros(HISTORY_FRAMES, drive.features.shape[1]), torch.zeros(HISTORY_FRAMES).bool()
+        history, mask = (
+            torch.zeros(HISTORY_FRAMES, drive.features.shape[1]),
+            torch.zeros(HISTORY_FRAMES).bool(),
+        )
         history[HISTORY_FRAMES - frames :] = drive.features[last + 1 - frames : last + 1]
         mask[HISTORY_FRAMES - frames :] = True
         if draw.random() < _GAP:
@@ -105,15 +111,24 @@ class PlannerTask(Task):
             history[:, -1] *= -1.0
         return history, mask, ego, plan
 
-    def loss(self, network: Any, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401 - as `Task` has them
-        """How far off the plan is; that of the early exits counts less (deep supervision, Lee et al., 2015)."""
+    # as `Task` has them
+    def loss(self, network: Any, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401
+        """How far off the plan is.
+
+        That of the early exits counts less (deep supervision, Lee et al., 2015).
+        """
         *inputs, plans = (part.to(device) for part in batch)
         *early, last = [_off(outputs.float(), plans) for outputs in network.steps(*inputs)]
         total: Tensor = last + _EARLY_EXIT_WEIGHT * sum(early)
         return total
 
-    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
-        """Distances in m to where the rules would be, see the card; those of early exits where `call` has `steps`."""
+    def judge(
+        self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device
+    ) -> dict[str, float]:
+        """Distances in m to where the rules would be, see the card.
+
+        Those of early exits where `call` has `steps`.
+        """
         found = []
         for begin in range(0, count, _JUDGED_AT_ONCE):
             *inputs, plans = self.batch(seed, begin, min(_JUDGED_AT_ONCE, count - begin))
@@ -128,17 +143,23 @@ class PlannerTask(Task):
         away = torch.cat(found, dim=1)  # [steps, n, 30]
         last = away[-1, :, -1]
         return {
-            "fde": last.mean().item(), "ade": away[-1].mean().item(), "miss": (last > MISS_M).float().mean().item(),
+            "fde": last.mean().item(),
+            "ade": away[-1].mean().item(),
+            "miss": (last > MISS_M).float().mean().item(),
             **{f"fde_{step}": one[:, -1].mean().item() for step, one in enumerate(away[:-1], start=1)},
-        }  # fmt: skip
+        }
 
     def card(self, judged: int) -> str:
         """What it plans, and how it was judged."""
         kept = self.judge(_constant, HELD_OUT, judged, torch.device("cpu"))
         return _CARD.format(
-            judged=f"{judged:,}", drives=_DRIVES_HELD_OUT, miss=MISS_M, fde=kept["fde"], ade=kept["ade"],
+            judged=f"{judged:,}",
+            drives=_DRIVES_HELD_OUT,
+            miss=MISS_M,
+            fde=kept["fde"],
+            ade=kept["ade"],
             miss_share=kept["miss"],
-        )  # fmt: skip
+        )
 
 
 def _constant(_history: Tensor, _mask: Tensor, ego: Tensor) -> Tensor:
@@ -157,5 +178,7 @@ def _off(outputs: Tensor, plans: Tensor) -> Tensor:
     squared = (outputs[:, :, :2] - plans[:, :, :2]).square().sum(dim=2)
     away = (squared + 1e-4).sqrt()  # whose slope is finite where there is no distance
     other: Tensor = (outputs[:, :, 2:] - plans[:, :, 2:]).abs().mean(dim=(0, 1))
-    total: Tensor = away.mean() + _LAST_WEIGHT * away[:, -1].mean() + _TURN_WEIGHT * other[0] + _SPEED_WEIGHT * other[1]
+    total: Tensor = (
+        away.mean() + _LAST_WEIGHT * away[:, -1].mean() + _TURN_WEIGHT * other[0] + _SPEED_WEIGHT * other[1]
+    )
     return total

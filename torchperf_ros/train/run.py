@@ -1,4 +1,7 @@
-"""One run of `torchperf train`: trains tiers beside each other, writes weights, model cards and a page of curves."""
+"""One run of `torchperf train`.
+
+Trains tiers beside each other, writes weights, model cards and a page of curves.
+"""
 
 import hashlib
 import json
@@ -75,12 +78,14 @@ class TrainOptions(Techniques):
         """Of each tier of each model.
 
         Raises:
-            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts, or weights to
-                start from or to learn from cannot be used.
+            ConfigError: there is no such model, tier or device, a batch cannot be cut into so many parts,
+                or weights to start from or to learn from cannot be used.
         """
         _of(self.models, ADAPTERS, "model")
         if self.adapter and self.models:
-            raise ConfigError(f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}")
+            raise ConfigError(
+                f"models {', '.join(self.models)}: they have no effect beside adapter {self.adapter}"
+            )
         found = choose_device(self.device)
         means = {one.name: getattr(self, one.name) for one in fields(Techniques)}
         plans = []
@@ -89,16 +94,24 @@ class TrainOptions(Techniques):
             task = task_of(adapter, self.data)
             _of(self.tiers, task.tiers, f"{task.name}: tier")
             if task.batch_size % self.accumulate:
-                msg = f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of {task.batch_size}"
+                msg = (
+                    f"accumulate is {self.accumulate}; it has to divide {task.name}'s batch of"
+                    f" {task.batch_size}"
+                )
                 raise ConfigError(msg)
             for tier in task.tiers:
                 if self.tiers and tier not in self.tiers:
                     continue
                 plan = TierPlan(
-                    task.name, tier, max(1, round(self.share * task.steps[tier])), self.seed, str(found),
-                    self.judged or task.judged, self.folder / f"{task.name}-{tier}.checkpoint",
+                    task.name,
+                    tier,
+                    max(1, round(self.share * task.steps[tier])),
+                    self.seed,
+                    str(found),
+                    self.judged or task.judged,
+                    self.folder / f"{task.name}-{tier}.checkpoint",
                     **{**means, "adapter": adapter},
-                )  # fmt: skip
+                )
                 try:  # now, before hours go into the tiers that come first
                     if self.start is not None or self.teacher is not None:
                         network_of(task, plan)
@@ -127,7 +140,9 @@ def _of(names: Sequence[str], known: Mapping[str, Any], what: str) -> None:
         raise ConfigError(f"{what} {unknown[0]!r} does not exist; allowed: {', '.join(known)}")
 
 
-def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progress) -> dict[TierPlan, TierResult]:
+def train_all(
+    options: TrainOptions, plans: Sequence[TierPlan], advance: Progress
+) -> dict[TierPlan, TierResult]:
     """Train every plan, each in a process of its own, as many at a time as there are cores.
 
     Raises:
@@ -174,9 +189,14 @@ def train_all(options: TrainOptions, plans: Sequence[TierPlan], advance: Progres
 
 
 def _train(number: int, plan: TierPlan, reports: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
-    """A tier's process; no daemon, for its loaders are processes, too, so it ends with the command by itself."""
+    """A tier's process.
+
+    No daemon, for its loaders are processes, too, so it ends with the command by itself.
+    """
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the command, which ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's Ctrl-C is for the command, which ends this process
     try:
         task = task_of(plan.adapter, plan.data)
         result: Any = train(task, plan, lambda _, step, loss: reports.put((number, step, loss, None)))
@@ -200,12 +220,16 @@ def write(options: TrainOptions, results: Mapping[TierPlan, TierResult]) -> dict
         content = save(weights, {"widths": widths})  # one entry: of several the order varies, and the hash
         path.write_bytes(content)
         figures[name] = {
-            "seed": options.seed, "held_out": HELD_OUT, "sha256": hashlib.sha256(content).hexdigest(),
-            "bytes": len(content), "machine": machine_now(next(iter(own)).device),
+            "seed": options.seed,
+            "held_out": HELD_OUT,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "bytes": len(content),
+            "machine": machine_now(next(iter(own)).device),
             "tiers": {
-                plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)} for plan, one in own.items()
+                plan.tier: {"steps": plan.steps, "judged": plan.judged, **asdict(one)}
+                for plan, one in own.items()
             },
-        }  # fmt: skip
+        }
         plain = json.loads(json.dumps(figures[name]), parse_constant=lambda _: None)  # NaN is null in JSON
         path.with_suffix(".json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         task = task_of(next(iter(own)).adapter, options.data)
@@ -228,17 +252,23 @@ def _card(task: Task, figures: Mapping[str, Any]) -> str:
     tiers, machine = figures["tiers"], figures["machine"]
     columns = list(next(iter(tiers.values()))["score"])
     rows = [
-        [tier, str(one["width"]), f"{one['steps'] * task.batch_size:,}", f"{one['seconds']:.0f}",
-         f"{one['cpu_s']:.0f}", *(f"{one['score'][column]:.3f}" for column in columns)]
+        [
+            tier,
+            str(one["width"]),
+            f"{one['steps'] * task.batch_size:,}",
+            f"{one['seconds']:.0f}",
+            f"{one['cpu_s']:.0f}",
+            *(f"{one['score'][column]:.3f}" for column in columns),
+        ]
         for tier, one in tiers.items()
-    ]  # fmt: skip
+    ]
     head = ["tier", "width", "examples", "seconds", "CPU s", *columns]
     table = "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
     return (
-        f"{task.card(next(iter(tiers.values()))['judged'])}\n{table}\n\n"
-        f"Trained by `torchperf train --seed {figures['seed']}` ({machine['cpu']}, {machine['cores']} cores, torch"
-        f" {machine['torch']}), each tier on one thread. Weights: fp16, {figures['bytes'] / 1e6:.2f} MB, SHA-256\n"
-        f"`{figures['sha256']}`.\n"
+        f"{task.card(next(iter(tiers.values()))['judged'])}\n{table}\n\nTrained by `torchperf train --seed"
+        f" {figures['seed']}` ({machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}), each"
+        f" tier on one thread. Weights: fp16, {figures['bytes'] / 1e6:.2f} MB,"
+        f" SHA-256\n`{figures['sha256']}`.\n"
     )
 
 
@@ -261,10 +291,15 @@ def _page(figures: Mapping[str, Any]) -> str:
                 figure.add_scatter(x=steps, y=values, mode="lines+markers", name=tier)
             pictures.append((title, draw.laid_out(figure, _HEIGHT, "steps", "", showlegend=True)))
         rows = [
-            [tier, *({"text": f"{value:.3f}", "css": "n"} for value in one["score"].values()),
-             {"text": f"{one['seconds']:,.0f}", "css": "n"}]
+            [
+                tier,
+                *({"text": f"{value:.3f}", "css": "n"} for value in one["score"].values()),
+                {"text": f"{one['seconds']:,.0f}", "css": "n"},
+            ]
             for tier, one in own["tiers"].items()
-        ]  # fmt: skip
+        ]
         head = [("tier", ""), *((text, "n") for text in (*columns, "seconds"))]
         page.section(name, [page.plots(*pictures), {"kind": "table", "head": head, "rows": rows}])
-    return page.render("Training", "Scores are of examples that were not trained with.", f"torchperf {__version__}")
+    return page.render(
+        "Training", "Scores are of examples that were not trained with.", f"torchperf {__version__}"
+    )

@@ -1,4 +1,7 @@
-"""What `torchperf train` needs to know of a model: its tiers, its examples, its loss, and how it is judged."""
+"""What `torchperf train` needs to know of a model.
+
+Its tiers, its examples, its loss, and how it is judged.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +44,8 @@ class Task(Protocol):
     def network(self, tier: str, width: int | None = None) -> nn.Module:
         """An untrained network of a tier, on the CPU, in training mode.
 
-        `width`: of its layers; only weights that `pruned` has made narrower ask for another one than the tier's.
+        `width`: of its layers; only weights that `pruned` has made narrower ask for another one than the
+        tier's.
         """
 
     def pruned(self, network: Any, share: float) -> tuple[nn.Module, int]:  # noqa: ANN401
@@ -66,7 +70,9 @@ class Task(Protocol):
     def loss(self, network: nn.Module, batch: Any, device: torch.device) -> Tensor:  # noqa: ANN401
         """What is to become small, a scalar."""
 
-    def judge(self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device) -> dict[str, float]:
+    def judge(
+        self, call: Callable[..., Any], seed: int | str, count: int, device: torch.device
+    ) -> dict[str, float]:
         """Figures of so many examples by what a network, or an engine of it, gives for the inputs of one frame each.
 
         The first figure is drawn over the steps, and is what `torchperf tune` calls the accuracy.

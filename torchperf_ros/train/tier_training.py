@@ -1,4 +1,7 @@
-"""Training of one tier, in a process of its own: seeded, resumed where it was, judged on examples that it never saw."""
+"""Training of one tier, in a process of its own.
+
+Seeded, resumed where it was, judged on examples that it never saw.
+"""
 
 import io
 import itertools
@@ -28,7 +31,9 @@ _REPORTED_EVERY: Final = 10
 _KEPT_EVERY_S: Final = 30.0  # what an ended run loses at most, unless a step takes longer
 _WEIGHT_DECAY: Final = 1e-4
 _WARM_SHARE: Final = 0.1
-_FINE_TUNED: Final = 0.2  # of the usual rate, which would undo what trained weights know; pruned ones learn anew
+_FINE_TUNED: Final = (
+    0.2  # of the usual rate, which would undo what trained weights know; pruned ones learn anew
+)
 _KEPT_WEIGHTS: Final = 0.995  # of the running mean, each step (Polyak and Juditsky, 1992)
 
 
@@ -38,14 +43,16 @@ class TrainingFailed(TorchperfError):
 
 @dataclass(frozen=True, kw_only=True)
 class Techniques:
-    """What is learned from, and by which means; the defaults are those that the shipped weights were trained with.
+    """What is learned from, and by which means.
+
+    The defaults are those that the shipped weights were trained with.
 
     Attributes:
         start: weights to start from (fine-tuning), by name; None: from the beginning.
         teacher: weights of the task's best tier, whose answers are learned from, too; None: none.
         prune: share of the channels of `start` that are taken away before it is trained on.
-        bf16: whether layers compute in bfloat16, where torch's autocast says that they can; None: where the device has
-            instructions for it.
+        bf16: whether layers compute in bfloat16, where torch's autocast says that they can; None: where the
+            device has instructions for it.
         accumulate: gradients of so many parts of a batch are added, so that only one part lies in memory.
         checkpointing: activations are computed again on the way back instead of being kept.
         loaders: processes that make batches ready ahead; 0: each is made when it is needed.
@@ -76,7 +83,8 @@ class TierPlan(Techniques):
         device: where.
         judged: examples that the final score is of.
         checkpoint: file to go on from, written as it goes.
-        read: SHA-256 of the files that it begins with: weights to start from, the teacher's, and labels; "" for none.
+        read: SHA-256 of the files that it begins with: weights to start from, the teacher's, and labels; ""
+            for none.
     """
 
     model: str
@@ -91,15 +99,27 @@ class TierPlan(Techniques):
     def __post_init__(self) -> None:
         """Decide what was left to the device, and read what files hold now."""
         files = (self.start, self.teacher, self.data and self.data[2])
-        object.__setattr__(self, "read", tuple(file_sha256(one) if one and one.is_file() else "" for one in files))
+        object.__setattr__(
+            self, "read", tuple(file_sha256(one) if one and one.is_file() else "" for one in files)
+        )
         if self.bf16 is None:
             object.__setattr__(self, "bf16", not why_slow("bf16", torch.device(self.device)))
 
     def identity(self) -> list[Any]:
         """What has to be the same for a checkpoint to be gone on from."""
         data = "" if self.data is None else f"{self.data[0]} {self.data[1]}"
-        return [self.model, self.adapter, self.tier, self.steps, self.seed, self.bf16, self.accumulate, data,
-                *self.read, self.prune]  # fmt: skip
+        return [
+            self.model,
+            self.adapter,
+            self.tier,
+            self.steps,
+            self.seed,
+            self.bf16,
+            self.accumulate,
+            data,
+            *self.read,
+            self.prune,
+        ]
 
 
 @dataclass
@@ -108,7 +128,8 @@ class TierResult:
 
     Attributes:
         width: of the network's layers, which pruning makes smaller.
-        seconds, cpu_s: of training, over all runs of it; what other programs took of the machine is in the first only.
+        seconds, cpu_s: of training, over all runs of it; what other programs took of the machine is in the
+        first only.
         score: see `Task.judge`; `judged`: examples that it is of.
         curve: step, loss (a running mean) and the score's first figure on a few held-out examples.
     """
@@ -126,7 +147,9 @@ Report = Callable[[str, int, float], None]
 
 
 def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
-    """Train until the last step, from the checkpoint on if it is of the same plan; the weights are in the checkpoint.
+    """Train until the last step, from the checkpoint on if it is of the same plan.
+
+    The weights are in the checkpoint.
 
     Raises:
         TrainingFailed: the loss is no number, or the checkpoint cannot be read.
@@ -140,7 +163,9 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
     mean = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     rate = task.rate[plan.tier] * (_FINE_TUNED if plan.start is not None and not plan.prune else 1.0)
     optimizer = torch.optim.AdamW(net.parameters(), rate, weight_decay=_WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, total_steps=plan.steps, pct_start=_WARM_SHARE
+    )
     parts: dict[str, Any] = {"net": net, "mean": mean, "optimizer": optimizer, "schedule": schedule}
     result, step, running = TierResult(), 0, float("nan")
     if (found := read_checkpoint(plan)) is not None:
@@ -165,10 +190,15 @@ def train(task: Task, plan: TierPlan, report: Report) -> TierResult:
         result.curve, result.judged = [*earlier, (step, running, next(iter(result.score.values())))], count
         keep()
 
-    batches = iter(DataLoader(
-        _Batches(task, plan, step), batch_size=None, num_workers=plan.loaders, pin_memory=device.type == "cuda",
-        multiprocessing_context="spawn" if plan.loaders else None,
-    ))  # fmt: skip
+    batches = iter(
+        DataLoader(
+            _Batches(task, plan, step),
+            batch_size=None,
+            num_workers=plan.loaders,
+            pin_memory=device.type == "cuda",
+            multiprocessing_context="spawn" if plan.loaders else None,
+        )
+    )
     while step < plan.steps:
         loss = _step(task, net, plan, batches)
         if not math.isfinite(loss):
@@ -196,7 +226,8 @@ def network_of(task: Task, plan: TierPlan) -> tuple[nn.Module, int]:
     """The network to train, and its width; the task gets its teacher.
 
     Raises:
-        ConfigError: the weights to start from or those of the teacher cannot be used, or nothing can be pruned.
+        ConfigError: the weights to start from or those of the teacher cannot be used, or nothing can be
+            pruned.
     """
     net, width = task.network(plan.tier), task.tiers[plan.tier]
     if plan.start is not None:
@@ -228,7 +259,10 @@ class _Batches(Dataset[Any]):
 
     def __init__(self, task: Task, plan: TierPlan, first_step: int) -> None:
         self._task, self._seed, self._first = task, plan.seed, first_step * plan.accumulate
-        self._count, self._parts = task.batch_size // plan.accumulate, (plan.steps - first_step) * plan.accumulate
+        self._count, self._parts = (
+            task.batch_size // plan.accumulate,
+            (plan.steps - first_step) * plan.accumulate,
+        )
 
     def __len__(self) -> int:
         return self._parts
@@ -253,28 +287,40 @@ def trained_weights(plan: TierPlan) -> dict[str, torch.Tensor]:
     found = read_checkpoint(plan)
     assert found is not None
     prefix = "module."
-    return {name.removeprefix(prefix): value for name, value in found["mean"].items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in found["mean"].items() if name.startswith(prefix)
+    }
 
 
 def read_checkpoint(plan: TierPlan) -> dict[str, Any] | None:
-    """The checkpoint, None if there is none or it is of another plan; a `TrainingFailed` where it cannot be read."""
+    """The checkpoint, None if there is none or it is of another plan.
+
+    A `TrainingFailed` where it cannot be read.
+    """
     if not plan.checkpoint.is_file():
         return None
     try:
         found: dict[str, Any] = torch.load(plan.checkpoint, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise TrainingFailed(f"{plan.checkpoint} cannot be read ({error}); `--again` begins anew") from error
+        raise TrainingFailed(
+            f"{plan.checkpoint} cannot be read ({error}); `--again` begins anew"
+        ) from error
     return found if found.get("plan") == plan.identity() else None
 
 
 def _write(plan: TierPlan, states: dict[str, Any]) -> None:
     """The checkpoint, whole or not at all; a `TrainingFailed` where there is no room for it."""
     temporary, content = plan.checkpoint.with_suffix(".part"), io.BytesIO()
-    torch.save({**states, "plan": plan.identity()}, content)  # into a file it does not say why it could not write
+    torch.save(
+        {**states, "plan": plan.identity()}, content
+    )  # into a file it does not say why it could not write
     try:
         temporary.write_bytes(content.getbuffer())
         os.replace(temporary, plan.checkpoint)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        text = f"{plan.checkpoint} cannot be written: {error.strerror}; mend that, and the same command goes on"
+        text = (
+            f"{plan.checkpoint} cannot be written: {error.strerror}; mend that, and the same command"
+            " goes on"
+        )
         raise TrainingFailed(text) from error

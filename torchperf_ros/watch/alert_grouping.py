@@ -1,4 +1,7 @@
-"""Alerts in, events out: one cause is one event, published when it begins, grows worse, goes on for long, and ends."""
+"""Alerts in, events out.
+
+One cause is one event, published when it begins, grows worse, goes on for long, and ends.
+"""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -57,9 +60,9 @@ class AlertGrouping:
     def tick(self, now_ns: int) -> list[list[Alert]]:
         """What there is to publish now: a list of messages, each with the statuses that belong together.
 
-        Besides the alert's own, the values hold `event` (equal for what belongs together), `since_s` (seconds before
-        now that it began), `count` and `held_back` (alerts in all, and since it was last published), and `also` (what
-        else goes on).
+        Besides the alert's own, the values hold `event` (equal for what belongs together), `since_s`
+        (seconds before now that it began), `count` and `held_back` (alerts in all, and since it was last
+        published), and `also` (what else goes on).
         """
         once: list[Alert] = []
         while self._waiting:
@@ -70,7 +73,11 @@ class AlertGrouping:
                 self._take(anomaly, found_ns)
         begun = [entry for entry in self._open.values() if entry.anomaly.level > entry.published_level]
         since_ns = now_ns - _REMIND_NS
-        due = [entry for entry in self._open.values() if entry.unpublished > 0 and entry.published_ns <= since_ns]
+        due = [
+            entry
+            for entry in self._open.values()
+            if entry.unpublished > 0 and entry.published_ns <= since_ns
+        ]
         reminded = [entry for entry in due if entry not in begun]
         messages = [[self._published(entry, now_ns) for entry in sorted(begun, key=_rank)]] if begun else []
         messages += [[self._published(entry, now_ns)] for entry in reminded]
@@ -92,19 +99,27 @@ class AlertGrouping:
         entry.unpublished += 1
 
     def _event(self, found_ns: int) -> int:
-        """The number of the event that something new belongs to: the last one if that began a moment ago."""
+        """The number of the event that something new belongs to.
+
+        The last one if that began a moment ago.
+        """
         if self._event_began_ns is None or found_ns - self._event_began_ns > _GROUP_NS:
             self._events += 1
             self._event_began_ns = found_ns
         return self._events
 
     def _published(self, entry: _Open, now_ns: int) -> Alert:
-        also = [other.anomaly.name for other in sorted(self._open.values(), key=_rank) if other is not entry]
+        also = [
+            other.anomaly.name for other in sorted(self._open.values(), key=_rank) if other is not entry
+        ]
         values = {
-            **entry.anomaly.values, "event": str(entry.event), "also": "; ".join(also), "count": str(entry.count),
+            **entry.anomaly.values,
+            "event": str(entry.event),
+            "also": "; ".join(also),
+            "count": str(entry.count),
             "since_s": f"{max(0, now_ns - entry.began_ns) / NS_PER_S:.1f}",
             "held_back": str(max(0, entry.unpublished - 1)),
-        }  # fmt: skip
+        }
         entry.published_ns, entry.published_level, entry.unpublished = now_ns, entry.anomaly.level, 0
         return replace(entry.anomaly, values=values)
 
@@ -116,7 +131,9 @@ class AlertGrouping:
             lasted_s = (entry.seen_ns - entry.began_ns) / NS_PER_S
             times = "once" if entry.count == 1 else f"{entry.count} times in {lasted_s:.1f} s"
             values = {"event": str(entry.event), "lasted_s": f"{lasted_s:.1f}", "count": str(entry.count)}
-            yield Alert(Level.OK, name, f"over: found {times}, not in the last {_QUIET_NS // NS_PER_S} s", values)
+            yield Alert(
+                Level.OK, name, f"over: found {times}, not in the last {_QUIET_NS // NS_PER_S} s", values
+            )
 
 
 def _place(alert: Alert) -> int:
@@ -129,7 +146,10 @@ def _rank(entry: _Open) -> tuple[int, int]:
 
 
 class LastAlerts:
-    """The alerts of the recorder's last look: a busy machine may leave it no time for another, for up to 20 s."""
+    """The alerts of the recorder's last look.
+
+    A busy machine may leave it no time for another, for up to 20 s.
+    """
 
     def __init__(self) -> None:
         """Nothing found."""

@@ -1,4 +1,7 @@
-"""What a stage's inputs hold: frozen, black or empty ones look like any other to whoever only counts frames."""
+"""What a stage's inputs hold.
+
+Frozen, black or empty ones look like any other to whoever only counts frames.
+"""
 
 import contextlib
 import math
@@ -18,7 +21,9 @@ _IMAGE, _COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 _CLOUD = "sensor_msgs/msg/PointCloud2"
 _SENSED = {_IMAGE, _COMPRESSED, _CLOUD}  # sensors that have noise: the same bytes twice are no measurement
 _HEADER_END = 12  # CDR encapsulation and stamp
-_SAMPLES = 128  # bytes by which two messages are compared first; each is a look into memory that is in no cache
+_SAMPLES = (
+    128  # bytes by which two messages are compared first; each is a look into memory that is in no cache
+)
 _LOOK_EVERY_NS = NS_PER_S // 2
 _BLIND_LOOKS = 3
 _FROZEN_S, _FROZEN_FRAMES = 1.0, 3
@@ -26,14 +31,17 @@ _STOOD_S, _STOOD_INTERVALS = 1.0, 5.0
 _LAPSES_S = 5.0  # after the last message: what it showed is not known to be so any more
 _MOST_BYTES = 64 << 20
 _CLOUD_POINTS = 2048
-_NOISE_AGAIN_NS = 10 * NS_PER_S  # a JPEG at an eighth of its size that looks like noise is decoded as a whole as often
+_NOISE_AGAIN_NS = (
+    10 * NS_PER_S
+)  # a JPEG at an eighth of its size that looks like noise is decoded as a whole as often
 
 
 class InputContent:
     """One input of one stage. Every message is compared by some bytes; two a second are decoded.
 
     Attributes:
-        seen: what the last look found: `black`, `empty` and the like, `frozen` excepted; empty if all is well.
+        seen: what the last look found: `black`, `empty` and the like, `frozen` excepted; empty if all is
+            well.
     """
 
     def __init__(self, stage: str, topic: str, type_name: str, *, trigger: bool) -> None:
@@ -111,7 +119,9 @@ class InputContent:
         picture = raw_picture(message) if is_raw else compressed_picture(message)
         if picture is None:
             return ""
-        self._stillness.look(picture, now_ns, None if is_raw else lambda: compressed_picture(message, whole=True))
+        self._stillness.look(
+            picture, now_ns, None if is_raw else lambda: compressed_picture(message, whole=True)
+        )
         seen = blindness(picture)
         if is_raw or seen != "noise" or self.seen == "noise":
             return seen
@@ -136,9 +146,18 @@ class InputContent:
             text = f"{standing.share:.0%} of the picture of {topic} is frozen ({standing.where})"
             stands_s = (now_ns - standing.since_ns) / NS_PER_S
             found.append(self._alert("input frozen", Level.ERROR, text, (standing.share, 0), stands_s))
-        usual_s = self._usual_stamp_s  # NaN where the stamp has never advanced: such an input does not stand still
-        if self._stamp_frames >= _FROZEN_FRAMES and stood_s >= _STOOD_S and stood_s >= _STOOD_INTERVALS * usual_s:
-            text = f"the stamp of {topic} stands still, usually there is a new one every {1e3 * usual_s:.0f} ms"
+        usual_s = (
+            self._usual_stamp_s
+        )  # NaN where the stamp has never advanced: such an input does not stand still
+        if (
+            self._stamp_frames >= _FROZEN_FRAMES
+            and stood_s >= _STOOD_S
+            and stood_s >= _STOOD_INTERVALS * usual_s
+        ):
+            text = (
+                f"the stamp of {topic} stands still, usually there is a new one every"
+                f" {1e3 * usual_s:.0f} ms"
+            )
             found.append(self._alert("input stands still", Level.WARN, text, (stood_s, usual_s), stood_s))
         if self.seen and self._looks >= _BLIND_LOOKS:
             noun = "point clouds" if self._type_name == _CLOUD else "images"
@@ -147,8 +166,13 @@ class InputContent:
             found.append(self._alert(f"input {self.seen}", level, text, (1, 0), blind_s))
         return found
 
-    def _alert(self, kind: str, level: Level, text: str, now_and_usual: tuple[float, float], since_s: float) -> Alert:
-        name, (now, usual) = f"{self._stage}: {kind}{self._suffix}", (f"{value:.3g}" for value in now_and_usual)
+    def _alert(
+        self, kind: str, level: Level, text: str, now_and_usual: tuple[float, float], since_s: float
+    ) -> Alert:
+        name, (now, usual) = (
+            f"{self._stage}: {kind}{self._suffix}",
+            (f"{value:.3g}" for value in now_and_usual),
+        )
         more = {"topic": self._topic}
         return alert(level, name, text + since(since_s), (now, usual, ""), "flat", since_s, more=more)
 
@@ -156,14 +180,20 @@ class InputContent:
 def _equal(one: bytes | memoryview, other: bytes) -> bool:
     """Whether two messages of one length hold the same behind their stamps."""
     words, end = max(0, len(one) - _HEADER_END) // 4, len(one) & ~3
-    first, second = (np.frombuffer(data, np.uint32, words, _HEADER_END if words else 0) for data in (one, other))
+    first, second = (
+        np.frombuffer(data, np.uint32, words, _HEADER_END if words else 0) for data in (one, other)
+    )
     return bool((first == second).all()) and one[end:] == other[end:]
 
 
 def _is_empty(cloud: Any) -> bool:  # noqa: ANN401 - as above
     """Whether a `sensor_msgs/msg/PointCloud2` holds no point, or none that is a number."""
     count, order = cloud.width * cloud.height, ">" if cloud.is_bigendian else "<"
-    kinds = [(field.offset, {7: "f4", 8: "f8"}.get(field.datatype)) for field in cloud.fields if field.name == "x"]
+    kinds = [
+        (field.offset, {7: "f4", 8: "f8"}.get(field.datatype))
+        for field in cloud.fields
+        if field.name == "x"
+    ]
     if not count or not kinds or kinds[0][1] is None:
         return not count
     try:

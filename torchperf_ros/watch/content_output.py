@@ -1,4 +1,7 @@
-"""What a stage gives out: how many things with what scores, and whether it still changes with its inputs."""
+"""What a stage gives out.
+
+How many things with what scores, and whether it still changes with its inputs.
+"""
 
 import math
 import struct
@@ -53,7 +56,10 @@ class Stretch:
             self._since_ns = 0
 
     def unusual_s(self, now_ns: int) -> float:
-        """Seconds that it has been so, if that is 10 s, three times as long as ever, and 30 s came before; else 0."""
+        """Seconds that it has been so, if that is 10 s, three times as long as ever, and 30 s came before.
+
+        Else 0.
+        """
         if not self._since_ns or self._since_ns - self._first_ns < _KNOWN_S * NS_PER_S:
             return 0.0
         lasted_s = (now_ns - self._since_ns) / NS_PER_S
@@ -68,8 +74,12 @@ class OutputContent:
         self._stage = stage
         self._topic = topic
         self._type_name = type_name
-        self._usual: dict[tuple[str, int], Signal] = {}  # by name and tier: each tier has an output of its own
-        self._found: dict[str, list[float]] = {name: [] for name in _RULES}  # in this second, on the tier that ran last
+        self._usual: dict[
+            tuple[str, int], Signal
+        ] = {}  # by name and tier: each tier has an output of its own
+        self._found: dict[str, list[float]] = {
+            name: [] for name in _RULES
+        }  # in this second, on the tier that ran last
         self._tier = 0
         self._next_look_ns = 0
         self._same, self._empty = Stretch(), Stretch()
@@ -128,11 +138,14 @@ class OutputContent:
         return values, alerts
 
 
-def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  # noqa: ANN401 - made at run time
-    """How many things a message holds, and their scores; NaN and none where it holds no sequence of messages.
+# made at run time
+def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  # noqa: ANN401
+    """How many things a message holds, and their scores.
 
-    Things are the elements of its first sequence of messages (of markers: those that are not deleted, whose score
-    is their alpha); scores are numbers called score, confidence or probability anywhere in them.
+    NaN and none where it holds no sequence of messages.
+
+    Things are the elements of its first sequence of messages (of markers: those that are not deleted, whose
+    score is their alpha); scores are numbers called score, confidence or probability anywhere in them.
     """
     if type_name == _MARKERS:
         markers = [marker for marker in message.markers if marker.action not in _DELETING]
@@ -140,7 +153,9 @@ def statistics_of(message: Any, type_name: str) -> tuple[float, list[float]]:  #
     items = next((value for value in vars(message).values() if isinstance(value, list)), None)
     if items is None or (items and not hasattr(items[0], "__dict__")):
         return math.nan, []
-    return float(len(items)), [score for item in items[:_MOST_ITEMS] for score in _scores_in(item, _DEEPEST)]
+    return float(len(items)), [
+        score for item in items[:_MOST_ITEMS] for score in _scores_in(item, _DEEPEST)
+    ]
 
 
 def _scores_in(item: Any, deepest: int) -> Iterator[float]:  # noqa: ANN401

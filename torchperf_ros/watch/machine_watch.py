@@ -1,4 +1,7 @@
-"""What of the machine is a cause of trouble: load by others, memory that runs out, heat, a card that is throttled."""
+"""What of the machine is a cause of trouble.
+
+Load by others, memory that runs out, heat, a card that is throttled.
+"""
 
 import math
 from collections import deque
@@ -10,7 +13,9 @@ from torchperf_ros.telemetry.machine_signals_gpu import Gpu
 from torchperf_ros.watch.signals import alert, number, since
 
 _SCAN_S = 5.0
-_OTHERS_PERCENT = 30.0  # of the processors: from here on, taken by others while deadlines are missed, is an alert
+_OTHERS_PERCENT = (
+    30.0  # of the processors: from here on, taken by others while deadlines are missed, is an alert
+)
 _STEAL_PERCENT = 10.0
 _HARM_S = 5  # seconds that a missed deadline is remembered
 _FEWEST_MISSES = 2
@@ -47,7 +52,8 @@ class MachineWatch:
     def judge(self, time_s: float, missed: int, *, harmed: bool) -> list[Alert]:
         """What is a cause of trouble now, by what was read last.
 
-        In the last second all stages `missed` so many deadlines; if `harmed`, one was late or slower than usual.
+        In the last second all stages `missed` so many deadlines; if `harmed`, one was late or slower than
+        usual.
         """
         self._misses.append(missed)
         found = [
@@ -101,7 +107,9 @@ class MachineWatch:
 
     def _throttled(self, time_s: float) -> Alert | None:
         why = self._gpu.throttled
-        hot_c, clock_mhz = (self.values.get(f"gpu_{word}", math.nan) for word in ("temperature_c", "clock_mhz"))
+        hot_c, clock_mhz = (
+            self.values.get(f"gpu_{word}", math.nan) for word in ("temperature_c", "clock_mhz")
+        )
         more = {"reasons": why, "clock_mhz": number(clock_mhz)}
         text = f"throttled ({why}), {hot_c:.0f} C, {clock_mhz:.0f} MHz"
         return self._alert_if(bool(why), "gpu", text, time_s, (hot_c, math.nan, "C"), more=more)
@@ -120,9 +128,15 @@ class MachineWatch:
         return time_s - self._since.setdefault(what, time_s) >= _CONFIRM_S.get(what, 1)
 
     def _alert_if(
-        self, is_so: bool, what: str, text: str, time_s: float, numbers: tuple[float, float, str],
-        level: Level = Level.WARN, more: Mapping[str, str] | None = None,
-    ) -> Alert | None:  # fmt: skip
+        self,
+        is_so: bool,
+        what: str,
+        text: str,
+        time_s: float,
+        numbers: tuple[float, float, str],
+        level: Level = Level.WARN,
+        more: Mapping[str, str] | None = None,
+    ) -> Alert | None:
         if not self._lasts(what, time_s, is_so=is_so):
             return None
         value, limit, unit = numbers

@@ -1,7 +1,9 @@
-"""Follows the memory of the node and of every worker: what grows for good, how fast, and how long that can last.
+"""Follows the memory of the node and of every worker.
 
-It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says how and
-the reason of each.
+What grows for good, how fast, and how long that can last.
+
+It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
+how and the reason of each.
 """
 
 import functools
@@ -28,17 +30,32 @@ _S_PER_H = 3600.0
 _ERROR_S = 600.0  # memory that is used up within these is an error
 _SERIES = {"history": "histories", "allocated": "CUDA memory in use", "reserved": "CUDA memory reserved"}
 
-_BUCKETS_S = (2.0, 16.0, 128.0, 1024.0)  # of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h
+_BUCKETS_S = (
+    2.0,
+    16.0,
+    128.0,
+    1024.0,
+)  # of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h
 _POINTS, _LEAST_POINTS = 60, 40  # of a window, and those that a verdict needs
 _SETTLE_S = 60.0  # what comes first is not looked at: caches fill
 _P_VALUE = 0.01  # of the Mann-Kendall test, one-sided
 _LEAST_MIB = 8.0  # growth over the window that is worth a word
 _OVER_NOISE = 4.0  # growth over the window in standard deviations of what is left without the trend
-_THIRDS, _THIRD_SHARE = 3, 0.25  # each third grows by this part of the slope: not so a step, or what has stopped
-_OVER_BEFORE = 0.5  # the last third lies above all before the window by this part of its range: not so what comes back
-_BRIEF_S, _URGENT_S = 300.0, 1800.0  # a shorter window counts only if memory would be used up within so long,
+_THIRDS, _THIRD_SHARE = (
+    3,
+    0.25,
+)  # each third grows by this part of the slope: not so a step, or what has stopped
+_OVER_BEFORE = (
+    0.5  # the last third lies above all before the window by this part of its range: not so what comes back
+)
+_BRIEF_S, _URGENT_S = (
+    300.0,
+    1800.0,
+)  # a shorter window counts only if memory would be used up within so long,
 # or if the growth in it is large and even: what fills up slows down.
-_EVEN_IN_A_ROW = 24  # verdicts, where what came before the growth is known: with the window that is under 3 min
+_EVEN_IN_A_ROW = (
+    24  # verdicts, where what came before the growth is known: with the window that is under 3 min
+)
 _EVEN_POINTS, _EVEN_MIB, _EVEN_OVER_NOISE, _EVEN_SHARE = 55, 60.0, 10.0, 0.8
 _IN_A_ROW = 2  # verdicts that raise or clear a suspicion
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
@@ -84,7 +101,10 @@ class _Scale:
 
 
 class MemoryTrend:
-    """One series of memory samples, kept as bucket medians at several time scales: bounded, however long it runs."""
+    """One series of memory samples, kept as bucket medians at several time scales.
+
+    Bounded, however long it runs.
+    """
 
     def __init__(self) -> None:
         """Start with nothing known."""
@@ -113,7 +133,9 @@ class MemoryTrend:
         """
         found = [(scale.growth, scale.is_even) for scale in self._scales if scale.suspicious]
         growth, is_even = found[-1] if found else (None, False)
-        if growth is None or (growth.window_s < _BRIEF_S and not is_even and growth.lasts_s(room_mib) > _URGENT_S):
+        if growth is None or (
+            growth.window_s < _BRIEF_S and not is_even and growth.lasts_s(room_mib) > _URGENT_S
+        ):
             return None
         return growth
 
@@ -144,7 +166,9 @@ class MemoryTrend:
         scale.against = 0 if grows is scale.suspicious else scale.against + 1
         if scale.against >= _IN_A_ROW:
             scale.suspicious, scale.against = grows, 0
-        scale.evens = scale.evens + 1 if growth >= _EVEN_OVER_NOISE * noise and _grows_evenly(times, values) else 0
+        scale.evens = (
+            scale.evens + 1 if growth >= _EVEN_OVER_NOISE * noise and _grows_evenly(times, values) else 0
+        )
         enough = scale.evens >= (_EVEN_IN_A_ROW if len(values) == _POINTS else _IN_A_ROW)
         scale.is_even = scale.suspicious and (scale.is_even or enough)
 
@@ -156,7 +180,12 @@ class MemoryTrend:
 
     def _before(self, time_s: float) -> Iterator[float]:
         """What was in use before this time, as far as it is remembered."""
-        return (mib for scale in self._scales for began_s, mib in scale.points if began_s + scale.bucket_s <= time_s)
+        return (
+            mib
+            for scale in self._scales
+            for began_s, mib in scale.points
+            if began_s + scale.bucket_s <= time_s
+        )
 
 
 class _Sample(NamedTuple):
@@ -190,8 +219,13 @@ class MemoryWatch:
         """Start with nothing known."""
         self._series: list[_Series] = []
 
-    def step(self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float) -> list[Alert]:
-        """Take a sample, at a monotonic time; returns what is suspected, one alert per owner, as long as it is."""
+    def step(
+        self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float
+    ) -> list[Alert]:
+        """Take a sample, at a monotonic time.
+
+        Returns what is suspected, one alert per owner, as long as it is.
+        """
         known = {(series.now.owner, series.now.key): series for series in self._series}
         self._series = []
         for sample in _samples(use, stages, limit_mib):
@@ -204,18 +238,24 @@ class MemoryWatch:
     def suspect(self) -> tuple[str, Mapping[str, str]]:
         """The worker that has taken the most memory since it was ready, in words and as values.
 
-        Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is said of that
-        names the worker as well.
+        Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is
+        said of that names the worker as well.
         """
         taken = [series for series in self._series if series.now.worker and series.grown_mib >= _LEAST_MIB]
         most = max(taken, key=lambda series: series.grown_mib, default=None)
         if most is None:
             return "", {}
-        text = f"the most is {most.now.owner}'s {most.now.what}: {most.grown_mib:.0f} MiB more since it was ready"
+        text = (
+            f"the most is {most.now.owner}'s {most.now.what}: {most.grown_mib:.0f} MiB more since it was"
+            " ready"
+        )
         return text, {"stage": most.now.owner, **most.now.worker, "grown_mib": f"{most.grown_mib:.1f}"}
 
     def values(self, owner: str) -> Mapping[str, str]:
-        """What `/diagnostics` says of a stage, or of the node: MiB/h, and seconds to exhaustion; nan while unknown."""
+        """What `/diagnostics` says of a stage, or of the node.
+
+        MiB/h, and seconds to exhaustion; nan while unknown.
+        """
         if (worst := self._worst(owner)) is not None:
             series, growth = worst
             return _values(growth, series.now.room_mib)
@@ -225,7 +265,9 @@ class MemoryWatch:
 
     def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
         """The owner's series whose memory is used up first."""
-        judged = [(one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner]
+        judged = [
+            (one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner
+        ]
         found = [(series, growth) for series, growth in judged if growth is not None]
         return min(found, key=lambda each: each[1].lasts_s(each[0].now.room_mib), default=None)
 
@@ -259,7 +301,11 @@ def _samples(use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int) -
     for stage in stages:
         name, shadow = stage.config.name, stage.shadow
         workers = [(name, worker) for worker in stage.pool.everyone]
-        workers += [] if shadow is None else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
+        workers += (
+            []
+            if shadow is None
+            else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
+        )
         for owner, worker in workers:
             if worker.ready_at_ns is None:
                 continue
@@ -281,7 +327,9 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-@functools.lru_cache(maxsize=2)  # asked for twice for each window; those of every size there ever was would be a leak
+@functools.lru_cache(
+    maxsize=2
+)  # asked for twice for each window; those of every size there ever was would be a leak
 def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Places of the first and of the second point of every pair."""
     first, second = np.triu_indices(n, 1)
@@ -298,7 +346,10 @@ def theil_sen_slope(times: _Array, values: _Array) -> float:
 
 
 def mann_kendall_p(values: _Array) -> float:
-    """One-sided p-value of the Mann-Kendall test against "no growth"; `values`: shape (n,), in order of time."""
+    """One-sided p-value of the Mann-Kendall test against "no growth".
+
+    `values`: shape (n,), in order of time.
+    """
     n = len(values)
     first, second = _pairs(n)
     score = float(np.sum(np.sign(values[second] - values[first])))
@@ -315,7 +366,10 @@ def _grows_evenly(times: _Array, values: _Array) -> bool:
 
 
 def _end_slope(times: _Array, values: _Array) -> float:
-    """Slope of a third from the median of its first to that of its last third: sees a stair wherever it lies."""
+    """Slope of a third from the median of its first to that of its last third.
+
+    Sees a stair wherever it lies.
+    """
     size = max(1, len(times) // _THIRDS)
     rise = float(np.median(values[-size:]) - np.median(values[:size]))
     return rise / float(np.median(times[-size:]) - np.median(times[:size]))

@@ -15,25 +15,38 @@ _SIDE: Final = _ACROSS * _ACROSS
 _ENCODING: Final = re.compile(r"(mono|rgba?|bgra?|bayer_[a-z]{4})(8|16)|(8[us]|16u|32f)c(\d*)")
 _CHANNELS: Final = {"rgb": 3, "bgr": 3, "rgba": 4, "bgra": 4}
 _KINDS: Final = {"8": "u1", "8u": "u1", "8s": "u1", "16": "u2", "16u": "u2", "32f": "f4"}
-_LUMA: Final = {"yuv422": (2, 1), "uyvy": (2, 1), "yuv422_yuy2": (2, 0), "yuyv": (2, 0), "nv12": (1, 0),
-                "nv21": (1, 0), "nv24": (1, 0)}  # fmt: skip
+_LUMA: Final = {
+    "yuv422": (2, 1),
+    "uyvy": (2, 1),
+    "yuv422_yuy2": (2, 0),
+    "yuyv": (2, 0),
+    "nv12": (1, 0),
+    "nv21": (1, 0),
+    "nv24": (1, 0),
+}
 """How many bytes a pixel takes, and which of them is its brightness."""
 _BLACK, _WHITE = 0.08, 0.98  # of the full scale
 _DARK: Final = 16 / 255  # nothing that is brighter: a night has its lamps
 _FLAT: Final = 0.02  # of the full scale, between the 2nd and the 98th percentile
 _SATURATED: Final = 0.8  # of the points
-# Between neighbouring pixels: the mean square of their difference over twice the variance of the part. It is 1 for
-# noise, and at most 0.15 in pictures of a drive.
+# Between neighbouring pixels: the mean square of their difference over twice the variance of the part. It
+# is 1 for noise, and at most 0.15 in pictures of a drive.
 _UNLIKE: Final = 0.5
-_LOUD: Final = 0.035  # standard deviation of noise, of the full scale: what a high gain at night stays below
+_LOUD: Final = (
+    0.035  # standard deviation of noise, of the full scale: what a high gain at night stays below
+)
 _NOISY: Final = 0.7  # of the parts that are not flat
 _HALF: Final = 0.5
 _LIVE: Final = 0.7  # of the last looks, in which a part that stands now has changed
 _FORGETS: Final = 0.8  # what a look leaves of the weight of those before
 _STANDS_S, _STANDS_LOOKS = 3.0, 4
 _LEAST_PARTS: Final = _SIDE // 8
-_TOGETHER: Final = 0.8  # of the other parts move on: what freezes does so at once, what comes to rest does not
-_BORDER: Final = 1 / _ACROSS  # of a part's points: where a JPEG's blocks lie across the border of what stands
+_TOGETHER: Final = (
+    0.8  # of the other parts move on: what freezes does so at once, what comes to rest does not
+)
+_BORDER: Final = (
+    1 / _ACROSS
+)  # of a part's points: where a JPEG's blocks lie across the border of what stands
 _NEVER_S, _NEARLY_ALL = 10.0, 0.9
 
 
@@ -61,7 +74,8 @@ class Standing(NamedTuple):
     since_ns: int
 
 
-def raw_picture(message: Any) -> Picture | None:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+# rosbags builds these dataclasses at run time
+def raw_picture(message: Any) -> Picture | None:  # noqa: ANN401
     """Points of a `sensor_msgs/msg/Image`; None if its encoding or size is not usable."""
     encoding = str(message.encoding).lower()
     height, width, step = int(message.height), int(message.width), int(message.step)
@@ -90,8 +104,13 @@ def raw_picture(message: Any) -> Picture | None:  # noqa: ANN401 - rosbags build
 
 
 def compressed_picture(message: Any, *, whole: bool = False) -> Picture | None:  # noqa: ANN401
-    """The same of a `sensor_msgs/msg/CompressedImage`; a JPEG is decoded at an eighth of its size, or as a `whole`."""
-    from torchperf_ros.config.image_pixels import compressed_pixels  # Pillow's 10 MiB, which most recorders never need
+    """The same of a `sensor_msgs/msg/CompressedImage`.
+
+    A JPEG is decoded at an eighth of its size, or as a `whole`.
+    """
+    from torchperf_ros.config.image_pixels import (
+        compressed_pixels,
+    )  # Pillow's 10 MiB, which most recorders never need
 
     try:
         pixels = compressed_pixels(message, least=None if whole else (_SIDE, _SIDE)).array
@@ -122,7 +141,10 @@ def _by_part(points: NDArray[Any]) -> NDArray[Any]:
 
 
 def blindness(picture: Picture) -> str:
-    """Why nothing can be seen: `black`, `white`, `saturated`, `featureless` or `noise`; empty where something can."""
+    """Why nothing can be seen.
+
+    `black`, `white`, `saturated`, `featureless` or `noise`; empty where something can.
+    """
     points, scale = picture.values, picture.scale
     ranks = [round(share * (points.size - 1)) for share in (0.02, 0.98, 0.998)]
     low, high, highest = (float(value) / scale for value in np.partition(points, ranks, axis=None)[ranks])
@@ -149,14 +171,19 @@ def _is_noise(picture: Picture) -> bool:
     if shows.mean() < _HALF or noise[shows].mean() < _NOISY:
         return False
     _, counts = np.unique(picture.values, return_counts=True)
-    return bool(counts.max() < _HALF * picture.values.size)  # not single points on a ground, as of an event camera
+    return bool(
+        counts.max() < _HALF * picture.values.size
+    )  # not single points on a ground, as of an event camera
 
 
 class Stillness:
-    """Follows which parts of the pictures stand: whose points have all been exactly the same, look after look.
+    """Follows which parts of the pictures stand.
 
-    A sensor has noise, so that parts of a vehicle's surroundings at rest change, too. What never changes is no fault
-    (a bonnet, black bars), nor is what comes to rest bit by bit (a decoded video), or what is overexposed.
+    Whose points have all been exactly the same, look after look.
+
+    A sensor has noise, so that parts of a vehicle's surroundings at rest change, too. What never changes is
+    no fault (a bonnet, black bars), nor is what comes to rest bit by bit (a decoded video), or what is
+    overexposed.
 
     Attributes:
         standing: what has frozen, as of the last look; None where nothing has.
@@ -168,12 +195,19 @@ class Stillness:
         self._values: NDArray[Any] | None = None
         self._detail: NDArray[Any] | None = None
         self._sure = False
-        self._live = np.zeros(_SIDE)  # in which share of the looks each part has changed, before it began to stand
+        self._live = np.zeros(
+            _SIDE
+        )  # in which share of the looks each part has changed, before it began to stand
         self._stood = np.zeros(_SIDE, np.int64)  # looks since it changed
         self._since_ns = np.zeros(_SIDE, np.int64)
 
-    def look(self, picture: Picture, now_ns: int, whole: Callable[[], Picture | None] | None = None) -> None:
-        """Compare with the picture of the look before; `whole` gives it in more detail, where it is a small one."""
+    def look(
+        self, picture: Picture, now_ns: int, whole: Callable[[], Picture | None] | None = None
+    ) -> None:
+        """Compare with the picture of the look before.
+
+        `whole` gives it in more detail, where it is a small one.
+        """
         before, self._values = self._values, picture.values
         if before is None:
             self._since_ns[:] = now_ns
@@ -215,10 +249,12 @@ class Stillness:
 
 
 def frozen_at_once(shows: NDArray[np.bool_], live: NDArray[Any], stood: NDArray[Any]) -> NDArray[np.bool_]:
-    """The parts that changed all the time and stand since the same look; none where they are few, or others rest, too.
+    """The parts that changed all the time and stand since the same look.
 
-    All have the shape [64]: whether something can be seen in a part, in which share of the looks it changed before it
-    stood, and for how many looks it stands.
+    None where they are few, or others rest, too.
+
+    All have the shape [64]: whether something can be seen in a part, in which share of the looks it changed
+    before it stood, and for how many looks it stands.
     """
     lively = shows & (live >= _LIVE)
     stands = lively & (stood > 0)

@@ -1,4 +1,7 @@
-"""What is unusual in one series: a detector for any values, with a rule each for flat lines and for gaps."""
+"""What is unusual in one series.
+
+A detector for any values, with a rule each for flat lines and for gaps.
+"""
 
 import math
 from array import array
@@ -40,15 +43,17 @@ class Reading:
     """What the detector makes of one sample.
 
     Attributes:
-        score: 0 (usual) to 1 (never seen the like); 0.5 and more is an anomaly. In the 150 samples after a higher
-            score it is halved, so that an anomaly is reported once.
-        kind: `value` (where the series has never been), `step` (a movement as there is none), `flat` or `gap`;
-            empty where nothing is unusual.
+        score: 0 (usual) to 1 (never seen the like); 0.5 and more is an anomaly. In the 150 samples after a
+            higher score it is halved, so that an anomaly is reported once.
+        kind: `value` (where the series has never been), `step` (a movement as there is none), `flat` or
+            `gap`; empty where nothing is unusual.
     """
 
     score: float
     kind: str
-    baseline: float  # the median of the 255 samples before, in the unit of the value; NaN before the first sample
+    baseline: (
+        float  # the median of the 255 samples before, in the unit of the value; NaN before the first sample
+    )
     since_s: float | None  # when the anomaly that is on began, on the clock of `time_s`; None if none is on
 
 
@@ -156,9 +161,9 @@ class _Rarity:
 class SeriesDetector:
     """Judges samples one by one, each by what came before it.
 
-    It asks two questions. Has the series ever been here, with its value and with the median of its last 33? Does it
-    move as it never does? It answers both by counting the samples that were as far out, so it needs no scale, no unit
-    and no distribution. Flat lines and gaps have a rule each.
+    It asks two questions. Has the series ever been here, with its value and with the median of its last 33?
+    Does it move as it never does? It answers both by counting the samples that were as far out, so it needs
+    no scale, no unit and no distribution. Flat lines and gaps have a rule each.
 
     A value that was seen is known: what comes back is usual, unless it has stayed away for 8192 samples.
     """
@@ -168,13 +173,14 @@ class SeriesDetector:
 
         Args:
             direction: `up` or `down`: only values above or below the baseline; no `flat` then.
-            floor: the smallest departure from the baseline worth reporting, in the unit of the value. Smaller ones
-                score in proportion below the threshold.
-            caution: how much more surprising than usual an anomaly has to be, from 1 (some in 10,000 usual samples)
-                to 4; 1.4 makes a tenth of the false alarms.
+            floor: the smallest departure from the baseline worth reporting, in the unit of the value.
+                Smaller ones score in proportion below the threshold.
+            caution: how much more surprising than usual an anomaly has to be, from 1 (some in 10,000 usual
+                samples) to 4; 1.4 makes a tenth of the false alarms.
 
         Raises:
-            ValueError: `direction` is another word, `floor` negative or not finite, or `caution` not from 1 to 4.
+            ValueError: `direction` is another word, `floor` negative or not finite, or `caution` not from 1
+                to 4.
         """
         if direction not in {"both", "up", "down"}:
             raise ValueError(f"direction {direction!r}: has to be both, up or down")
@@ -201,8 +207,8 @@ class SeriesDetector:
         """Judge one sample, then learn it. Never raises for any floats.
 
         Args:
-            time_s: when the value was measured, in seconds on any clock. Repeated and backward times are taken as
-                they come.
+            time_s: when the value was measured, in seconds on any clock. Repeated and backward times are
+                taken as they come.
             value: NaN and infinities are gaps: nothing is learnt from them.
         """
         gap = self._gap(time_s)
@@ -220,7 +226,9 @@ class SeriesDetector:
         self._last = value
         self._baseline.add(value)
         begins_flat = kind == "flat" and self._still == self._limit
-        first = self._is_highest(surprise) or begins_flat  # a flat line is another kind of event than what froze in it
+        first = (
+            self._is_highest(surprise) or begins_flat
+        )  # a flat line is another kind of event than what froze in it
         if score >= THRESHOLD:
             self._unusual = self._count
             self._since_s = time_s if self._since_s is None else self._since_s
@@ -253,7 +261,11 @@ class SeriesDetector:
             usual = self._still if flat_so_far else min(self._still, self._limit)
             self._longest_still = max(self._longest_still, usual)
             self._still = 0
-        return self._at_threshold if self._still >= self._limit and not flat_so_far and not self._floor else 0.0
+        return (
+            self._at_threshold
+            if self._still >= self._limit and not flat_so_far and not self._floor
+            else 0.0
+        )
 
     @property
     def _limit(self) -> int:

@@ -27,9 +27,16 @@ def number(value: float) -> str:
 
 
 def alert(
-    level: Level, name: str, text: str, numbers: tuple[str, str, str], kind: str, since_s: float,
-    *, score: float = 1.0, more: Mapping[str, str] | None = None,
-) -> Alert:  # fmt: skip
+    level: Level,
+    name: str,
+    text: str,
+    numbers: tuple[str, str, str],
+    kind: str,
+    since_s: float,
+    *,
+    score: float = 1.0,
+    more: Mapping[str, str] | None = None,
+) -> Alert:
     """An alert with the values that all of them have; `more` has its own.
 
     `numbers` are the value, the baseline and their unit; the score of what a fixed rule decides is 1.
@@ -62,10 +69,11 @@ class SignalRule:
 class Signal:
     """Judges the seconds of one signal.
 
-    A departure begins with a second that the detector finds unusual. It is an alert once `confirm_s` seconds since
-    then were half as far out or farther. It is over after three usual seconds, which are no alert themselves, or after
-    five minutes, when it is the new usual. The detector knows its first second from then on, so what was an alert is
-    compared with that by itself: it is one again when it comes again, three times; then all of it is learnt.
+    A departure begins with a second that the detector finds unusual. It is an alert once `confirm_s`
+    seconds since then were half as far out or farther. It is over after three usual seconds, which are no
+    alert themselves, or after five minutes, when it is the new usual. The detector knows its first second
+    from then on, so what was an alert is compared with that by itself: it is one again when it comes again,
+    three times; then all of it is learnt.
 
     Attributes:
         value: now.
@@ -74,7 +82,9 @@ class Signal:
 
     def __init__(self, rule: SignalRule) -> None:
         """Know nothing yet."""
-        self.usual = self.value = self.baseline = math.nan  # what the signal usually is, NaN before that is known
+        self.usual = self.value = self.baseline = (
+            math.nan
+        )  # what the signal usually is, NaN before that is known
         self._rule = rule
         self._detector = SeriesDetector(rule.direction, rule.floor)
         self._time_s = 0.0
@@ -103,8 +113,12 @@ class Signal:
             self._follow(self._began_s, time_s, value)
         return self._confirmed and not self._near
 
-    def alert(self, stage: str, why: str = "", text: str = "", more: Mapping[str, str] | None = None) -> Alert:
-        """The departure that is on: `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
+    def alert(
+        self, stage: str, why: str = "", text: str = "", more: Mapping[str, str] | None = None
+    ) -> Alert:
+        """The departure that is on.
+
+        `latency p50 31.2 ms, usually 18.4 ms, since 12 s`, and why, if that is known.
 
         `text` replaces what comes before the time.
         """
@@ -120,7 +134,10 @@ class Signal:
         self.usual = reading.baseline
         least = max(self._rule.floor, self._rule.share * abs(reading.baseline))
         departure = self._rule.departure(value, reading.baseline)
-        unusual = reading.kind not in {"", "gap"}  # also where the score is halved, soon after something else
+        unusual = reading.kind not in {
+            "",
+            "gap",
+        }  # also where the score is halved, soon after something else
         if departure < least or not (unusual or departure >= self._known):
             return
         self._began_s, self.baseline = time_s, reading.baseline
@@ -146,7 +163,9 @@ class Signal:
             self._known, self._repeats_left = math.inf, _REPEATS
             self._end()
         elif self._near >= (_CALM_S if self._confirmed else max(1, self._rule.confirm_s // 2)):
-            if not self._confirmed or self._repeats_left <= 0:  # not worth an alert, or no longer: how things are
+            if (
+                not self._confirmed or self._repeats_left <= 0
+            ):  # not worth an alert, or no longer: how things are
                 for sample in self._unlearnt:
                     self._detector.update(*sample)
             self._end()

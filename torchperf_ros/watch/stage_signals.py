@@ -1,4 +1,7 @@
-"""The signals of one stage, second by second: its input, its answers, its counters; and what is unusual about them."""
+"""The signals of one stage, second by second.
+
+Its input, its answers, its counters; and what is unusual about them.
+"""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -25,8 +28,10 @@ _MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses i
 _MOSTLY = 0.5
 _KNOWN_FRAMES = 600  # after which it is known how many misses are usual
 _LATENCIES = {"p50": (0.15, 3), "maximum": (1.0, 5), "jitter": (1.0, 5)}
-"""What is judged of a second's latencies: which share of the usual is unusual, and for how many seconds; the first that
-is found is the alert."""
+"""What is judged of a second's latencies.
+
+Which share of the usual is unusual, and for how many seconds; the first that is found is the alert.
+"""
 _MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
 _STEPS = ("decode", "preprocess", "inference", "postprocess")
 _STEP_WINDOW = 300  # seconds
@@ -40,9 +45,13 @@ class StageSignals:
     """
 
     def __init__(
-        self, stage: str, tiers: Sequence[str], budget_ms: float, trigger: str = "",
+        self,
+        stage: str,
+        tiers: Sequence[str],
+        budget_ms: float,
+        trigger: str = "",
         scenes: Sequence[Sequence[int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out.
 
         `scenes` have the tiers of each scene; none: there is one, which has all.
@@ -55,7 +64,9 @@ class StageSignals:
         least_age_ms = max(5.0, 0.1 * budget_ms)
         self._input = {
             "rate_hz": Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)),
-            "jitter_ms": Signal(SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, confirm_s=6)),
+            "jitter_ms": Signal(
+                SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, confirm_s=6)
+            ),
             "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
         }
         self._latency: dict[int, dict[str, Signal]] = {}
@@ -78,7 +89,8 @@ class StageSignals:
     def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
         """Judge the second that ends at this monotonic time.
 
-        Other processes took so many percent (`others`) of the processor; the node takes frames at all if `active`.
+        Other processes took so many percent (`others`) of the processor; the node takes frames at all if
+        `active`.
         """
         answers, self._answers = self._answers, []
         values, alerts = self._judge_input(now_ns, [answer.frame for answer in answers], active=active)
@@ -86,7 +98,9 @@ class StageSignals:
         time_s = now_ns / NS_PER_S
         values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
         dropped, self.superseded = self.superseded, 0
-        received = dropped + max(len(answers), self._answered_before)  # drops are heard of up to a second later
+        received = dropped + max(
+            len(answers), self._answered_before
+        )  # drops are heard of up to a second later
         self._answered_before = len(answers)
         stale = sum(answer.frame.stale for answer in answers)
         values |= {"frames": float(len(answers)), "superseded": float(dropped), "stale": float(stale)}
@@ -101,7 +115,9 @@ class StageSignals:
             values["tier"] = fmean(self._place(answer) for answer in answers)
             if self._tier.update(time_s, values["tier"]):
                 tiers = self._scenes[answers[-1].frame.scene]
-                places = (min(round(place), len(tiers) - 1) for place in (self._tier.value, self._tier.baseline))
+                places = (
+                    min(round(place), len(tiers) - 1) for place in (self._tier.value, self._tier.baseline)
+                )
                 now, usual = (self._tiers[tiers[place]] for place in places)
                 alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
             alerts += self._judge_latency(time_s, answers, values)
@@ -114,7 +130,10 @@ class StageSignals:
         return tiers.index(answer.tier) if answer.tier in tiers else 0
 
     def _judge_input(self, now_ns: int, frames: list[Frame], *, active: bool) -> Judged:
-        """The receipt of the trigger. Frames that were dropped count, too: they leave gaps in the numbers."""
+        """The receipt of the trigger.
+
+        Frames that were dropped count, too: they leave gaps in the numbers.
+        """
         if not self._trigger:
             return {}, []
         intervals_ms = []
@@ -128,11 +147,17 @@ class StageSignals:
         self._received += len(frames)
         self._last_before, rate_hz, jitter_ms = self._last, math.nan, math.nan
         if before is not None and self._last is not None and self._last.received_ns > before.received_ns:
-            rate_hz = (self._last.seq - before.seq) * NS_PER_S / (self._last.received_ns - before.received_ns)
+            rate_hz = (
+                (self._last.seq - before.seq) * NS_PER_S / (self._last.received_ns - before.received_ns)
+            )
         if len(intervals_ms) >= _FEWEST_INTERVALS:
             middle = median(intervals_ms)
             jitter_ms = fmean(abs(interval - middle) for interval in intervals_ms)
-        values = {"rate_hz": rate_hz, "jitter_ms": jitter_ms, "age_ms": _middle(frame.age_ms for frame in frames)}
+        values = {
+            "rate_hz": rate_hz,
+            "jitter_ms": jitter_ms,
+            "age_ms": _middle(frame.age_ms for frame in frames),
+        }
         if not active:
             self._last = self._last_before = None
             self._received = 0
@@ -152,10 +177,15 @@ class StageSignals:
             return []
         usual = number(usual_hz)
         text = f"nothing on {self._trigger} for {silent_s:.0f} s, usually {usual} Hz"
-        return [alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)]
+        return [
+            alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)
+        ]
 
     def _judge_latency(self, time_s: float, answers: list[Answer], values: dict[str, float]) -> list[Alert]:
-        """By what is usual for the tier that most frames ran on: another tier's latency is another signal."""
+        """By what is usual for the tier that most frames ran on.
+
+        Another tier's latency is another signal.
+        """
         ((tier, _),) = Counter(answer.tier for answer in answers).most_common(1)
         answers = [answer for answer in answers if answer.tier == tier]
         totals = [answer.total_ms for answer in answers]
@@ -163,21 +193,33 @@ class StageSignals:
         budget_ms = self._budget_ms
         if tier not in self._latency:
             on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
-            least_ms = {"p50": max(1.0, 0.05 * budget_ms), "maximum": max(5.0, 0.25 * budget_ms),
-                        "jitter": max(1.0, 0.03 * budget_ms)}  # fmt: skip
+            least_ms = {
+                "p50": max(1.0, 0.05 * budget_ms),
+                "maximum": max(5.0, 0.25 * budget_ms),
+                "jitter": max(1.0, 0.03 * budget_ms),
+            }
             self._latency[tier] = {
                 which: Signal(
-                    SignalRule(f"latency {which}{on}", "latency", "ms", "up", least_ms[which], share, confirm_s)
+                    SignalRule(
+                        f"latency {which}{on}", "latency", "ms", "up", least_ms[which], share, confirm_s
+                    )
                 )
                 for which, (share, confirm_s) in _LATENCIES.items()
             }
             self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
-        steps = {step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS}
-        steps = {step: value for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
-                 if math.isfinite(value)}  # fmt: skip
+        steps = {
+            step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS
+        }
+        steps = {
+            step: value
+            for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
+            if math.isfinite(value)
+        }
         now_ms = {"p50": values["latency_p50_ms"], "maximum": values["latency_max_ms"], "jitter": math.nan}
         if len(totals) >= _FEWEST_INTERVALS:
-            now_ms["jitter"] = sorted(abs(total - now_ms["p50"]) for total in totals)[int(_MOST_FRAMES * len(totals))]
+            now_ms["jitter"] = sorted(abs(total - now_ms["p50"]) for total in totals)[
+                int(_MOST_FRAMES * len(totals))
+            ]
         signals = self._latency[tier]
         unusual = [which for which, value in now_ms.items() if signals[which].update(time_s, value)]
         if "p50" not in unusual:
@@ -188,7 +230,11 @@ class StageSignals:
             return []
         which, signal = unusual[0], signals[unusual[0]]
         more = {"signal": which, "tier": self._tiers[tier]}
-        return [signal.alert(self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more)]
+        return [
+            signal.alert(
+                self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more
+            )
+        ]
 
     def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
         """The step that grew most, if that is most of what the whole grew by."""
@@ -246,8 +292,16 @@ class _CounterRule(NamedTuple):
 
 _COUNTERS = (
     _CounterRule("restarts", "restarts", 3, 300.0, "workers were restarted"),
-    _CounterRule("recompiles", "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"),
-    _CounterRule("misses", "recompilation", 10, 60.0, "frames had sizes that nothing was prepared for, eager answered"),
+    _CounterRule(
+        "recompiles", "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"
+    ),
+    _CounterRule(
+        "misses",
+        "recompilation",
+        10,
+        60.0,
+        "frames had sizes that nothing was prepared for, eager answered",
+    ),
     _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
 )
 """At least so many in so many seconds are an alert."""
@@ -258,7 +312,10 @@ COUNTED = tuple(rule.key for rule in _COUNTERS)
 
 
 class CounterSignals:
-    """Counters of one stage on `/diagnostics` that should stand still: restarts, recompilations, new sizes."""
+    """Counters of one stage on `/diagnostics` that should stand still.
+
+    Restarts, recompilations, new sizes.
+    """
 
     def __init__(self, stage: str, tiers: Sequence[str]) -> None:
         """Name the stage and its tiers."""
@@ -293,7 +350,10 @@ class CounterSignals:
             count = sum(rise for _, rise in rises)
             values[rule.key] = float(count)
             if count >= rule.least:
-                text, since_s = f"{count} {rule.text}, in the last {rule.within_s:.0f} s", time_s - rises[0][0]
+                text, since_s = (
+                    f"{count} {rule.text}, in the last {rule.within_s:.0f} s",
+                    time_s - rises[0][0],
+                )
                 name = f"{self._stage}: {rule.kind}"
                 alerts.append(alert(Level.WARN, name, text, (str(count), "0", ""), "level", since_s))
         return values, alerts

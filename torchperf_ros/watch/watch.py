@@ -1,4 +1,7 @@
-"""The watch over a node's signals: the recorder feeds it, and once a second it says what is unusual, and since when."""
+"""The watch over a node's signals.
+
+The recorder feeds it, and once a second it says what is unusual, and since when.
+"""
 
 import math
 from collections.abc import Mapping
@@ -27,13 +30,16 @@ class StageWatch:
     Attributes:
         active: whether the node takes frames.
         others_percent: of the processor that other processes took in the last second; empty if unknown.
-        missed, harmed: deadlines missed, and whether answers were late or slower than usual, since `Watch` reset them.
+        missed, harmed: deadlines missed, and whether answers were late or slower than usual, since `Watch`
+        reset them.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         """Take what the node says of the stage at the start, see `Recorder`."""
         name, inputs, tiers, budget_ms = setup["name"], setup["inputs"], setup["tiers"], setup["budget_ms"]
-        trigger = inputs[0][0] if inputs and inputs[0] is not None else ""  # none where another stage gives it out
+        trigger = (
+            inputs[0][0] if inputs and inputs[0] is not None else ""
+        )  # none where another stage gives it out
         self.active, self.others_percent = True, ""
         self.missed, self.harmed = 0, False
         self.values: dict[str, float] = {}  # what the last second was
@@ -42,8 +48,9 @@ class StageWatch:
         self.counters = CounterSignals(name, tiers)
         self._contents = {
             index: InputContent(name, *topic, trigger=index == 0)
-            for index, topic in enumerate(inputs) if topic is not None and topic[1]
-        }  # fmt: skip
+            for index, topic in enumerate(inputs)
+            if topic is not None and topic[1]
+        }
         self._output = OutputContent(name, *setup["output"])
         self._end_ns = 0
 
@@ -85,7 +92,10 @@ class Watch:
     """
 
     def __init__(self, setup: Mapping[str, Any], gpu: Gpu | None = None) -> None:
-        """Take what the node says at its start, see `Recorder`; the card is by default that of its `device`."""
+        """Take what the node says at its start, see `Recorder`.
+
+        The card is by default that of its `device`.
+        """
         self.signals: dict[str, Any] = {"machine": {}, "stages": {}}
         self._stages = {stage["name"]: StageWatch(stage) for stage in setup["stages"]}
         self._by_index = list(self._stages.values())
@@ -112,8 +122,8 @@ class Watch:
 
         Args:
             now_ns: monotonic time, as `FrameRecord.received_ns`.
-            known_ns: the time until which all records of the node have been taken; earlier than `now_ns` where the
-                machine has left this process no time.
+            known_ns: the time until which all records of the node have been taken; earlier than `now_ns`
+                where the machine has left this process no time.
         """
         time_s = now_ns / NS_PER_S
         self._machine.read(time_s)

@@ -1,7 +1,8 @@
 """How a stage's worker is asked for evidence, a profile or a look at its memory, while the stage keeps its deadlines.
 
-What takes long (starting to record, writing) happens while the worker gets no frames and another one answers; in
-between it serves, and records what it does. With one worker only, the fallbacks answer meanwhile.
+What takes long (starting to record, writing) happens while the worker gets no frames and another one
+answers; in between it serves, and records what it does. With one worker only, the fallbacks answer
+meanwhile.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-_SETTLE_NS = NS_PER_S // 50  # a frame that was being handed over when the worker was taken out has arrived by then
+_SETTLE_NS = (
+    NS_PER_S // 50
+)  # a frame that was being handed over when the worker was taken out has arrived by then
 _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
 _SETTLED_NS = 30 * NS_PER_S
@@ -36,9 +39,12 @@ def _ready(workers: Sequence[WorkerProcess | None]) -> list[WorkerProcess]:
 class Capture:
     """One at a time per stage. `ask` may be called on any thread, the rest on the pool's."""
 
-    def __init__(self, stage: str, evidence: dict[str, Any] | None, log: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, stage: str, evidence: dict[str, Any] | None, log: Callable[[str, str], None]
+    ) -> None:
         """Take the parameters of the evidence folder, None if there is none."""
-        self.last = ""  # how the last one ended: a path and what it shows, or why there is none; "" before the first
+        # how the last one ended: a path and what it shows, or why there is none; "" before the first
+        self.last = ""
         self._stage, self._evidence, self._log = stage, evidence, log
         self._wanted = self._what = ""
         self._worker: WorkerProcess | None = None
@@ -54,17 +60,23 @@ class Capture:
 
     @property
     def busy_with(self) -> WorkerProcess | None:
-        """The worker that is busy with evidence and not with frames, for which this sets the bound; mostly None."""
+        """The worker that is busy with evidence and not with frames, for which this sets the bound.
+
+        Mostly None.
+        """
         return self._worker if self._phase is _Phase.ASKED else None
 
-    def ask(self, what: str, workers: Sequence[WorkerProcess | None], *, settled_at_ns: int | None = None) -> str:
+    def ask(
+        self, what: str, workers: Sequence[WorkerProcess | None], *, settled_at_ns: int | None = None
+    ) -> str:
         """Have a worker record; returns at once, with what will happen in words.
 
         Args:
             what: `profile` or `memory`.
             workers: the pool's.
-            settled_at_ns: a monotonic time: refuse if the stage did not have all its workers, two or more, for half a
-                minute by then. Frames would be left to the fallbacks, or to a worker whose first runs are slow.
+            settled_at_ns: a monotonic time: refuse if the stage did not have all its workers, two or more,
+                for half a minute by then. Frames would be left to the fallbacks, or to a worker whose first
+                runs are slow.
 
         Raises:
             ConfigError: it is not possible now; the message says why.
@@ -79,16 +91,25 @@ class Capture:
             why_not = "has no worker that is ready; try again later"
         elif settled_at_ns is not None and len(ready) == 1:
             why_not = "has one worker only, and frames would be left to the fallbacks"
-        elif settled_at_ns is not None and any(settled_at_ns - (w.ready_at_ns or 0) < _SETTLED_NS for w in ready):
+        elif settled_at_ns is not None and any(
+            settled_at_ns - (w.ready_at_ns or 0) < _SETTLED_NS for w in ready
+        ):
             why_not = f"has had all its workers for less than {_SETTLED_NS // NS_PER_S} s"
         if why_not:
             raise ConfigError(f"{stage} {why_not}")
         self._wanted = what
-        alone = "; it has one worker only, fallbacks answer while that starts and writes" if len(ready) == 1 else ""
+        alone = (
+            "; it has one worker only, fallbacks answer while that starts and writes"
+            if len(ready) == 1
+            else ""
+        )
         return f"{stage}: {what} of one worker{alone}"
 
     def step(self, workers: Sequence[WorkerProcess | None], now_ns: int) -> None:
-        """Take the next step, if there is one to take; the pool's thread calls this every 50 ms or more often."""
+        """Take the next step, if there is one to take.
+
+        The pool's thread calls this every 50 ms or more often.
+        """
         worker = self._worker
         if worker is None:
             if self._wanted and (ready := _ready(workers)):
@@ -105,7 +126,12 @@ class Capture:
 
     def _advance(self, worker: WorkerProcess, now_ns: int) -> None:
         waited_ns = now_ns - self._since_ns
-        if self._phase is _Phase.CLEARING and worker.seq is None and worker.caught_up and waited_ns >= _SETTLE_NS:
+        if (
+            self._phase is _Phase.CLEARING
+            and worker.seq is None
+            and worker.caught_up
+            and waited_ns >= _SETTLE_NS
+        ):
             fields = {"what": self._what, "evidence": self._evidence} if self._command == "record" else {}
             if worker.command(self._command, **fields):
                 self._enter(_Phase.ASKED, now_ns)

@@ -1,10 +1,11 @@
 """The fork server seen from the node: a warm process out of which a worker comes in milliseconds.
 
-Importing torch takes seconds, and a vehicle that has lost a worker has not got them. So one process of the node, the
-base, imports torch and nothing else. Each stage forks its own server from it, which imports the adapter's module, and
-each worker is a fork of that server. Neither runs a model, starts a thread or touches a GPU: a fork inherits no thread
-and cannot use its parent's CUDA context. What they have imported is shared, copy on write, so that a worker costs less
-memory than a process of its own. Their side is `model/fork_main.py`.
+Importing torch takes seconds, and a vehicle that has lost a worker has not got them. So one process of the
+node, the base, imports torch and nothing else. Each stage forks its own server from it, which imports the
+adapter's module, and each worker is a fork of that server. Neither runs a model, starts a thread or touches
+a GPU: a fork inherits no thread and cannot use its parent's CUDA context. What they have imported is
+shared, copy on write, so that a worker costs less memory than a process of its own. Their side is
+`model/fork_main.py`.
 """
 
 import contextlib
@@ -32,7 +33,10 @@ _NO_DESCRIPTOR = "this process has no descriptor left for it"
 
 
 class _Base:
-    """The process that has imported torch and nothing of the user's; it ends when the last reference to this does."""
+    """The process that has imported torch and nothing of the user's.
+
+    It ends when the last reference to this does.
+    """
 
     _current: "_Base | None" = None
     _lock = threading.Lock()
@@ -44,13 +48,19 @@ class _Base:
             # stdout belongs to the program that started us, which may write its results there
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "torchperf_ros.model.fork_main", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
-            )  # fmt: skip
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+            )
         weakref.finalize(self, _end, self.socket, self._process)
 
     @classmethod
     def get(cls) -> "_Base":
-        """The one of this process; a new one where there is none, it has ended, or the environment has changed."""
+        """The one of this process.
+
+        A new one where there is none, it has ended, or the environment has changed.
+        """
         with cls._lock:
             base = cls._current
             if base is None or not base.lives or base.surroundings != _surroundings():
@@ -87,13 +97,17 @@ class ForkServer:
     Attributes:
         ready: whether it can fork now.
         ended: whether it is gone, and its workers with it.
-        why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they need not.
+        why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they
+            need not.
         failure: why it could not be started; "" if it could, or nobody knows.
         stuck: whether it has not answered the last request for a worker in time.
     """
 
     def __init__(self, module: str, why_bare: str = "") -> None:
-        """Start it; returns at once. It imports `module` for its workers, "" for nothing, and `why_bare` says why."""
+        """Start it; returns at once.
+
+        It imports `module` for its workers, "" for nothing, and `why_bare` says why.
+        """
         self.ready = self.ended = self.stuck = False
         self.failure = ""
         self.started_ns = time.monotonic_ns()
@@ -106,7 +120,10 @@ class ForkServer:
         self._base = _Base.get()
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        with far, contextlib.suppress(OSError):  # a base that has just died: `step` finds the far end closed
+        with (
+            far,
+            contextlib.suppress(OSError),
+        ):  # a base that has just died: `step` finds the far end closed
             socket.send_fds(self._base.socket, [pack_control("server", module=module)], [far.fileno()])
 
     def fileno(self) -> int:
@@ -157,7 +174,10 @@ class ForkServer:
             self.ended, self.failure = True, _NO_DESCRIPTOR
 
     def _take(self, number: int, pid: int, descriptors: list[int]) -> None:
-        """A worker was forked; one that is not waited for any more, or cannot be watched, is not to live on."""
+        """A worker was forked.
+
+        One that is not waited for any more, or cannot be watched, is not to live on.
+        """
         if descriptors and number == self._number:
             self._forked = pid, descriptors[0]
             return
@@ -180,7 +200,8 @@ class ForkServer:
 
         Raises:
             OSError: this process has not got what that takes.
-            ProtocolError: the server has not, or does not answer, or has ended; those that it has forked live on.
+            ProtocolError: the server has not, or does not answer, or has ended; those that it has forked
+                live on.
         """
         self._number, self._forked, self._refusal = self._number + 1, None, ""
         asked = pack_control("worker", folder=folder, number=self._number)
@@ -196,7 +217,10 @@ class ForkServer:
         return self._forked
 
     def exit_code(self, pid: int) -> int | None:
-        """The exit status of a worker that has ended, negative for a signal; None if nobody knows it any more."""
+        """The exit status of a worker that has ended, negative for a signal.
+
+        None if nobody knows it any more.
+        """
         self._wait(lambda: pid in self._exits, _EXIT_TELLS_WITHIN_S)
         return self._exits.get(pid)
 

@@ -1,7 +1,8 @@
 """The ring of shared memory that a stage writes its frames into and its workers read them from.
 
-An anonymous memory file: nothing is left behind by any death. Records are written once and read by every worker of the
-stage in place. The writer never waits: a reader that is too slow finds out, by asking, that its record is gone.
+An anonymous memory file: nothing is left behind by any death. Records are written once and read by every
+worker of the stage in place. The writer never waits: a reader that is too slow finds out, by asking, that
+its record is gone.
 """
 
 import contextlib
@@ -25,7 +26,9 @@ _INPUT = struct.Struct("<IIqdQQ")  # index, waited_us, stamp_ns, age_ms, offset 
 _MOST_US = 2**32 - 1
 _VERSION = 1
 _AT_ONCE = 256 * 1024
-_SLOT_MORE = 8  # by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
+_SLOT_MORE = (
+    8  # by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
+)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no name for it
 
 
@@ -51,7 +54,10 @@ def record_size(lengths: Sequence[int]) -> int:
 
 @dataclass
 class RingExtra:
-    """Bytes by which the rings of a node may still grow together; it takes no lock, as a few more do not matter."""
+    """Bytes by which the rings of a node may still grow together.
+
+    It takes no lock, as a few more do not matter.
+    """
 
     left_bytes: int
 
@@ -59,14 +65,16 @@ class RingExtra:
 class FrameRing:
     """Writer's side. One thread at a time.
 
-    A record's place is its offset modulo the capacity, which is what the ring can grow to. Where a round ends before
-    that, the next record's offset leaves out the rest: so a ring can grow while readers look at it.
+    A record's place is its offset modulo the capacity, which is what the ring can grow to. Where a round
+    ends before that, the next record's offset leaves out the rest: so a ring can grow while readers look at
+    it.
     """
 
     def __init__(self, room: int, capacity: int = 0) -> None:
         """Make the memory file, touched only as far as frames reach.
 
-        After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it never grows.
+        After `room` bytes, which the largest record has, it begins anew; see `keep` for `capacity`, 0: it
+        never grows.
         """
         self._room = self._largest = _aligned(room)
         self.capacity = max(_aligned(capacity), self._room)
@@ -92,7 +100,9 @@ class FrameRing:
         return monotonic_ns() - self._round_ns < self._keep_ns
 
     def make_ready(self, length: int = 0) -> None:
-        """Have the kernel give the memory that comes next, which a frame would otherwise pay for: 3 ms for an image.
+        """Have the kernel give the memory that comes next, which a frame would otherwise pay for.
+
+        3 ms for an image.
 
         That is for a record of `length` bytes, or as many as the longest one so far, if that is more.
         """
@@ -104,14 +114,16 @@ class FrameRing:
         begin = self._at_hand // mmap.PAGESIZE * mmap.PAGESIZE
         self._at_hand = end
         with contextlib.suppress(OSError):  # an older kernel: then frames pay for it
-            for at in range(begin, _DATA + end, _AT_ONCE):  # the call keeps the interpreter from other threads
+            for at in range(
+                begin, _DATA + end, _AT_ONCE
+            ):  # the call keeps the interpreter from other threads
                 self._map.madvise(_POPULATE_WRITE, at, min(_AT_ONCE, _DATA + end - at))
 
     def slot(self, inputs: int) -> memoryview | None:
         """Where the first input of the next record can be put before `write` is called with it, so that nobody copies.
 
-        It holds a little more than the longest record so far; None before there was one. It may be left unused. The
-        record can have so many `inputs` at most.
+        It holds a little more than the longest record so far; None before there was one. It may be left
+        unused. The record can have so many `inputs` at most.
         """
         if not self._longest:
             return None
@@ -124,7 +136,10 @@ class FrameRing:
         return self._view[start + place : start + length]
 
     def _allot(self, length: int) -> int:
-        """Offset of the next record; readers know from now on that the bytes of older ones there may change."""
+        """Offset of the next record.
+
+        Readers know from now on that the bytes of older ones there may change.
+        """
         offset = self._head
         more = offset % self.capacity + length - self._room
         if more > 0 and self._may_grow(more):
@@ -160,7 +175,9 @@ class FrameRing:
         for number, item in enumerate(inputs):
             entry = start + _RECORD.size + number * _INPUT.size
             waited_us = min(item.waited_us, _MOST_US)
-            _INPUT.pack_into(self._map, entry, item.index, waited_us, item.stamp_ns, item.age_ms, place, len(item.data))
+            _INPUT.pack_into(
+                self._map, entry, item.index, waited_us, item.stamp_ns, item.age_ms, place, len(item.data)
+            )
             if number or start + place != slot:
                 self._view[start + place : start + place + len(item.data)] = item.data
             place += _aligned(len(item.data))
@@ -185,7 +202,9 @@ class FrameRing:
         self._head_word.release()
         self._answered_word.release()
         self._view.release()
-        with contextlib.suppress(BufferError):  # the bytes of a frame that nobody answered are in a slot still
+        with contextlib.suppress(
+            BufferError
+        ):  # the bytes of a frame that nobody answered are in a slot still
             self._map.close()
         os.close(self.fd)
         os.close(self.reader_fd)
@@ -205,7 +224,9 @@ class FrameReader:
         self._view = memoryview(self._map)
         magic, version, _, self._capacity = _RING.unpack_from(self._map, 0)
         if magic != _MAGIC or version != _VERSION or size != _DATA + self._capacity:
-            msg = f"not a frame ring of version {_VERSION}: magic {magic:#x}, version {version}, {size} bytes"
+            msg = (
+                f"not a frame ring of version {_VERSION}: magic {magic:#x}, version {version}, {size} bytes"
+            )
             raise ProtocolError(msg)
         self._head_word = self._view[_HEAD : _HEAD + 8].cast("Q")
         self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
@@ -226,7 +247,9 @@ class FrameReader:
             FrameOverwritten: it has.
         """
         if not self.holds(offset):
-            raise FrameOverwritten(f"frame {seq} was overwritten by newer ones before this worker was done with it")
+            raise FrameOverwritten(
+                f"frame {seq} was overwritten by newer ones before this worker was done with it"
+            )
 
     def read(self, offset: int, length: int, seq: int) -> list[InputBytes]:
         """The inputs of a record, as views on the ring.
@@ -239,7 +262,8 @@ class FrameReader:
         start = _DATA + offset % self._capacity
         record = self._view[start : start + length]
         found, count, _ = _RECORD.unpack_from(record, 0)
-        # a record that is overwritten meanwhile holds anything: look only as far as it reaches, then ask again
+        # a record that is overwritten meanwhile holds anything: look only as far as it reaches, then ask
+        # again
         count = min(count, (length - _RECORD.size) // _INPUT.size)
         entries = [_INPUT.unpack_from(record, _RECORD.size + n * _INPUT.size) for n in range(count)]
         self.check(offset, seq)

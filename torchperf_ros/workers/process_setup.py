@@ -1,4 +1,7 @@
-"""How processes are set up: the node's for deadlines, each step with a word on it; those that it starts to give way."""
+"""How processes are set up.
+
+The node's for deadlines, each step with a word on it; those that it starts to give way.
+"""
 
 import contextlib
 import ctypes
@@ -20,12 +23,23 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_TIMERSLACK = 1, 15, 29
 _BACKGROUND_PRIORITY = 1
 _HIGHEST_PRIORITY = 98  # 99 is for the kernel's own threads, as the one that moves tasks between processors
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_FLAGS, _PF_EXITING = 6, 4  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
+_FLAGS, _PF_EXITING = (
+    6,
+    4,
+)  # of /proc/PID/stat behind the name: its place (proc(5)), and the bit (linux/sched.h)
 _INT_MAX = 2**31 - 1
 _ENDINGS = (
-    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPWR,
-    signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
-)  # fmt: skip
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGPWR,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,12 +57,17 @@ def prefer_this_process(priority: int) -> str:
     if not priority:
         return "normal"
     try:
-        _for_each_thread(lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority)))
+        _for_each_thread(
+            lambda thread: os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(priority))
+        )
     except PermissionError:
         try:
             set_nice(os.getpid(), _NICE)
         except PermissionError:
-            return "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or CAP_SYS_NICE"
+            return (
+                "normal: SCHED_FIFO and nice are not permitted; give the user an rtprio limit, or"
+                " CAP_SYS_NICE"
+            )
         return f"nice {_NICE}"
     return f"fifo {priority}"
 
@@ -71,8 +90,8 @@ def prefer_this_thread() -> str:
 def step_back() -> None:
     """Make the calling thread, which no frame waits for, give way to the process's others.
 
-    It stays real-time where they are: a thread of normal priority that holds the interpreter lock would make them wait
-    for the whole machine.
+    It stays real-time where they are: a thread of normal priority that holds the interpreter lock would
+    make them wait for the whole machine.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_BACKGROUND_PRIORITY))
@@ -81,7 +100,8 @@ def step_back() -> None:
 def stop_collecting() -> None:
     """Take what is there out of garbage collection, and collect from now on only when asked to.
 
-    What an earlier call took out is looked at again first: stages of a configuration that has ended are garbage now.
+    What an earlier call took out is looked at again first: stages of a configuration that has ended are
+    garbage now.
     """
     gc.unfreeze()
     gc.collect()
@@ -121,16 +141,22 @@ def leave_priority() -> None:
 
 
 def outlive_the_group() -> None:
-    """Ignore what a terminal, launch or a supervisor sends, to end or to reload: the node says when this process ends.
+    """Ignore what a terminal, launch or a supervisor sends, to end or to reload.
 
-    Its parent starts it in a session of its own as well, so that what a terminal sends to a group does not arrive.
+    The node says when this process ends.
+
+    Its parent starts it in a session of its own as well, so that what a terminal sends to a group does not
+    arrive.
     """
     for number in _ENDINGS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Be killed when the thread ends that spawned this process; now, if that was `parent`, which has ended already."""
+    """Be killed when the thread ends that spawned this process.
+
+    Now, if that was `parent`, which has ended already.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
@@ -148,7 +174,9 @@ def detach_from_node() -> None:
 
 
 def set_nice(pid: int, nice: int) -> None:
-    """Give every thread of a process this nice value (-20 to 19); a process or thread that has just ended is left out.
+    """Give every thread of a process this nice value (-20 to 19).
+
+    A process or thread that has just ended is left out.
 
     Raises:
         PermissionError: lower than the user may.
@@ -156,7 +184,8 @@ def set_nice(pid: int, nice: int) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), nice)
-    # where the kernel shares out time by sessions (sched_autogroup_enabled), the nice value of a session counts
+    # where the kernel shares out time by sessions (sched_autogroup_enabled), the nice value of a session
+    # counts
     with contextlib.suppress(OSError):
         if os.getsid(pid) == pid:
             Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
@@ -184,8 +213,8 @@ def is_readable(descriptor: int, seconds: float) -> bool:
 def keep_freed_memory(largest_bytes: int, kept_bytes: int = 0) -> None:
     """Let glibc keep freed blocks instead of returning their pages to the kernel.
 
-    A message of a few MB otherwise costs a page fault for every 4 KiB, several times over, each time it is taken: that
-    was 3 of the 4 ms that taking a 2.7 MB image took. A model's temporaries cost likewise.
+    A message of a few MB otherwise costs a page fault for every 4 KiB, several times over, each time it is
+    taken: that was 3 of the 4 ms that taking a 2.7 MB image took. A model's temporaries cost likewise.
 
     Args:
         largest_bytes: of a block that is kept; glibc takes at most 32 MiB.
@@ -205,9 +234,21 @@ def return_freed_memory() -> None:
 class _MallocInfo(ctypes.Structure):
     """`struct mallinfo2` of malloc.h: ten sizes, of which the ninth is of the free blocks, in bytes."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-    )]  # fmt: skip
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 def kept_bytes() -> int | None:
@@ -222,9 +263,9 @@ def kept_bytes() -> int | None:
 def held_interrupt() -> Iterator[None]:
     """Let Ctrl-C wait until the block has ended; a second one does not wait.
 
-    A frame that is given to a stage by halves is answered by nobody, and what rclpy raises where `KeyboardInterrupt`
-    comes into its C++ is another error. Where Ctrl-C does not raise `KeyboardInterrupt`, or does so in another thread,
-    this does nothing.
+    A frame that is given to a stage by halves is answered by nobody, and what rclpy raises where
+    `KeyboardInterrupt` comes into its C++ is another error. Where Ctrl-C does not raise
+    `KeyboardInterrupt`, or does so in another thread, this does nothing.
 
     Raises:
         KeyboardInterrupt: Ctrl-C has waited.

@@ -1,8 +1,8 @@
 """What node and worker say to each other: fixed structs for frames, small JSON objects for everything else.
 
-Two `SOCK_SEQPACKET` sockets per worker keep message borders. Payloads are in shared memory: the frame's in the stage's
-ring, the result's in the worker's own area. Every message starts with the version; lengths are checked on both sides.
-No pickle.
+Two `SOCK_SEQPACKET` sockets per worker keep message borders. Payloads are in shared memory: the frame's in
+the stage's ring, the result's in the worker's own area. Every message starts with the version; lengths are
+checked on both sides. No pickle.
 """
 
 import contextlib
@@ -42,9 +42,10 @@ RESPONSE_BYTES: Final = _RESPONSE.size
 class Request(NamedTuple):
     """Node to worker: the frame at `offset` of the ring, `length` bytes.
 
-    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for it. For
-    OBSERVE: how many started frames this worker was not told of since the last one that it observed. An anytime model
-    ends after step `last_step`, 0: when it is done, or its frame is answered.
+    For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if nobody waits for
+    it. For
+    OBSERVE: how many started frames this worker was not told of since the last one that it observed. An
+    anytime model ends after step `last_step`, 0: when it is done, or its frame is answered.
     """
 
     kind: int
@@ -63,11 +64,14 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class Response:
-    """Worker to node, for RUN: outcome index, and the length of the result (or of the reason) in the worker's area.
+    """Worker to node, for RUN.
 
-    Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0 for others;
-    `scene` the index of the one that the adapter named, -1: none. `shapes` has those of the model's inputs, like
-    `1x3x480x640 1x6`, with zeros up to `SHAPES_BYTES`; empty where preprocessing gave none.
+    Outcome index, and the length of the result (or of the reason) in the worker's area.
+
+    Step times are in ns, -1 where the step was not reached. `step` is how far an anytime model has come, 0
+    for others; `scene` the index of the one that the adapter named, -1: none. `shapes` has those of the
+    model's inputs, like `1x3x480x640 1x6`, with zeros up to `SHAPES_BYTES`; empty where preprocessing gave
+    none.
     """
 
     outcome: int
@@ -85,10 +89,19 @@ class Response:
     def pack(self) -> bytes:
         """As bytes."""
         return _RESPONSE.pack(
-            VERSION, self.outcome, self.tier, self.seq, self.length,
-            self.decode_ns, self.preprocess_ns, self.inference_ns, self.postprocess_ns, self.step, self.scene,
+            VERSION,
+            self.outcome,
+            self.tier,
+            self.seq,
+            self.length,
+            self.decode_ns,
+            self.preprocess_ns,
+            self.inference_ns,
+            self.postprocess_ns,
+            self.step,
+            self.scene,
             self.shapes,
-        )  # fmt: skip
+        )
 
 
 def shapes_text(shapes: Iterable[Sequence[int]]) -> bytes:
@@ -98,9 +111,14 @@ def shapes_text(shapes: Iterable[Sequence[int]]) -> bytes:
 
 
 def peer_pid(node: socket.socket) -> int:
-    """The process that made this socket pair: the node, also where a fork server stands between it and the worker."""
+    """The process that made this socket pair.
+
+    The node, also where a fork server stands between it and the worker.
+    """
     credentials = struct.Struct("3i")  # pid, uid, gid, see unix(7)
-    return int(credentials.unpack(node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[0])
+    return int(
+        credentials.unpack(node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[0]
+    )
 
 
 def _unpack(layout: struct.Struct, data: bytes, what: str) -> tuple[Any, ...]:
@@ -136,7 +154,10 @@ def pack_control(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON 
 
 
 def pack_report(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """A control message for people, as bytes: texts anywhere in it are cut, shorter and shorter, until it fits."""
+    """A control message for people, as bytes.
+
+    Texts anywhere in it are cut, shorter and shorter, until it fits.
+    """
     for most in _CUT_TO:
         with contextlib.suppress(ProtocolError):
             return pack_control(kind, **fields)
@@ -168,5 +189,7 @@ def unpack_control(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"control message of {len(data)} bytes is not JSON: {error}") from error
     if not isinstance(message, dict) or message.get("version") != VERSION or "kind" not in message:
-        raise ProtocolError(f"control message without kind or of another version than {VERSION}: {str(message)[:100]}")
+        raise ProtocolError(
+            f"control message without kind or of another version than {VERSION}: {str(message)[:100]}"
+        )
     return message

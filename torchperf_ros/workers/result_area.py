@@ -1,9 +1,10 @@
 """The shared memory that a worker leaves results in, the one that it answers with and, of an anytime model, the newest.
 
-An anonymous memory file: what lies in it outlives the worker. Partial results go into two slots in turn, so that the
-newest whole one is never written to, whenever the node looks and wherever the worker dies. Nobody waits. A reader that
-was overtaken by two results, or sees them in another order than they were written, finds that out by the slot's number
-and checksum, and looks again. What the worker answers with is followed by a message, which comes after it.
+An anonymous memory file: what lies in it outlives the worker. Partial results go into two slots in turn, so
+that the newest whole one is never written to, whenever the node looks and wherever the worker dies. Nobody
+waits. A reader that was overtaken by two results, or sees them in another order than they were written,
+finds that out by the slot's number and checksum, and looks again. What the worker answers with is followed
+by a message, which comes after it.
 """
 
 import mmap
@@ -15,16 +16,23 @@ from torchperf_ros.frame.errors import ProtocolError
 from torchperf_ros.workers.memory_file import make_memory_file
 from torchperf_ros.workers.protocol import RESPONSE_BYTES, Response, unpack_response
 
-_HANDLED, _NEWEST, _ROOM = range(3)  # u64 words: requests handled; number of the newest partial result, 0: none; bytes
+_HANDLED, _NEWEST, _ROOM = range(
+    3
+)  # u64 words: requests handled; number of the newest partial result, 0: none; bytes
 _RESULT: Final = 24
-_NUMBER, _CHECKSUM = range(2)  # u64 words that begin a slot; then the response, and in its place the payload
+_NUMBER, _CHECKSUM = range(
+    2
+)  # u64 words that begin a slot; then the response, and in its place the payload
 _RESPONSE: Final = 16
 _PAYLOAD: Final = 128
 _MOST_LOOKS: Final = 16  # to overtake one look takes two whole steps of the model
 
 
 def make_result_area(room: int) -> int:
-    """A descriptor of an area for results of up to `room` bytes; memory that is never used is never taken."""
+    """A descriptor of an area for results of up to `room` bytes.
+
+    Memory that is never used is never taken.
+    """
     fd = make_memory_file("torchperf_result", _slot(room, 2))
     os.pwrite(fd, room.to_bytes(8, "little"), 8 * _ROOM)
     return fd
@@ -57,7 +65,7 @@ class ResultArea:
         self._slots = [self._view[begin : begin + _RESPONSE].cast("Q") for begin in self._begins]
         self._number = 0
 
-    # -- the worker ---------------------------------------------------------------------------------------------------
+    # -- the worker
 
     def count_handled(self) -> None:
         """One more request has been handled."""
@@ -82,7 +90,7 @@ class ResultArea:
         words[_NUMBER] = self._words[_NEWEST] = self._number
         return True
 
-    # -- the node -----------------------------------------------------------------------------------------------------
+    # -- the node
 
     @property
     def handled(self) -> int:
@@ -111,7 +119,9 @@ class ResultArea:
             try:
                 response = unpack_response(head)
                 wanted = response.seq == seq
-                payload = self._map[begin + _PAYLOAD : begin + _PAYLOAD + min(response.length, self.room) * wanted]
+                payload = self._map[
+                    begin + _PAYLOAD : begin + _PAYLOAD + min(response.length, self.room) * wanted
+                ]
             except ProtocolError:  # overtaken, or a worker that writes what it likes
                 continue
             if words[_NUMBER] != number:

@@ -26,7 +26,10 @@ Workers = Sequence[WorkerProcess | None]
 
 
 class Kit(NamedTuple):
-    """What workers are told at their start: the setup's fields. Workers of a lower number are to be replaced."""
+    """What workers are told at their start.
+
+    The setup's fields. Workers of a lower number are to be replaced.
+    """
 
     setup: dict[str, Any]
     number: int
@@ -38,12 +41,14 @@ class Renewal:
     There are three states.
 
     - settled: every worker may stay. `ask` and `swap` put a new kit on trial.
-    - on trial: the pool starts a candidate with the new kit beside the others. Once it has been ready for 2 s (its
-      histories are warm by then) it takes the place of an older worker, which is ended between two frames: the new kit
-      is proven and spreads. Candidates that die use up the tries; then the trial ends, and nothing has changed.
+    - on trial: the pool starts a candidate with the new kit beside the others. Once it has been ready for 2
+      s (its histories are warm by then) it takes the place of an older worker, which is ended between two
+      frames: the new kit is proven and spreads. Candidates that die use up the tries; then the trial ends,
+      and nothing has changed.
     - spreading: the other workers are replaced one by one. A candidate that dies is tried again.
 
-    A worker that replaces a dead one gets the proven kit. What is asked for meanwhile waits until the state is settled.
+    A worker that replaces a dead one gets the proven kit. What is asked for meanwhile waits until the state
+    is settled.
 
     Attributes:
         outcome: how the last renewal ended, `done` or why not; "" while one goes on.
@@ -52,7 +57,9 @@ class Renewal:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         """Take what the first workers are told."""
-        self.proven = Kit({"swapped": None, **setup}, 0)  # the last kit with which a worker has taken its place
+        self.proven = Kit(
+            {"swapped": None, **setup}, 0
+        )  # the last kit with which a worker has taken its place
         self.outcome = self.swap_outcome = _DONE
         self._trial: Kit | None = None
         self._numbers = 0
@@ -70,7 +77,10 @@ class Renewal:
                 self._asked_again = True
 
     def swap(self, **changes: object) -> bool:
-        """Try workers that are told something else; False if a renewal goes on. May be called from any thread."""
+        """Try workers that are told something else.
+
+        False if a renewal goes on. May be called from any thread.
+        """
         with self._lock:
             if not self.outcome:
                 return False
@@ -79,7 +89,10 @@ class Renewal:
             return True
 
     def load(self, tiers: Sequence[int]) -> bool:
-        """Have every worker replaced by one that loads these tiers; False if they all do, or a renewal goes on."""
+        """Have every worker replaced by one that loads these tiers.
+
+        False if they all do, or a renewal goes on.
+        """
         with self._lock:
             if not self.outcome or self.proven.setup.get("loaded", tiers) == tiers:
                 return False
@@ -95,26 +108,37 @@ class Renewal:
         """A worker of this kit could not capture a CUDA graph: the next one with this kit does without."""
         with self._lock:
             kit = next(
-                (kit for kit in (self._trial, self.proven) if kit is not None and kit.number == generation), None
+                (kit for kit in (self._trial, self.proven) if kit is not None and kit.number == generation),
+                None,
             )
             if kit is not None:
                 kit.setup["without_graphs"] = True
 
     def kit(self, *, candidate: bool) -> Kit:
-        """What a new worker gets: a candidate the kit on trial, one that replaces a dead worker the proven one.
+        """What a new worker gets.
 
-        The latter is as good as a candidate if the kits are the same, as when only what they find in the cache is new.
+        A candidate the kit on trial, one that replaces a dead worker the proven one.
+
+        The latter is as good as a candidate if the kits are the same, as when only what they find in the
+        cache is new.
         """
         with self._lock:
             trial = self._trial
-            return trial if trial is not None and (candidate or trial.setup == self.proven.setup) else self.proven
+            return (
+                trial
+                if trial is not None and (candidate or trial.setup == self.proven.setup)
+                else self.proven
+            )
 
     def wants_candidate(self, workers: Workers, now_ns: int) -> bool:
         """Whether to start a candidate now: all workers are up, and one is to be replaced."""
         return now_ns >= self._not_before_ns and _all_up(workers) and self.outdated(workers) is not None
 
     def outdated(self, workers: Workers) -> WorkerProcess | None:
-        """A worker that is to be replaced, the last one first: the standby rather than the one that runs."""
+        """A worker that is to be replaced, the last one first.
+
+        The standby rather than the one that runs.
+        """
         with self._lock:
             if self.outcome:
                 return None
@@ -124,7 +148,11 @@ class Renewal:
 
     def has_settled(self, candidate: WorkerProcess, now_ns: int) -> bool:
         """Whether a candidate has been ready for long enough to be relied on."""
-        return candidate.usable and candidate.ready_at_ns is not None and now_ns - candidate.ready_at_ns >= _SETTLE_NS
+        return (
+            candidate.usable
+            and candidate.ready_at_ns is not None
+            and now_ns - candidate.ready_at_ns >= _SETTLE_NS
+        )
 
     def is_over(self, candidate: WorkerProcess, workers: Workers) -> bool:
         """Whether nobody is left whom a candidate would replace, or its kit was given up."""
@@ -174,7 +202,9 @@ def _all_up(workers: Workers) -> bool:
 
 
 class RollingUpdate:
-    """One more worker beside a pool's own, until it takes the place of one of them; the pool's thread calls.
+    """One more worker beside a pool's own, until it takes the place of one of them.
+
+    The pool's thread calls.
 
     Attributes:
         builder: has packages built that are missing.
@@ -214,7 +244,9 @@ class RollingUpdate:
         if tier not in tiers:
             raise ConfigError(f"tier {tier!r} is not there; {stage} has {', '.join(tiers)}")
         if not self.may_compile:
-            raise ConfigError(f"{stage} is short of memory, and a swap takes one more worker; try again later")
+            raise ConfigError(
+                f"{stage} is short of memory, and a swap takes one more worker; try again later"
+            )
         setup = self.renewal.proven.setup
         try:
             built_for = made_for(find_package(Path(package), setup["package_dirs"]))
@@ -223,10 +255,13 @@ class RollingUpdate:
         here = setup["adapter"], tier
         if built_for and built_for != here:
             was, wanted = (f"tier {name} of {adapter}" for adapter, name in (built_for, here))
-            raise ConfigError(f"package {package} was built for {was}; it cannot run as {wanted} of {stage}")
+            raise ConfigError(
+                f"package {package} was built for {was}; it cannot run as {wanted} of {stage}"
+            )
         if tiers.index(tier) not in setup.get("loaded", range(len(tiers))):
             raise ConfigError(
-                f"tier {tier!r} of {stage} belongs to a scene that is not loaded; it can be swapped once it is"
+                f"tier {tier!r} of {stage} belongs to a scene that is not loaded; it can be swapped once"
+                " it is"
             )
         packages = list(setup["packages"])
         packages[tiers.index(tier)] = package
@@ -234,17 +269,30 @@ class RollingUpdate:
             raise ConfigError(f"{stage} replaces its workers just now; try again later")
 
     def why_too_slow(self, worker: WorkerProcess, budget_ms: float) -> str:
-        """Why the candidate's new package cannot be swapped in by what it measured; "" if it can, or has none."""
+        """Why the candidate's new package cannot be swapped in by what it measured.
+
+        "" if it can, or has none.
+        """
         if worker is not self.candidate or worker.swapped is None:
             return ""
         p99_ms, tier = worker.calibrations[worker.swapped].p99_ms, self._config.tiers[worker.swapped]
-        return "" if p99_ms < budget_ms else f"tier {tier} takes {p99_ms:.1f} ms (p99); the budget is {budget_ms:g} ms"
+        return (
+            ""
+            if p99_ms < budget_ms
+            else f"tier {tier} takes {p99_ms:.1f} ms (p99); the budget is {budget_ms:g} ms"
+        )
 
     @property
     def swap_state(self) -> tuple[bool, str]:
-        """Whether the last swap is done, and how it went: `swapping: ...` while it goes on, else `done` or why not."""
+        """Whether the last swap is done, and how it went.
+
+        `swapping: ...` while it goes on, else `done` or why not.
+        """
         outcome, candidate = self.renewal.swap_outcome, self.candidate
-        return outcome == _DONE, outcome or f"swapping: new worker {candidate.state if candidate else 'is next'}"
+        return (
+            outcome == _DONE,
+            outcome or f"swapping: new worker {candidate.state if candidate else 'is next'}",
+        )
 
     def step(self, pool: "WorkerPool", now_ns: int) -> None:
         """Take the next step, if there is one to take; one of the pool's own workers may be exchanged."""

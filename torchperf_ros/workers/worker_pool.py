@@ -1,4 +1,7 @@
-"""A stage's worker processes: started, watched, killed when they hang, replaced when they die, later and later."""
+"""A stage's worker processes.
+
+Started, watched, killed when they hang, replaced when they die, later and later.
+"""
 
 import contextlib
 import select
@@ -30,10 +33,11 @@ _LASTING_DEATHS = 3
 class RestartPolicy:
     """Exponential back-off over early deaths, those within `proven_s` of being ready.
 
-    A worker that had served for longer is replaced at once, and what came before is forgotten; so is one that dies
-    early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s. After three early deaths
-    in a row the failure is lasting: health says so, and the delay goes on growing as before. After an error that no
-    restart mends the failure is lasting at once, and the delay the longest.
+    A worker that had served for longer is replaced at once, and what came before is forgotten; so is one
+    that dies early for the first time. Each further early death doubles the delay, from 0.5 up to 30 s.
+    After three early deaths in a row the failure is lasting: health says so, and the delay goes on growing
+    as before. After an error that no restart mends the failure is lasting at once, and the delay the
+    longest.
     """
 
     def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
@@ -44,7 +48,10 @@ class RestartPolicy:
         self._permanent = False
 
     def died(self, ready_at_ns: int | None) -> int:
-        """A worker died that was ready at `ready_at_ns` (None: never); returns when to start its replacement, in ns."""
+        """A worker died that was ready at `ready_at_ns` (None.
+
+        Never); returns when to start its replacement, in ns.
+        """
         now_ns = self._clock()
         proven = ready_at_ns is not None and now_ns - ready_at_ns >= self._proven_ns
         self._early_deaths = 0 if proven else self._early_deaths + 1
@@ -57,7 +64,10 @@ class RestartPolicy:
         return now_ns + min(_FIRST_DELAY_NS << (self._early_deaths - 2), _LONGEST_DELAY_NS)
 
     def give_up(self) -> None:
-        """Another try would fail alike, as with an adapter that does not exist: the next death is a lasting failure."""
+        """Another try would fail alike, as with an adapter that does not exist.
+
+        The next death is a lasting failure.
+        """
         self._permanent = True
 
     @property
@@ -90,10 +100,17 @@ class TierTally:
     def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
         """One row per tier, see `TierFacts`; empty before any worker is ready."""
         said = [worker.tiers for worker in workers if worker.tiers]
-        return [] if not said else [
-            {**said[0][tier], **{name: gone[name] + sum(tiers[tier][name] for tiers in said) for name in COUNTERS}}
-            for tier, gone in enumerate(self._gone)
-        ]  # fmt: skip
+        return (
+            []
+            if not said
+            else [
+                {
+                    **said[0][tier],
+                    **{name: gone[name] + sum(tiers[tier][name] for tiers in said) for name in COUNTERS},
+                }
+                for tier, gone in enumerate(self._gone)
+            ]
+        )
 
 
 _TICK_MS = 50
@@ -114,7 +131,9 @@ class PoolListener(Protocol):
         """The worker can take frames from now on."""
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
-        """The worker is gone; `lasting` if its kind keeps dying. It is one of the pool's until this returns.
+        """The worker is gone.
+
+        `lasting` if its kind keeps dying. It is one of the pool's until this returns.
 
         None: it could not even be started.
         """
@@ -129,8 +148,8 @@ class PoolListener(Protocol):
 class WorkerPool:
     """One or two workers of a stage, for a while one more that is to replace one, and the thread that looks after them.
 
-    The second one is started when the first is ready: the first answer matters more. The thread spawns the workers
-    and lives as long as they do, because they are made to die with the thread that started them.
+    The second one is started when the first is ready: the first answer matters more. The thread spawns the
+    workers and lives as long as they do, because they are made to die with the thread that started them.
     """
 
     def __init__(
@@ -141,7 +160,9 @@ class WorkerPool:
         log: Log,
         ring: FrameRing | None = None,
     ) -> None:
-        """Take the stage's configuration and what each worker is told at its start; nothing runs before `start`.
+        """Take the stage's configuration and what each worker is told at its start.
+
+        Nothing runs before `start`.
 
         `ring`: another pool's, whose frames its workers read, too.
         """
@@ -161,10 +182,13 @@ class WorkerPool:
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
         self._server: ForkServer | None = None
-        self._calibrated: tuple[int, list[tuple[float, float]]] | None = None  # of the first worker of which kit
+        self._calibrated: tuple[int, list[tuple[float, float]]] | None = (
+            None  # of the first worker of which kit
+        )
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
-        # Held while the pool tells its listener something: until then the two versions of a stage do not change places.
+        # Held while the pool tells its listener something: until then the two versions of a stage do not
+        # change places.
         self.telling = threading.Lock()
         self._told: deque[str] = deque(maxlen=_TOLD)
         self._stopping = threading.Event()
@@ -200,9 +224,10 @@ class WorkerPool:
         """Names of the tiers that some worker can run: not those of scenes that are not loaded."""
         loaded = [worker.loaded for worker in self.everyone if worker.usable]
         return [
-            name for number, name in enumerate(self.config.tiers)
+            name
+            for number, name in enumerate(self.config.tiers)
             if any(tiers is None or number in tiers for tiers in loaded)
-        ]  # fmt: skip
+        ]
 
     @property
     def progress(self) -> str:
@@ -253,9 +278,14 @@ class WorkerPool:
         if {"reserved", "free"} <= memory.keys():
             kinds.append((" on the device", memory["reserved"], memory["free"]))
         return next(
-            (f"a worker of stage {self.config.name} has {needs >> 20} MiB of its own{where}, {free >> 20} MiB are free"
-             for where, needs, free in kinds if needs > free), ""
-        )  # fmt: skip
+            (
+                f"a worker of stage {self.config.name} has {needs >> 20} MiB of its own{where},"
+                f" {free >> 20} MiB are free"
+                for where, needs, free in kinds
+                if needs > free
+            ),
+            "",
+        )
 
     def grow(self, config: StageConfig) -> None:
         """Have as many workers as this configuration asks for; any thread may call."""
@@ -296,7 +326,10 @@ class WorkerPool:
 
     def _look_after_all(self) -> None:
         for worker in self.everyone:
-            if self._guarded("looking after a worker", self._look_after, worker) or worker not in self.everyone:
+            if (
+                self._guarded("looking after a worker", self._look_after, worker)
+                or worker not in self.everyone
+            ):
                 continue
             if worker.is_dead():
                 self._guarded("burying a worker", self._bury, worker)
@@ -310,7 +343,10 @@ class WorkerPool:
         self._leaving = [worker for worker in self._leaving if not worker.reap()]
 
     def _guarded(self, what: str, act: Callable[..., object], *given: object) -> bool:
-        """The thread's boundary: a worker's nonsense, or what people would like to know, must not end what is good."""
+        """The thread's boundary.
+
+        A worker's nonsense, or what people would like to know, must not end what is good.
+        """
         try:
             act(*given)
         except Exception:
@@ -327,14 +363,18 @@ class WorkerPool:
                 try:
                     if self._can_fork(now_ns):
                         self.workers[number] = self.spawn(number)
-                except Exception as error:  # the thread's boundary: no memory to be had, options too long, a mistake
+                except (
+                    Exception
+                ) as error:  # the thread's boundary: no memory to be had, options too long, a mistake
                     self.last_error = f"worker {number} cannot be started: {type(error).__name__}: {error}"
                     if not isinstance(error, (OSError, ProtocolError)):
                         self.last_error += f"\n{traceback.format_exc()}"
                     self._log("error", f"{self.config.name}: {self.last_error}")
                     self._has_died(number, None, None, self.last_error)
 
-    def _has_died(self, number: int, worker: WorkerProcess | None, ready_at_ns: int | None, reason: str) -> None:
+    def _has_died(
+        self, number: int, worker: WorkerProcess | None, ready_at_ns: int | None, reason: str
+    ) -> None:
         """There is no worker at this place; say so, and when the next one is tried."""
         policy = self.policies[number]
         self._start_at_ns[number] = policy.died(ready_at_ns)
@@ -347,7 +387,10 @@ class WorkerPool:
             self.listener.worker_died(worker, reason, lasting=lasting)
 
     def replace(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
-        """Have the stage give a worker no more frames, as another takes its place; False if it is busy with one."""
+        """Have the stage give a worker no more frames, as another takes its place.
+
+        False if it is busy with one.
+        """
         with self.telling:
             return self.listener.worker_replaced(worker, successor)
 
@@ -362,7 +405,10 @@ class WorkerPool:
             server = self._server = ForkServer(self.config.adapter.partition(":")[0])
         if server.stuck and not self.ready:
             server.close()
-        if not server.ready and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S:
+        if (
+            not server.ready
+            and now_ns - server.started_ns > max(self._start_timeout_s, _IMPORTS_WITHIN_S) * NS_PER_S
+        ):
             server.close()
         if server.ended:
             server.close()
@@ -379,8 +425,8 @@ class WorkerPool:
         """Start a worker: of the pool's own, or beside them (`len(workers)`)."""
         assert self._server is not None
         kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
-        # the first one has to serve at once; what takes long to compile is left to those that come beside it, unless
-        # nobody waits: `compile_first`
+        # the first one has to serve at once; what takes long to compile is left to those that come beside
+        # it, unless nobody waits: `compile_first`
         begins = self.ready or bool(kit.setup.get("compile_first"))
         compiles = begins and self.rolling_update.may_compile
         setup = {**kit.setup, "background": self.ready, "compile": compiles}
@@ -408,7 +454,7 @@ class WorkerPool:
             self._log("warn", f"{self.config.name}: {text}")
             self.listener.worker_told(text)
 
-    # -- news ---------------------------------------------------------------------------------------------------------
+    # -- news
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
@@ -469,7 +515,9 @@ class WorkerPool:
         if kind == "hello":
             inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
             output, observes, device = (message[name] for name in ("output", "observes", "device"))
-            found = Description(inputs, output, observes, device, message.get("card", ""), message["scores"])
+            found = Description(
+                inputs, output, observes, device, message.get("card", ""), message["scores"]
+            )
             if self.description not in {None, found}:
                 worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
                 return
@@ -501,7 +549,9 @@ class WorkerPool:
         if message.get("without_graphs"):
             self.rolling_update.renewal.without_graphs(worker.generation)
             self._tell(f"{message['text']}; the next worker runs without CUDA graphs")
-        if message["permanent"] and worker is not self.rolling_update.candidate:  # that is not tried again anyway
+        if (
+            message["permanent"] and worker is not self.rolling_update.candidate
+        ):  # that is not tried again anyway
             self.policies[worker.number].give_up()
 
     def _ready(self, worker: WorkerProcess) -> None:
@@ -511,14 +561,20 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = worker.generation, [(each.median_ms, each.p99_ms) for each in worker.calibrations]
+            self._calibrated = (
+                worker.generation,
+                [(each.median_ms, each.p99_ms) for each in worker.calibrations],
+            )
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)
         self.rolling_update.complete(worker)
 
     def _bury(self, worker: WorkerProcess) -> None:
-        """Have nothing more to do with a worker that is dead or does not end; once, whatever goes wrong meanwhile."""
+        """Have nothing more to do with a worker that is dead or does not end.
+
+        Once, whatever goes wrong meanwhile.
+        """
         reason = f"worker {worker.number} (pid {worker.pid}) is gone; looking for the reason failed"
         try:
             reason = self.last_error = worker.death_reason()
@@ -542,7 +598,10 @@ class WorkerPool:
         self.unended += 1
 
     def _release(self, worker: WorkerProcess) -> None:
-        """Close a worker that is ending, and reap it as soon as it has ended: nothing else waits for that."""
+        """Close a worker that is ending, and reap it as soon as it has ended.
+
+        Nothing else waits for that.
+        """
         worker.close()
         if not worker.reap():
             self._leaving.append(worker)

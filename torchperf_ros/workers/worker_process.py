@@ -41,7 +41,9 @@ _PIPE_BYTES = 1 << 20  # of what a worker has printed and nobody has read: what 
 
 @dataclass(frozen=True)
 class Description:
-    """What an adapter says of itself: inputs in order (topic, type), output type, whether it keeps histories.
+    """What an adapter says of itself.
+
+    Inputs in order (topic, type), output type, whether it keeps histories.
 
     On CUDA `card` is the device's name; `scores`: it has a `score_messages`.
     """
@@ -76,12 +78,16 @@ class WorkerProcess:
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
         self.tier: int | None = None  # the one that it ran last, None before
-        self.observed: int | None = None  # number of the last started frame that it was told to observe, None before
+        self.observed: int | None = (
+            None  # number of the last started frame that it was told to observe, None before
+        )
         self.ready_at_ns: int | None = None  # when it reported ready, None before
         self.has_run = False  # a frame: the first run is one of a cold process
         self.usable = False  # ready and not known to be dead; cleared by whoever notices first
         self.generation = 0  # of the pool's renewal in which it was started
-        self.swapped: int | None = setup.get("swapped")  # the tier that it has a new package for, None if none
+        self.swapped: int | None = setup.get(
+            "swapped"
+        )  # the tier that it has a new package for, None if none
         loaded = setup.get("loaded")
         self.loaded = None if loaded is None else frozenset(loaded)  # tiers that it can run, None: all
         self.compiles = bool(setup.get("compile", False)) and any(  # while it loads, which takes its time
@@ -106,7 +112,9 @@ class WorkerProcess:
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
         self._killed_ns = 0
-        self._pidfd_lock = threading.Lock()  # held while it is closed, and by other threads than the pool's that signal
+        self._pidfd_lock = (
+            threading.Lock()
+        )  # held while it is closed, and by other threads than the pool's that signal
         self._folder = WorkerFolder()
         self._server = server
         try:
@@ -114,14 +122,16 @@ class WorkerProcess:
         except BaseException:
             self._folder.remove()
             raise
-        # An end that the worker has closed is always readable: it is taken out, or whoever waits for it would spin,
-        # at real-time priority, until the kernel has taken the process down.
+        # An end that the worker has closed is always readable: it is taken out, or whoever waits for it
+        # would spin, at real-time priority, until the kernel has taken the process down.
         self.speaking = {self.pidfd, self.control.fileno(), self._stdout_fd}
         for descriptor in (self.frames.fileno(), self.control.fileno(), self._stdout_fd):
             os.set_blocking(descriptor, False)
         self.started_ns = time.monotonic_ns()
 
-    def _start(self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]) -> None:
+    def _start(
+        self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]
+    ) -> None:
         """Make what the two sides share, and have the process forked with it."""
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
             result_fd = make_result_area(result_bytes)
@@ -140,7 +150,13 @@ class WorkerProcess:
             on_failure.callback(os.close, self._stdout_fd)
             with contextlib.suppress(PermissionError):  # beyond what the user may have in pipes
                 fcntl.fcntl(self._stdout_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            passed = (worker_frames.fileno(), worker_control.fileno(), ring.reader_fd, result_fd, worker_stdout)
+            passed = (
+                worker_frames.fileno(),
+                worker_control.fileno(),
+                ring.reader_fd,
+                result_fd,
+                worker_stdout,
+            )
             self.pid, self.pidfd = self._server.fork(passed, self._folder.path, meanwhile)
             on_failure.pop_all()
 
@@ -170,9 +186,18 @@ class WorkerProcess:
         return self.away or (f"{doing}, {self.recording}" if self.recording else doing)
 
     def run(  # noqa: PLR0913 - the fields of a request
-        self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
-        missed: int = 0, last_step: int = 0,
-    ) -> bool:  # fmt: skip
+        self,
+        tier: int,
+        seq: int,
+        offset: int,
+        length: int,
+        now_ns: int,
+        *,
+        observe: bool,
+        leave_ns: int = 0,
+        missed: int = 0,
+        last_step: int = 0,
+    ) -> bool:
         """Hand over a frame whose answer leaves at `leave_ns`; False if the worker turns out to be dead.
 
         An anytime model ends after `last_step`, 0: see `Request`.
@@ -192,7 +217,9 @@ class WorkerProcess:
 
     def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
         """Let it advance its histories; False if its queue is full, and it misses the frame."""
-        return not self.usable or self._send(Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns)
+        return not self.usable or self._send(
+            Request(OBSERVE, 0, seq, offset, length, missed=missed), now_ns
+        )
 
     def _send(self, request: Request, now_ns: int) -> bool:
         if self._results.handled == self._sent:
@@ -207,8 +234,8 @@ class WorkerProcess:
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it has been given; the pool asks now and then.
 
-        The worker counts what it has handled in shared memory, so that nobody has to be woken for a frame that was
-        only observed.
+        The worker counts what it has handled in shared memory, so that nobody has to be woken for a frame
+        that was only observed.
         """
         handled = self._results.handled
         if handled != self._handled_at_last_look or self.held:
@@ -254,13 +281,18 @@ class WorkerProcess:
         response = unpack_response(data)
         payload = self._results.read(response.length)
         if response.seq != self.seq:
-            msg = f"response to frame {response.seq}; it was given {'none' if self.seq is None else self.seq}"
+            msg = (
+                f"response to frame {response.seq}; it was given {'none' if self.seq is None else self.seq}"
+            )
             raise ProtocolError(msg)
         self.seq = None
         return response, payload
 
     def partial(self, seq: int) -> tuple[Response, bytes] | None:
-        """The newest partial result of this frame, also of a worker that has died; None if there is none."""
+        """The newest partial result of this frame, also of a worker that has died.
+
+        None if there is none.
+        """
         return self._results.newest(seq)
 
     def receive_control(self) -> dict[str, Any] | None:
@@ -295,7 +327,8 @@ class WorkerProcess:
     def read_lines(self, now_ns: int) -> tuple[list[str], int]:
         """Lines that the worker printed since the last call, at most 20 a second, and how many bytes were left out.
 
-        A model that prints megabytes is to slow itself down, not the node. The end is kept for `death_reason`.
+        A model that prints megabytes is to slow itself down, not the node. The end is kept for
+        `death_reason`.
         """
         left_out = 0
         if now_ns - self._lines_since_ns > NS_PER_S:
@@ -316,7 +349,9 @@ class WorkerProcess:
         return lines, left_out
 
     def lost_ms(self, now_ns: int) -> float:
-        """For how long it has not been usable although it had reported ready and nobody has killed it; 0 while it is.
+        """For how long it has not been usable although it had reported ready and nobody has killed it.
+
+        0 while it is.
 
         That is a worker that has closed its socket.
         """
@@ -327,7 +362,10 @@ class WorkerProcess:
         return (now_ns - self._lost_since_ns) / NS_PER_MS if self._lost_since_ns else 0.0
 
     def hurry(self) -> None:
-        """Load at normal priority: nobody else serves any more. Where that is not permitted it never stepped back."""
+        """Load at normal priority.
+
+        Nobody else serves any more. Where that is not permitted it never stepped back.
+        """
         if not self._hurried:
             self._hurried = True
             with contextlib.suppress(PermissionError):

@@ -17,7 +17,9 @@ from torchperf_ros.packages.package_manifest import PackageError
 
 
 def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
-    """The setup message of a stage; the pool adds whether the worker loads in the background and may compile.
+    """The setup message of a stage.
+
+    The pool adds whether the worker loads in the background and may compile.
 
     Raises:
         ConfigError: a package cannot be taken from where it lies, which the worker would refuse as well.
@@ -61,7 +63,10 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
 
 
 def _lower(stage: StageConfig, tier: int) -> int:
-    """The tier to run where memory does not suffice for this one: the next of the first scene that has it; -1: none."""
+    """The tier to run where memory does not suffice for this one.
+
+    The next of the first scene that has it; -1: none.
+    """
     tiers = next(scene.tiers for scene in stage.scenes if tier in scene.tiers)
     return next(iter(tiers[tiers.index(tier) + 1 :]), -1)
 
@@ -72,7 +77,9 @@ def _nice(stage: StageConfig, node: NodeConfig) -> int:
 
 
 _PREFIX: Final = "torchperf_worker_"
-_STARTS_WITHIN_S: Final = 60.0  # a younger one may belong to a process that has made it and not yet locked it
+_STARTS_WITHIN_S: Final = (
+    60.0  # a younger one may belong to a process that has made it and not yet locked it
+)
 
 
 class WorkerFolder:
@@ -84,7 +91,9 @@ class WorkerFolder:
         self.path = self._folder.name  # of the folder
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._unlock = weakref.finalize(self, os.close, descriptor)
-        with suppress(OSError):  # a file system without locks, where `remove_dead_folders` cannot take one either
+        with suppress(
+            OSError
+        ):  # a file system without locks, where `remove_dead_folders` cannot take one either
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
@@ -94,7 +103,9 @@ class WorkerFolder:
 
 
 def remove_dead_folders(where: Path | None = None) -> int:
-    """Remove this user's worker folders whose process was killed before it could; returns how many bytes that frees.
+    """Remove this user's worker folders whose process was killed before it could.
+
+    Returns how many bytes that frees.
 
     They are in `where`; None: where temporary files go.
     """

@@ -64,7 +64,9 @@ def list_choices(shown: Console) -> None:
         ("faults", list(FAULTS.items())),
         ("faults by rate, as KIND=NUMBER a minute", list(RATED.items())),
     ):
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1))
+        table = Table(
+            title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False, padding=(0, 1)
+        )
         for row in rows:
             table.add_row(*row)
         shown.print(table)
@@ -119,7 +121,10 @@ def _into(one: Drive, folder: Path) -> Drive:
 
 
 def write_drive(one: Drive, folder: Path, workers: Workers | None = None) -> None:
-    """Drive once more, and write all of it but the page; raises `OSError` where something cannot be written."""
+    """Drive once more, and write all of it but the page.
+
+    Raises `OSError` where something cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     one = _into(one, folder)
     _write(one, drive(one, workers=workers), folder)
@@ -130,10 +135,12 @@ def _print(shown: Console, one: Drive, driven: Driven) -> None:
     drawn = ", ".join(f"{name} {value:g}" for name, value in one.scenario.drawn.items())
     shown.print(f"{one.scenario.name}, seed {one.scenario.seed}: {drawn}", highlight=False, soft_wrap=True)
     shown.print(
-        f"{one.arm}: {ended(driven)}; {driven.world.now_s:.1f} s, {score.progress_m:.0f} m, least time to collision"
-        f" {score.min_ttc_s:.1f} s, hardest braking {score.hardest:.1f} m/s², {len(driven.injected)} faults",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        f"{one.arm}: {ended(driven)}; {driven.world.now_s:.1f} s, {score.progress_m:.0f} m, least time to"
+        f" collision {score.min_ttc_s:.1f} s, hardest braking {score.hardest:.1f} m/s²,"
+        f" {len(driven.injected)} faults",
+        highlight=False,
+        soft_wrap=True,
+    )
     counts = ", ".join(f"{name} {count:,}" for name, count in driven.counts.items() if count)
     shown.print(f"frames and plans: {counts}", highlight=False, soft_wrap=True)
     if driven.latch:
@@ -144,8 +151,15 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
     """Names of the files: picture, figures, parameters of the stages, and the test."""
     scenario = one.scenario
     write_picture([(one, driven)], folder / "drive.png")
-    row = {"scenario": scenario.name, "seed": scenario.seed, "arm": one.arm, "load": one.load,
-           "faults": one.faults, "drawn": scenario.drawn, **driven.row()}  # fmt: skip
+    row = {
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "arm": one.arm,
+        "load": one.load,
+        "faults": one.faults,
+        "drawn": scenario.drawn,
+        **driven.row(),
+    }
     (folder / "drive.json").write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     own = one if one.arm in OWN_ARMS else replace(one, arm="full")  # who is tested
     parameters: dict[str, Any] = {}
@@ -163,11 +177,20 @@ def _write(one: Drive, driven: Driven, folder: Path) -> list[str]:
         options = f", times={beside if one.times.parent == folder else repr(one.times)}"
     options += "" if one.restart_ms is None else f", restart_ms={one.restart_ms}"
     test.write_text(
-        _TEST.format(title=f"{scenario.name}, seed {scenario.seed}, {one.arm}", when=when, end=ended(driven), pace=pace,
-                     name=scenario.name, seed=scenario.seed, arm=own.arm, load=one.load, faults=one.faults,
-                     options=options),
+        _TEST.format(
+            title=f"{scenario.name}, seed {scenario.seed}, {one.arm}",
+            when=when,
+            end=ended(driven),
+            pace=pace,
+            name=scenario.name,
+            seed=scenario.seed,
+            arm=own.arm,
+            load=one.load,
+            faults=one.faults,
+            options=options,
+        ),
         encoding="utf-8",
-    )  # fmt: skip
+    )
     return ["drive.png", "drive.json", "drive.yaml", test.name]
 
 
@@ -212,7 +235,7 @@ class LiveView(Live):
 
 def _fill(
     put: Callable[[float, float, tuple[str, str]], None], box: Sequence[float], glyph: tuple[str, str]
-) -> None:  # fmt: skip
+) -> None:
     x, y, yaw, *_, length, width = box
     for along in np.arange(-length / 2, length / 2 + 0.1, min(1.0, length)):
         for beside in np.arange(-width / 2, width / 2 + 0.1, min(0.9, width)):
@@ -223,7 +246,9 @@ def _fill(
 def _status(world: World) -> Text:
     vehicle, ttc_s = world.vehicle, world.ttc_s
     shown = "-" if math.isinf(ttc_s) else f"{ttc_s:.1f} s"
-    text = Text(f"{world.now_s:5.1f} s   {vehicle.speed * 3.6:5.1f} km/h   {vehicle.acceleration:+5.1f} m/s²   ")
+    text = Text(
+        f"{world.now_s:5.1f} s   {vehicle.speed * 3.6:5.1f} km/h   {vehicle.acceleration:+5.1f} m/s²   "
+    )
     text.append(f"time to collision {shown}", style="bold red" if ttc_s < _WARN_S else "")
     if world.seen.hit:
         text.append(f"   hit a {world.seen.hit} at {world.seen.impact_ms * 3.6:.0f} km/h", style="bold red")

@@ -19,7 +19,9 @@ _OURS, _OTHERS, _WALL, _HIT = "#00704f", "#0072b2", "#8a8f96", "#b32d00"
 
 
 def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
-    """Drives from above, each in a row, and their speed and time to collision; PNG or SVG by the file's suffix.
+    """Drives from above, each in a row, and their speed and time to collision.
+
+    PNG or SVG by the file's suffix.
 
     The road is drawn wider than it is: across, a metre is longer than along.
     """
@@ -44,10 +46,22 @@ def write_picture(drives: Sequence[tuple[Drive, Driven]], path: Path) -> None:
                 road.fill(outline[:, 0], outline[:, 1], color=shade, alpha=strength, linewidth=0)
             x, y, *_ = trace[round(index)].vehicle
             at = f"{trace[round(index)].at_s:.0f} s"
-            road.annotate(at, (x, y), (0, -15), textcoords="offset points", ha="center",
-                          fontsize="x-small", color=colour)  # fmt: skip
+            road.annotate(
+                at,
+                (x, y),
+                (0, -15),
+                textcoords="offset points",
+                ha="center",
+                fontsize="x-small",
+                color=colour,
+            )
         own = [moment.vehicle[1] for moment in trace]
-        road.set(ylim=(min(own) - 8, max(own) + 8), xlim=(-20.0, farthest_m), title=_title(one, driven), yticks=[])
+        road.set(
+            ylim=(min(own) - 8, max(own) + 8),
+            xlim=(-20.0, farthest_m),
+            title=_title(one, driven),
+            yticks=[],
+        )
         at_s = [moment.at_s for moment in trace]
         speed.plot(at_s, [3.6 * moment.vehicle[3] for moment in trace], color=colour, label=one.arm)
         ttc.plot(at_s, [min(moment.ttc_s, 3.0) for moment in trace], color=colour)
@@ -67,25 +81,50 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
     score, trace, page = driven.score, driven.world.trace, Page()
     what, source = describe(one.scenario.name)
     hit = "bad" if score.collision else "good"
-    page.top.append({"kind": "tiles", "tiles": [
-        (f"{3.6 * score.impact_ms:.0f} km/h" if score.collision else "none", "collision", hit),
-        (f"{score.min_ttc_s:.1f} s", "least time to collision (at most 3)", ""),
-        (f"{score.progress_m:.0f} m", "progress", ""), (f"{score.hardest:.1f} m/s²", "hardest braking", ""),
-        (len(driven.injected), "faults injected", ""),
-        *([("latched", f"the emergency lane, after {driven.latch}", "bad")] if driven.latch else []),
-    ]})  # fmt: skip
+    page.top.append(
+        {
+            "kind": "tiles",
+            "tiles": [
+                (f"{3.6 * score.impact_ms:.0f} km/h" if score.collision else "none", "collision", hit),
+                (f"{score.min_ttc_s:.1f} s", "least time to collision (at most 3)", ""),
+                (f"{score.progress_m:.0f} m", "progress", ""),
+                (f"{score.hardest:.1f} m/s²", "hardest braking", ""),
+                (len(driven.injected), "faults injected", ""),
+                *(
+                    [("latched", f"the emergency lane, after {driven.latch}", "bad")]
+                    if driven.latch
+                    else []
+                ),
+            ],
+        }
+    )
     road = go.Figure()
     for edge in one.scenario.road:
         points = one.scenario.lane.at(np.arange(-20.0, driven.world.progress_m + 60.0, 2.0), edge)
-        road.add_scatter(x=points[:, 0].round(2).tolist(), y=points[:, 1].round(2).tolist(), mode="lines",
-                         line={"color": _WALL}, hoverinfo="skip", showlegend=False)  # fmt: skip
+        road.add_scatter(
+            x=points[:, 0].round(2).tolist(),
+            y=points[:, 1].round(2).tolist(),
+            mode="lines",
+            line={"color": _WALL},
+            hoverinfo="skip",
+            showlegend=False,
+        )
     for index in range(0, len(trace), 20):
         for colour, outline in _outlines(driven, trace[index]):
-            road.add_scatter(x=outline[:, 0].round(2).tolist(), y=outline[:, 1].round(2).tolist(), fill="toself",
-                             mode="lines", line={"color": colour, "width": 1}, opacity=0.5, showlegend=False,
-                             name=f"{trace[index].at_s:.1f} s")  # fmt: skip
+            road.add_scatter(
+                x=outline[:, 0].round(2).tolist(),
+                y=outline[:, 1].round(2).tolist(),
+                fill="toself",
+                mode="lines",
+                line={"color": colour, "width": 1},
+                opacity=0.5,
+                showlegend=False,
+                name=f"{trace[index].at_s:.1f} s",
+            )
     own = [moment.vehicle[0] for moment in trace]
-    road.update_layout(height=280, xaxis={"title": "m", "range": [min(own) - 40, max(own) + 60]}, yaxis={"title": "m"})
+    road.update_layout(
+        height=280, xaxis={"title": "m", "range": [min(own) - 40, max(own) + 60]}, yaxis={"title": "m"}
+    )
     at_s = [moment.at_s for moment in trace]
     speed = _line(at_s, [3.6 * moment.vehicle[3] for moment in trace], "km/h", _OURS)
     ttc = _line(at_s, [min(moment.ttc_s, 3.0) for moment in trace], "s", _HIT)
@@ -98,9 +137,12 @@ def write_page(one: Drive, driven: Driven, path: Path) -> None:
             annotation_font_size=9,
             annotation_position="bottom left",
         )
-    page.section("From above, once a second: green is this vehicle, blue the others", [page.plots(("", road))])
     page.section(
-        "Speed and time to collision", [page.plots(("Speed, and the faults", speed), ("Time to collision", ttc))]
+        "From above, once a second: green is this vehicle, blue the others", [page.plots(("", road))]
+    )
+    page.section(
+        "Speed and time to collision",
+        [page.plots(("Speed, and the faults", speed), ("Time to collision", ttc))],
     )
     page.section("Parameters", [_table(one.scenario.drawn), {"kind": "soft", "text": f"{what}; {source}"}])
     page.section("Plans", [_table(driven.counts), {"kind": "soft", "text": f"{one.arm}: {ARMS[one.arm]}"}])
@@ -127,11 +169,14 @@ def _outlines(driven: Driven, moment: Moment) -> list[tuple[str, Any]]:
     return outlines
 
 
-def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any:  # noqa: ANN401 - plotly has no types
+# plotly has no types
+def _line(at_s: list[float], values: list[Any], unit: str, colour: str) -> Any:  # noqa: ANN401
     import plotly.graph_objects as go
 
     rounded = [None if value is None else round(value, 2) for value in values]
-    figure = go.Figure(go.Scatter(x=at_s, y=rounded, mode="lines", line={"color": colour}, showlegend=False))
+    figure = go.Figure(
+        go.Scatter(x=at_s, y=rounded, mode="lines", line={"color": colour}, showlegend=False)
+    )
     figure.update_layout(height=300, xaxis={"title": "s"}, yaxis={"title": unit, "rangemode": "tozero"})
     return figure
 
@@ -142,7 +187,9 @@ def _table(values: dict[str, Any]) -> Block:
 
 
 def _title(one: Drive, driven: Driven) -> str:
-    name = f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}"
+    name = (
+        f"{one.scenario.name}, seed {one.scenario.seed}, {one.arm}, load x{one.load}, faults {one.faults}"
+    )
     return f"{name}: {ended(driven)}"
 
 

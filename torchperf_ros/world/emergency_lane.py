@@ -1,4 +1,7 @@
-"""The emergency lane on a virtual clock: its rules with real messages, and when its process publishes what."""
+"""The emergency lane on a virtual clock.
+
+Its rules with real messages, and when its process publishes what.
+"""
 
 from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.frame.clock import NS_PER_S
@@ -6,7 +9,9 @@ from torchperf_ros.safety.emergency import Emergency
 
 
 class LaneOnClock:
-    """What the lane's process does (`node/emergency_process.py`), without ROS; the caller's clock is monotonic time.
+    """What the lane's process does (`node/emergency_process.py`), without ROS.
+
+    The caller's clock is monotonic time.
 
     Attributes:
         rules: take what the sensors send.
@@ -22,7 +27,10 @@ class LaneOnClock:
         self.rules.left_alone(now_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether the process has ended by itself: the vehicle stands, or has had time to, and the node is gone."""
+        """Whether the process has ended by itself.
+
+        The vehicle stands, or has had time to, and the node is gone.
+        """
         return self.rules.may_end(now_ns)
 
     def last_word(self, now_ns: int, ros_now_ns: int) -> bytes | None:
@@ -31,7 +39,10 @@ class LaneOnClock:
         return self.due(now_ns, ros_now_ns)
 
     def due(self, now_ns: int, ros_now_ns: int) -> bytes | None:
-        """Look for silence; the stop path where it is time to publish it: at once when latched, then at `rate_hz`."""
+        """Look for silence.
+
+        The stop path where it is time to publish it: at once when latched, then at `rate_hz`.
+        """
         rules = self.rules
         rules.look_for_silence(now_ns)
         if rules.latch is None or not rules.active:

@@ -1,8 +1,11 @@
-"""Drawn sequences of what can happen to an emergency lane; the world's vehicle follows whatever is published.
+"""Drawn sequences of what can happen to an emergency lane.
 
-A sequence is 15 s of driving. Obstacles appear, odometry is late, silent or jumps, the scanner falls silent, the button
-is pressed, the node is deactivated, hangs or dies, the lane's process is replaced, the clock steps, a person clears. A
-planner that knows of nothing drives on where the lane is not latched, so that only the lane stops the vehicle.
+The world's vehicle follows whatever is published.
+
+A sequence is 15 s of driving. Obstacles appear, odometry is late, silent or jumps, the scanner falls
+silent, the button is pressed, the node is deactivated, hangs or dies, the lane's process is replaced, the
+clock steps, a person clears. A planner that knows of nothing drives on where the lane is not latched, so
+that only the lane stops the vehicle.
 """
 
 import math
@@ -25,31 +28,56 @@ from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
 
 SEQUENCE_S: Final = 15.0
 EVENTS: Final = (
-    "obstacle", "odometry late", "odometry silent", "odometry jumps", "scan silent", "button", "inactive",
-    "lane restarts", "node hangs", "node dies", "clock steps", "clear",
-)  # fmt: skip
+    "obstacle",
+    "odometry late",
+    "odometry silent",
+    "odometry jumps",
+    "scan silent",
+    "button",
+    "inactive",
+    "lane restarts",
+    "node hangs",
+    "node dies",
+    "clock steps",
+    "clear",
+)
 _LATCHING: Final = ("obstacle", "odometry silent", "scan silent", "button", "node dies")
-_MOST_S: Final = {"lane restarts": 1.5, "clear": 0.0, "clock steps": 0.0}  # a longer one lasts up to `_LONGEST_S`
+_MOST_S: Final = {
+    "lane restarts": 1.5,
+    "clear": 0.0,
+    "clock steps": 0.0,
+}  # a longer one lasts up to `_LONGEST_S`
 _LONGEST_S: Final = 6.0
 _BUTTON: Final = "std_msgs/msg/Bool"
 FASTER_MS: Final = 0.5
-"""By which a path may be faster than the one before it: what odometry and the vehicle's speed differ in at a moment."""
+"""By which a path may be faster than the one before it.
+
+What odometry and the vehicle's speed differ in at a moment.
+"""
 _START_NS: Final = 1_700_000_000 * NS_PER_S
 _MONOTONIC_NS: Final = 500 * NS_PER_S
 _DT_NS: Final = round(DT_S * NS_PER_S)
 _ODOMETRY_EVERY, _SCAN_EVERY, _PLAN_EVERY = 2, 5, 10  # steps
-_HEARD_AFTER_NS: Final = NS_PER_S // 10  # by a new subscription: the last value of a button that latches its state
+_HEARD_AFTER_NS: Final = (
+    NS_PER_S // 10
+)  # by a new subscription: the last value of a button that latches its state
 _BEAT_EVERY: Final = 25  # steps; how often the node tells the lane that it answers
 _PLAN_S: Final = np.arange(0.0, 3.1, 0.5)
 _ACCELERATION: Final = 1.5
 _STILL_MS: Final = 0.5
 _SILENT_NS: Final = NS_PER_S // 2  # longer than a timeout and the time between two messages
-_STANDSTILL_STEPS: Final = 25  # one that brakes harder than its path stands for a moment before the path ends
+_STANDSTILL_STEPS: Final = (
+    25  # one that brakes harder than its path stands for a moment before the path ends
+)
 _FRESH_NS: Final = 3 * NS_PER_S // 10
-OPTIONS: Final = emergency_options({
-    "emergency.sensors": ["scan", "button"], "emergency.types": ["LaserScan", "Bool"],
-    "emergency.timeouts_ms": [300.0, 0.0], "emergency.start_s": 1.0,
-})  # fmt: skip
+OPTIONS: Final = emergency_options(
+    {
+        "emergency.sensors": ["scan", "button"],
+        "emergency.types": ["LaserScan", "Bool"],
+        "emergency.timeouts_ms": [300.0, 0.0],
+        "emergency.start_s": 1.0,
+    }
+)
 
 
 class Event(NamedTuple):
@@ -92,10 +120,13 @@ class Held:
         latched: how often it latched.
         paths: how many different stop paths it published.
         fastest_ms: largest speed between the first standstill and a granted clear, m/s.
-        past_m: how far the vehicle drove beyond the end of the first stop path, or where it could have stood.
-        faster_by_ms: by how much a path asked for more speed than the vehicle had when the one before was made.
+        past_m: how far the vehicle drove beyond the end of the first stop path, or where it could have
+            stood.
+        faster_by_ms: by how much a path asked for more speed than the vehicle had when the one before was
+            made.
         moving_ends: paths whose last part is no standstill.
-        cleared_too_early: clears that were granted while the button was pressed or a sensor silent for too long.
+        cleared_too_early: clears that were granted while the button was pressed or a sensor silent for too
+            long.
         refused: paths that the vehicle could not follow.
     """
 
@@ -120,8 +151,8 @@ class Held:
 def _end_of(path: TimedPath, vehicle: Vehicle) -> tuple[float, float, float, float]:
     """Where a stop ends, x and y, and its direction there.
 
-    Odometry may have made the path too short to be driven: then where the vehicle stands if it brakes as hard as the
-    path was to.
+    Odometry may have made the path too short to be driven: then where the vehicle stands if it brakes as
+    hard as the path was to.
     """
     steps = np.diff(path.points[:, :2], axis=0)
     lengths = np.hypot(steps[:, 0], steps[:, 1])
@@ -130,8 +161,11 @@ def _end_of(path: TimedPath, vehicle: Vehicle) -> tuple[float, float, float, flo
     needed_m = vehicle.speed * DELAY_S + vehicle.speed**2 / (2.0 * OPTIONS.deceleration)
     left_m = needed_m - (x - vehicle.x) * math.cos(yaw) - (y - vehicle.y) * math.sin(yaw)
     return (
-        x + max(left_m, 0.0) * math.cos(yaw), y + max(left_m, 0.0) * math.sin(yaw), math.cos(yaw), math.sin(yaw)
-    )  # fmt: skip
+        x + max(left_m, 0.0) * math.cos(yaw),
+        y + max(left_m, 0.0) * math.sin(yaw),
+        math.cos(yaw),
+        math.sin(yaw),
+    )
 
 
 class Judge:
@@ -184,14 +218,20 @@ class Judge:
 
 
 class _Sequence:
-    """One sequence while it runs. Times are in ns: `now` of the monotonic clock, `ros` of the one that steps."""
+    """One sequence while it runs.
+
+    Times are in ns: `now` of the monotonic clock, `ros` of the one that steps.
+    """
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(f"lane {seed} vehicle")
         self.held = Held(seed)
         self.judge = Judge(self.held)
         self.vehicle = Vehicle(speed=draw.uniform(3.0, 30.0))
-        self.wanted_ms, self.curvature = self.vehicle.speed, draw.choice((0.0, 0.0, 1.0, -1.0)) * draw.uniform(0, 0.01)
+        self.wanted_ms, self.curvature = (
+            self.vehicle.speed,
+            draw.choice((0.0, 0.0, 1.0, -1.0)) * draw.uniform(0, 0.01),
+        )
         self.noise = draw
         self.scanner = Scanner(seed)
         self.obstacles: Floats = np.empty((0, 7))
@@ -234,7 +274,7 @@ class _Sequence:
             self.judge.look(self.vehicle)
         return self.held
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- what happens
 
     def _begin(self, event: Event) -> None:
         vehicle = self.vehicle
@@ -304,18 +344,24 @@ class _Sequence:
         if self.lane.rules.clear(self.now_ns):
             return
         silent_ns = max(self.now_ns - spoken_ns for spoken_ns in self.spoken_ns.values())
-        is_silent = self.node == "active" and silent_ns > _SILENT_NS  # while inactive, only buttons are heard
+        is_silent = (
+            self.node == "active" and silent_ns > _SILENT_NS
+        )  # while inactive, only buttons are heard
         self.held.cleared_too_early += bool(self.pressed or is_silent)
         self.judge.is_held, self.latch = False, None
 
-    # -- what is sent and heard ---------------------------------------------------------------------------------------
+    # -- what is sent and heard
 
     def _sense(self, step: int) -> None:
         vehicle, going_on = self.vehicle, self.going_on
         if step % _ODOMETRY_EVERY == 0 and "odometry silent" not in going_on:
             jump = (0.0, 0.0, 1.0)
             if event := going_on.get("odometry jumps"):
-                jump = (5.0 * event.value, self.noise.uniform(-2.0, 2.0), 1.0 + 0.5 * self.noise.uniform(-1.0, 1.0))
+                jump = (
+                    5.0 * event.value,
+                    self.noise.uniform(-2.0, 2.0),
+                    1.0 + 0.5 * self.noise.uniform(-1.0, 1.0),
+                )
             dx, dy, share = jump
             self.odometry = vehicle.speed * share, self.now_ns
             message = odometry_message(
@@ -344,7 +390,7 @@ class _Sequence:
         else:
             rules.saw(OPTIONS.sensors.index(topic), data, self.now_ns)
 
-    # -- what follows -------------------------------------------------------------------------------------------------
+    # -- what follows
 
     @property
     def _is_latched(self) -> bool:

@@ -1,4 +1,7 @@
-"""How long models take in the closed loop, and what goes wrong with them: drawn by seed, the same for every arm."""
+"""How long models take in the closed loop, and what goes wrong with them.
+
+Drawn by seed, the same for every arm.
+"""
 
 import itertools
 import math
@@ -26,14 +29,16 @@ _OVERHEAD_MS: Final = 0.5
 
 FAULTS: Final = {
     "none": "nothing",
-    "bench": "as `bench deadline`: of the runs 2 % stall for 200 ms, 1 % hold the interpreter lock for 100 ms, 1 %"
-             " raise, 1 % give NaN; every 10 s one hangs for ever and one has its process killed",
+    "bench": (
+        "as `bench deadline`: of the runs 2 % stall for 200 ms, 1 % hold the interpreter lock for 100 ms, 1"
+        " % raise, 1 % give NaN; every 10 s one hangs for ever and one has its process killed"
+    ),
     "frame": "of perception's frames 1 % stall for 200 ms, 0.3 % hang and 0.3 % kill whoever runs them",
     "blind": "in 5 % of the seconds the planner takes no object into account",
     "unseen": "in 5 % of the seconds perception finds no object",
     "hasty": "where the route leads past a slower car it does so whoever comes towards us",
     "all": "bench, frame and blind",
-}  # fmt: skip
+}
 """The faults that can be chosen; or so many a minute, as `hang=0.5,sigkill=2`, of the kinds in `RATED`."""
 _OF_A_RUN: Final = {
     "stall": "a run takes 200 ms longer",
@@ -58,9 +63,13 @@ _EVERY_NS: Final = 10 * NS_PER_S
 _BLIND: Final = 0.05
 _MOST_A_MINUTE: Final = 60.0
 _ENDINGS: Final = {
-    "raise": Outcome.ERROR, "nan": Outcome.INVALID, "hang": Outcome.HUNG, "sigkill": Outcome.CRASHED,
-    "poison_hang": Outcome.HUNG, "poison_sigkill": Outcome.CRASHED,
-}  # fmt: skip
+    "raise": Outcome.ERROR,
+    "nan": Outcome.INVALID,
+    "hang": Outcome.HUNG,
+    "sigkill": Outcome.CRASHED,
+    "poison_hang": Outcome.HUNG,
+    "poison_sigkill": Outcome.CRASHED,
+}
 
 
 def _rates(faults: str) -> dict[str, float]:
@@ -110,20 +119,26 @@ class Luck:
     injected: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check what was chosen; raises `ConfigError` where there is no such load, or there are no such faults."""
+        """Check what was chosen.
+
+        Raises `ConfigError` where there is no such load, or there are no such faults.
+        """
         self._rates = _rates(self.faults) if "=" in self.faults else {}
         if not self._rates and self.faults not in FAULTS:
             raise ConfigError(
-                f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}; or so many a minute,"
-                " such as hang=0.5,sigkill=2"
+                f"faults {self.faults!r} are not there; it has to be one of: {', '.join(FAULTS)}; or so"
+                " many a minute, such as hang=0.5,sigkill=2"
             )
         if self.load not in _P99_SHARE:
-            raise ConfigError(f"load {self.load} is not there; it has to be one of: {', '.join(map(str, _P99_SHARE))}")
+            raise ConfigError(
+                f"load {self.load} is not there; it has to be one of: {', '.join(map(str, _P99_SHARE))}"
+            )
         begin_ns = start_ns(self.seed)
         coming: dict[str, Iterator[tuple[int, str]]] = {
             kind: _now_and_then(self.seed, kind, rate, begin_ns)
-            for kind, rate in self._rates.items() if rate and kind not in _OF_A_SECOND
-        }  # fmt: skip
+            for kind, rate in self._rates.items()
+            if rate and kind not in _OF_A_SECOND
+        }
         if self.faults in {"bench", "all"}:
             rng = random.Random(f"{self.seed} schedule")
             first_ns = {kind: begin_ns + rng.randrange(_EVERY_NS) for kind in ("hang", "sigkill")}
@@ -154,7 +169,9 @@ class Luck:
             tiers = list(self.tiers[stage])
         else:
             sigma, overhead = math.log(_P99_SHARE[self.load]) / _P99_SIGMAS, Spread((_OVERHEAD_MS,))
-            tiers = [TierTimes(Spread((ms * self.load,), sigma), overhead=overhead) for ms in _MEDIANS_MS[stage]]
+            tiers = [
+                TierTimes(Spread((ms * self.load,), sigma), overhead=overhead) for ms in _MEDIANS_MS[stage]
+            ]
         seed = self.seed * 2 + STAGES.index(stage)
         return FaultyTimes(tiers, seed=seed, restart_ms=self.restart_ms, stage=stage, luck=self)
 
@@ -189,7 +206,10 @@ class FaultyTimes(StageTimes):
     luck: Luck
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
-        """What a run takes and how it ends; what the machine draws depends on the stamp, not on the frames before."""
+        """What a run takes and how it ends.
+
+        What the machine draws depends on the stamp, not on the frames before.
+        """
         run = super().run(stamp_ns, stamp_ns // 1_000_000, tier, attempt)
         kind = self.luck.fault(self.stage, stamp_ns, attempt)
         steps = replace(run.steps, inference_ms=run.steps.inference_ms + _STALL_MS.get(kind, 0.0))

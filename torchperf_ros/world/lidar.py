@@ -1,8 +1,10 @@
-"""A 3-D lidar on the vehicle's roof: one sweep over what is ahead, as the driver of a Velodyne publishes it.
+"""A 3-D lidar on the vehicle's roof.
 
-A box is a prism on flat ground. Every azimuth is cut with every box as seen from above, which gives where its rays come
-over the box and where they leave it; the height there says for each ring whether it hits the near side, the top, or
-nothing.
+One sweep over what is ahead, as the driver of a Velodyne publishes it.
+
+A box is a prism on flat ground. Every azimuth is cut with every box as seen from above, which gives where
+its rays come over the box and where they leave it; the height there says for each ring whether it hits the
+near side, the top, or nothing.
 """
 
 import math
@@ -23,7 +25,13 @@ RANGE_M: Final = 120.0
 MOUNTED_M: Final = 1.9
 """Above the vehicle's reference point, which is the origin of the cloud."""
 
-_REFLECTS: Final = {"car": 0.5, "truck": 0.6, "cyclist": 0.35, "pedestrian": 0.25, "wall": 0.4}  # share of the light
+_REFLECTS: Final = {
+    "car": 0.5,
+    "truck": 0.6,
+    "cyclist": 0.35,
+    "pedestrian": 0.25,
+    "wall": 0.4,
+}  # share of the light
 _GROUND: Final = 0.12
 _NOISE_M: Final = 0.02  # of a Velodyne's range, one sigma
 _TURN_S: Final = 0.05  # a whole turn; it goes clockwise, and passes the last azimuth at the stamp
@@ -33,10 +41,14 @@ _ANGLES: Final = np.radians(np.linspace(100.0, -100.0, AZIMUTHS))
 _TIMES_S: Final = (_ANGLES[-1] - _ANGLES) * (_TURN_S / (2.0 * math.pi))
 _GROUND_M: Final = np.where(_SLOPES < 0.0, -MOUNTED_M / _SLOPES, np.inf)
 _LEAST_M: Final = 0.2
-_POINT: Final = np.dtype({
-    "names": ["x", "y", "z", "intensity", "ring", "time"],
-    "formats": ["<f4", "<f4", "<f4", "<f4", "<u2", "<f4"], "offsets": [0, 4, 8, 12, 16, 18], "itemsize": 22,
-})  # fmt: skip
+_POINT: Final = np.dtype(
+    {
+        "names": ["x", "y", "z", "intensity", "ring", "time"],
+        "formats": ["<f4", "<f4", "<f4", "<f4", "<u2", "<f4"],
+        "offsets": [0, 4, 8, 12, 16, 18],
+        "itemsize": 22,
+    }
+)
 
 
 class Pose(NamedTuple):
@@ -53,8 +65,8 @@ class Sweep(NamedTuple):
     """What came back.
 
     Attributes:
-        points: [n] of x, y, z in m in the vehicle's axes when it was measured, x ahead and z above the ground;
-            intensity, 0 to 255; ring, from below; time in s from the stamp, 0 or less.
+        points: [n] of x, y, z in m in the vehicle's axes when it was measured, x ahead and z above the
+            ground; intensity, 0 to 255; ring, from below; time in s from the stamp, 0 or less.
         hit: [n], which box that was, or -1 for the ground.
     """
 
@@ -62,7 +74,9 @@ class Sweep(NamedTuple):
     hit: NDArray[np.int64]
 
 
-def sweep(boxes: Floats, heights_m: Floats, reflects: Floats, pose: Pose, random: np.random.Generator) -> Sweep:
+def sweep(
+    boxes: Floats, heights_m: Floats, reflects: Floats, pose: Pose, random: np.random.Generator
+) -> Sweep:
     """One turn over the front 200 degrees, which ends at the stamp.
 
     Vehicle and boxes move meanwhile, at constant velocity and yaw rate.
@@ -76,7 +90,10 @@ def sweep(boxes: Floats, heights_m: Floats, reflects: Floats, pose: Pose, random
     """
     turned = pose.yaw_rate * _TIMES_S
     chord = pose.speed * _TIMES_S * np.sinc(turned / (2.0 * math.pi))
-    x, y = pose.x + chord * np.cos(pose.yaw + turned / 2.0), pose.y + chord * np.sin(pose.yaw + turned / 2.0)
+    x, y = (
+        pose.x + chord * np.cos(pose.yaw + turned / 2.0),
+        pose.y + chord * np.sin(pose.yaw + turned / 2.0),
+    )
     enter, leave = _over(boxes, x, y, pose.yaw + turned + _ANGLES)
     ranges = np.repeat(_GROUND_M[None], AZIMUTHS, axis=0)
     hit = np.full((AZIMUTHS, RINGS), -1)
@@ -105,7 +122,8 @@ def sweep(boxes: Floats, heights_m: Floats, reflects: Floats, pose: Pose, random
 def _over(boxes: Floats, x: Floats, y: Floats, angles: Floats) -> tuple[Floats, Floats]:
     """Where the azimuths' rays come over each box and leave it, in m along the ground, [boxes, azimuths].
 
-    A ray that misses leaves before it comes. The slabs of Kay and Kajiya, "Ray Tracing Complex Scenes" (1986).
+    A ray that misses leaves before it comes. The slabs of Kay and Kajiya, "Ray Tracing Complex Scenes"
+    (1986).
     """
     at_x, at_y, yaw, vx, vy, length, width = boxes.T[:, :, None]
     cosine, sine = np.cos(yaw), np.sin(yaw)

@@ -1,6 +1,7 @@
 """The closed loop: a scenario, and an arm that turns what its sensors send into plans for its vehicle.
 
-Time is virtual. Sensors send 20 times a second; a plan moves the vehicle from the moment at which its arm publishes it.
+Time is virtual. Sensors send 20 times a second; a plan moves the vehicle from the moment at which its arm
+publishes it.
 """
 
 import abc
@@ -47,30 +48,45 @@ PERIOD_NS: Final = 50 * NS_PER_MS
 """Between two scans."""
 ARMS: Final = {
     "zero": "the same planner without any latency or fault: what is possible at best",
-    "watched": "as zero, but the guard checks every plan and the emergency lane watches: what they do to good plans",
-    "naive": "one node that runs the best models with a time-out, and keeps its last plan (`rig/naive_node.py`)",
+    "watched": (
+        "as zero, but the guard checks every plan and the emergency lane watches: what they do to good"
+        " plans"
+    ),
+    "naive": (
+        "one node that runs the best models with a time-out, and keeps its last plan (`rig/naive_node.py`)"
+    ),
     "blocking": "the same without the time-out, on one thread: each frame takes as long as it takes",
     "no_fallback": "these stages; where a result is missing nothing is published",
     "no_guard": "these stages with standby, hold_last and stop",
     "no_lane": "as no_guard, and the guard checks every plan",
     "full": "as no_lane, and the emergency lane watches the scan",
     "radar": "as no_lane, and the guard has a radar's echoes beside what perception finds",
-    "camera": "as no_lane, but perception is the trained detector on a camera's images, in place of the truth",
+    "camera": (
+        "as no_lane, but perception is the trained detector on a camera's images, in place of the truth"
+    ),
 }
 """What can drive."""
 BUDGETS_MS: Final = {"perception": 50.0, "planning": 30.0}
 NAIVE_RESTART_S: Final = 2.6
-"""From the naive node's death until it takes frames again, on a processor of its own; see docs/safety.md."""
+"""From the naive node's death until it takes frames again, on a processor of its own.
+
+See docs/safety.md.
+"""
 _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
 _HAVE_LANE: Final = {"full", _WATCHED}
-_WATCHED_BEFORE_NS: Final = NS_PER_S  # the lane knows how everybody moves when a drive begins, as any lane does
+_WATCHED_BEFORE_NS: Final = (
+    NS_PER_S  # the lane knows how everybody moves when a drive begins, as any lane does
+)
 _AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 
 Workers = dict[str, KeptPools]
-"""Worker processes by the parameters of their stages, for one drive after the other; the caller ends them."""
+"""Worker processes by the parameters of their stages, for one drive after the other.
+
+The caller ends them.
+"""
 Messages = tuple[tuple[str, str, bytes], ...]
 Watch = Callable[[World], None]
 
@@ -85,7 +101,8 @@ class Drive:
         output: MCAP to write, None for none.
         camera, lidar: whether images and clouds go into it.
         times: what the stages' runs take, see `replay --times`; None: as the reference networks.
-        restart_ms: from a worker's death until its replacement is ready; None: as in `times`, else `RESTART_MS`.
+        restart_ms: from a worker's death until its replacement is ready; None: as in `times`, else
+            `RESTART_MS`.
         naive_restart_s: the same of the naive node.
     """
 
@@ -107,11 +124,15 @@ class Drive:
         if self.times is None:
             return luck
         if self.load != 1:
-            raise ConfigError(f"load {self.load}: times {self.times} say what runs take; leave the load at 1")
+            raise ConfigError(
+                f"load {self.load}: times {self.times} say what runs take; leave the load at 1"
+            )
         config = config_of(parameters_of(replace(self, times=None)))
         found = read_step_times(str(self.times), self.times, config, seed, lambda _: None)
         tiers = {stage: each.tiers for stage, each in zip(STAGES, found, strict=True)}
-        return replace(luck, tiers=tiers, restart_ms=found[0].restart_ms if self.restart_ms is None else restart_ms)
+        return replace(
+            luck, tiers=tiers, restart_ms=found[0].restart_ms if self.restart_ms is None else restart_ms
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +155,12 @@ class Driven:
 
     def row(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self.score), "faults": len(self.injected), "counts": self.counts, "latch": self.latch}
+        return {
+            **asdict(self.score),
+            "faults": len(self.injected),
+            "counts": self.counts,
+            "latch": self.latch,
+        }
 
 
 class _Arm(ExitStack, abc.ABC):
@@ -173,7 +199,10 @@ class _Arm(ExitStack, abc.ABC):
         self.write("route", PATH, route, stamp_ns)
 
     def watch(self, messages: Messages, stamp_ns: int) -> None:
-        """Have the emergency lane judge what the sensors send; while it is latched the vehicle follows its path."""
+        """Have the emergency lane judge what the sensors send.
+
+        While it is latched the vehicle follows its path.
+        """
         if self.emergency is None:
             return
         rules = self.emergency.rules
@@ -191,7 +220,11 @@ class _Arm(ExitStack, abc.ABC):
     def latch(self) -> str:
         """Why the lane latched, and when."""
         found = None if self.emergency is None else self.emergency.rules.latch
-        return "" if found is None else f"{(found.at_ns - self.world.start_ns) / NS_PER_S:.2f} s: {found.reason}"
+        return (
+            ""
+            if found is None
+            else f"{(found.at_ns - self.world.start_ns) / NS_PER_S:.2f} s: {found.reason}"
+        )
 
     def move(self, plan: bytes, at_ns: int) -> None:
         """Publish a plan at this time: the vehicle follows it from then on, unless the lane is latched."""
@@ -205,10 +238,17 @@ class _Arm(ExitStack, abc.ABC):
         self.world.take(plan)
 
     def injected(self, until_ns: int) -> list[tuple[int, str]]:
-        """Stamp in ns and kind of each fault until a time; of one that lasts for a second, where that begins."""
-        starts_ns = range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm not in _FAULTLESS else ()
+        """Stamp in ns and kind of each fault until a time.
+
+        Of one that lasts for a second, where that begins.
+        """
+        starts_ns = (
+            range(self.world.start_ns, until_ns, NS_PER_S) if self.drive.arm not in _FAULTLESS else ()
+        )
         kind = "unseen" if self.luck.unseen else "blind"
-        return sorted([*self.luck.injected, *((at_ns, kind) for at_ns in starts_ns if self._blind.at(at_ns))])
+        return sorted(
+            [*self.luck.injected, *((at_ns, kind) for at_ns in starts_ns if self._blind.at(at_ns))]
+        )
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -219,11 +259,17 @@ class _Arm(ExitStack, abc.ABC):
 
     def plan(self, messages: Messages, stamp_ns: int, tier: int = 0) -> bytes:
         """What the stages' models make of a frame."""
-        content = {topic: decode(data, kind) for topic, kind, data in messages if topic in {"odom", "objects_in_sight"}}
+        content = {
+            topic: decode(data, kind)
+            for topic, kind, data in messages
+            if topic in {"odom", "objects_in_sight"}
+        }
         ego, objects = pose_of(content["odom"]), objects_of(content["objects_in_sight"])
         name = TIERS[tier]
         near = ((objects[:, :2] - ego[:2]) ** 2).sum(axis=1) <= RANGES_M[name] ** 2
-        objects = objects[near][: 0 if self._blind.at(stamp_ns) and self.drive.arm not in _FAULTLESS else None]
+        objects = objects[near][
+            : 0 if self._blind.at(stamp_ns) and self.drive.arm not in _FAULTLESS else None
+        ]
         plan = plan_along(self.lane, ego, objects, self.drive.scenario.speed, AHEAD_S[name])
         return path_bytes(plan, FRAME, stamp_ns, stamp_ns)
 
@@ -239,7 +285,10 @@ class _Zero(_Arm):
 
 
 class _Watched(_Arm):
-    """The rules without latency, or what it comes to with the stages: the plan is out `_AGE_NS` after its frame."""
+    """The rules without latency, or what it comes to with the stages.
+
+    The plan is out `_AGE_NS` after its frame.
+    """
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
         super().__init__(drive, world, log, workers)
@@ -272,12 +321,15 @@ class _Watched(_Arm):
 
 
 class _Naive(_Arm):
-    """A node with both models in one callback, a queue of one, and a last plan; see `benchmarks/rig/naive_node.py`.
+    """A node with both models in one callback, a queue of one, and a last plan.
 
-    The best tiers run, one after the other, and the callback waits for the result: `naive` no longer than the sum of
-    the budgets, when it publishes its last plan again, and the result that still comes is lost; `blocking` until it is
-    there. Exceptions are caught. NaN is published. Where a run hangs, one of four threads is gone for ever (of one, in
-    `blocking`); where it kills the process, the node is back `naive_restart_s` later.
+    See `benchmarks/rig/naive_node.py`.
+
+    The best tiers run, one after the other, and the callback waits for the result: `naive` no longer than
+    the sum of the budgets, when it publishes its last plan again, and the result that still comes is lost;
+    `blocking` until it is there. Exceptions are caught. NaN is published. Where a run hangs, one of four
+    threads is gone for ever (of one, in `blocking`); where it kills the process, the node is back
+    `naive_restart_s` later.
     """
 
     def __init__(self, drive: Drive, world: World, log: OutputLog | None, workers: Workers) -> None:
@@ -392,7 +444,10 @@ class _Stages(_Arm):
 
 
 def parameters_of(drive: Drive) -> Mapping[str, object]:
-    """The node's parameters of an arm; they do not depend on scenario and seed, so that workers can be kept."""
+    """The node's parameters of an arm.
+
+    They do not depend on scenario and seed, so that workers can be kept.
+    """
     luck = Luck(drive.scenario.seed, drive.load, drive.faults)
     values: dict[str, object] = {
         "stages": list(STAGES),
@@ -412,7 +467,11 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
     if drive.arm == _CAMERA:
         if luck.unseen:
             raise ConfigError("faults unseen: they are the oracle's, which the arm camera does not have")
-        view = {"horizontal_fov_deg": HORIZONTAL_FOV_DEG, "horizon": HORIZON, "camera_height_m": CAMERA_HEIGHT_M}
+        view = {
+            "horizontal_fov_deg": HORIZONTAL_FOV_DEG,
+            "horizon": HORIZON,
+            "camera_height_m": CAMERA_HEIGHT_M,
+        }
         values["perception.adapter"] = "torchperf_ros.models.camera_driving:CameraDrivingAdapter"
         values["perception.options"] = json.dumps(view)
         values["perception.max_frame_bytes"] = 1 << 20
@@ -428,8 +487,12 @@ def parameters_of(drive: Drive) -> Mapping[str, object]:
 OWN_ARMS: Final = ("no_fallback", "no_guard", "no_lane", "full", _RADAR, _CAMERA)
 """Those that are stages of this project."""
 _KINDS: Final[dict[str, type[_Arm]]] = {
-    _ZERO: _Zero, _WATCHED: _Watched, "naive": _Naive, "blocking": _Naive, **dict.fromkeys(OWN_ARMS, _Stages),
-}  # fmt: skip
+    _ZERO: _Zero,
+    _WATCHED: _Watched,
+    "naive": _Naive,
+    "blocking": _Naive,
+    **dict.fromkeys(OWN_ARMS, _Stages),
+}
 
 
 def end_workers(workers: Workers) -> None:
@@ -467,7 +530,9 @@ def drive(one: Drive, watch: Watch = lambda _: None, workers: Workers | None = N
         stamp_ns, beside_m, hasty = world.start_ns, math.nan, arm.luck.hasty and one.arm not in _FAULTLESS
         arm.start()
         if arm.emergency is not None:
-            for before_ns, messages in sensors.before(range(stamp_ns - _WATCHED_BEFORE_NS, stamp_ns, PERIOD_NS)):
+            for before_ns, messages in sensors.before(
+                range(stamp_ns - _WATCHED_BEFORE_NS, stamp_ns, PERIOD_NS)
+            ):
                 arm.watch(messages, before_ns)
         while not world.over:
             arm.until(stamp_ns)

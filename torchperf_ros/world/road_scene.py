@@ -1,4 +1,7 @@
-"""A road to look at: lanes, cars and pedestrians as a camera sees them; and a drive along it, with odometry."""
+"""A road to look at.
+
+Lanes, cars and pedestrians as a camera sees them; and a drive along it, with odometry.
+"""
 
 import functools
 import math
@@ -32,7 +35,8 @@ _DASH_PERIOD_M: Final = 12.0
 _PHASES: Final = 24  # prerendered backgrounds, half a metre apart
 _FARTHEST_M: Final = 120.0
 _NEAREST_M: Final = 5.0
-_CARS: Final = (  # lane right of ours in m, speed relative to ours in m/s, where in its round it starts in m, paint
+# lane right of ours in m, speed relative to ours in m/s, where in its round it starts in m, paint
+_CARS: Final = (
     (-_LANE_M, 9.0, 20.0, (178, 34, 42)),
     (-_LANE_M, 9.0, 75.0, (232, 232, 228)),
     (_LANE_M, -6.0, 30.0, (38, 70, 140)),
@@ -44,7 +48,10 @@ _BODY: Final = (-CAR_WIDTH_M / 2, CAR_WIDTH_M / 2, 0.0, CAR_HEIGHT_M)
 
 
 class SceneObject(NamedTuple):
-    """A car, or a pedestrian: the distance ahead, how far right of our lane's centre it is, and its paint."""
+    """A car, or a pedestrian.
+
+    The distance ahead, how far right of our lane's centre it is, and its paint.
+    """
 
     ahead_m: float
     lateral_m: float
@@ -53,7 +60,10 @@ class SceneObject(NamedTuple):
 
 
 class RoadScene:
-    """Images of the scene, which is made for 1280x720 and scaled; cheap to draw, the backgrounds are drawn once."""
+    """Images of the scene, which is made for 1280x720 and scaled.
+
+    Cheap to draw, the backgrounds are drawn once.
+    """
 
     def __init__(self, width: int = WIDTH, height: int = HEIGHT) -> None:
         """Draw the backgrounds of images of so many pixels."""
@@ -61,10 +71,18 @@ class RoadScene:
         self._scale_x, self._scale_y = width / WIDTH, height / HEIGHT
         self._backgrounds = _backgrounds(width, height)
         image = empty_message(
-            IMAGE_TYPE, header=header(0, "camera"), height=height, width=width, encoding="rgb8", step=width * 3
+            IMAGE_TYPE,
+            header=header(0, "camera"),
+            height=height,
+            width=width,
+            encoding="rgb8",
+            step=width * 3,
         )
-        # The length of the data is the last field before them: the prefix of every image, followed by its pixels.
-        self._prefix = bytes(encode(image, IMAGE_TYPE))[:-4] + self._backgrounds[0].size.to_bytes(4, "little")
+        # The length of the data is the last field before them: the prefix of every image, followed by its
+        # pixels.
+        self._prefix = bytes(encode(image, IMAGE_TYPE))[:-4] + self._backgrounds[0].size.to_bytes(
+            4, "little"
+        )
 
     def draw(self, at_s: float) -> Pixels:
         """The scene at a time, [height, width, 3]."""
@@ -82,7 +100,9 @@ class RoadScene:
         """An image of the scene's size, [height, width, 3], as CDR bytes of a `sensor_msgs/msg/Image`, its stamp 0."""
         return b"".join([self._prefix, pixels.data])
 
-    def box_px(self, car: SceneObject, sides_m: tuple[float, float, float, float] = _BODY) -> tuple[int, int, int, int]:
+    def box_px(
+        self, car: SceneObject, sides_m: tuple[float, float, float, float] = _BODY
+    ) -> tuple[int, int, int, int]:
         """Left, top, right, bottom in the image, not cut at its borders, of a box at the rear of a car, its body.
 
         `sides_m` are left, right, low and high of the box, from the middle of the lane and the road.
@@ -109,7 +129,9 @@ def _backgrounds(width: int, height: int) -> list[Pixels]:
     rows = np.linspace(0, 1, horizon)[:, None, None]
     sky[:] = (1 - rows) * (96, 148, 205) + rows * (206, 222, 234)
     columns = np.arange(width) / scale_x
-    for (scale, tall), shade in zip(((97.0, 34), (41.0, 18)), ((112, 136, 150), (74, 104, 92)), strict=True):
+    for (scale, tall), shade in zip(
+        ((97.0, 34), (41.0, 18)), ((112, 136, 150), (74, 104, 92)), strict=True
+    ):
         peaks = tall * (1.2 + np.sin(columns / scale) + 0.4 * np.sin(columns / (scale / 2.7))) / 2
         sky[np.arange(horizon)[:, None] >= horizon - peaks * scale_y] = shade
     below = (np.arange(horizon + 1, height + 1)[:, None] - horizon) / scale_y
@@ -151,18 +173,28 @@ EXTENTS: Final = {
 def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, float, float, float], Any]]:
     """Sides in m, as of `box_px`, and colour of what an object is drawn of."""
     if kind == "pedestrian":
-        return ((-0.2, 0.2, 0.0, 0.55), paint * 0.4), ((-0.25, 0.25, 0.5, 1.0), paint), ((-0.1, 0.1, 1.0, 1.2), _SKIN)
+        return (
+            ((-0.2, 0.2, 0.0, 0.55), paint * 0.4),
+            ((-0.25, 0.25, 0.5, 1.0), paint),
+            ((-0.1, 0.1, 1.0, 1.2), _SKIN),
+        )
     if kind == "truck":
         return (
-            ((-1.1, -0.75, -0.05, 0.9), (26, 27, 29)), ((0.75, 1.1, -0.05, 0.9), (26, 27, 29)),
-            ((-1.25, 1.25, 0.7, 3.4), paint), ((-0.03, 0.03, 0.8, 3.3), paint * 0.6),
-            ((-1.2, -0.9, 0.72, 0.9), (226, 38, 32)), ((0.9, 1.2, 0.72, 0.9), (226, 38, 32)),
-        )  # fmt: skip
+            ((-1.1, -0.75, -0.05, 0.9), (26, 27, 29)),
+            ((0.75, 1.1, -0.05, 0.9), (26, 27, 29)),
+            ((-1.25, 1.25, 0.7, 3.4), paint),
+            ((-0.03, 0.03, 0.8, 3.3), paint * 0.6),
+            ((-1.2, -0.9, 0.72, 0.9), (226, 38, 32)),
+            ((0.9, 1.2, 0.72, 0.9), (226, 38, 32)),
+        )
     if kind == "cyclist":
         return (
-            ((-0.05, 0.05, 0.0, 0.7), (26, 27, 29)), ((-0.3, 0.3, 0.95, 1.02), (26, 27, 29)),
-            ((-0.14, 0.14, 0.4, 0.95), paint * 0.4), ((-0.22, 0.22, 0.85, 1.5), paint), ((-0.1, 0.1, 1.5, 1.75), _SKIN),
-        )  # fmt: skip
+            ((-0.05, 0.05, 0.0, 0.7), (26, 27, 29)),
+            ((-0.3, 0.3, 0.95, 1.02), (26, 27, 29)),
+            ((-0.14, 0.14, 0.4, 0.95), paint * 0.4),
+            ((-0.22, 0.22, 0.85, 1.5), paint),
+            ((-0.1, 0.1, 1.5, 1.75), _SKIN),
+        )
     if kind == "wall":
         return (((-0.25, 0.25, 0.0, 1.0), paint),)
     return (
@@ -177,9 +209,14 @@ def _parts(kind: str, paint: npt.NDArray[Any]) -> Sequence[tuple[tuple[float, fl
 
 
 def objects(at_s: float) -> list[SceneObject]:
-    """The cars at a time, the farthest first; they drive towards or away from us again and again, one leads us."""
+    """The cars at a time, the farthest first.
+
+    They drive towards or away from us again and again, one leads us.
+    """
     cars = [
-        SceneObject(_NEAREST_M + (offset_m + relative_mps * at_s) % (_FARTHEST_M - _NEAREST_M), lateral_m, rgb)
+        SceneObject(
+            _NEAREST_M + (offset_m + relative_mps * at_s) % (_FARTHEST_M - _NEAREST_M), lateral_m, rgb
+        )
         for lateral_m, relative_mps, offset_m, rgb in _CARS
     ]
     lead_m = 17.0 + 7.0 * math.sin(at_s / 2)

@@ -1,7 +1,10 @@
-"""Eight situations in which driving goes wrong, with the parameters that rules and test protocols publish; and traffic.
+"""Eight situations in which driving goes wrong, with the parameters that rules and test protocols publish.
 
-Each seed draws its own parameters within the published ranges. The vehicle starts at the origin of its lane at the
-wanted speed; a lane is 3.5 m wide (UN R157's figures use it), `d` counts from its middle to the left.
+And traffic.
+
+Each seed draws its own parameters within the published ranges. The vehicle starts at the origin of its lane
+at the wanted speed; a lane is 3.5 m wide (UN R157's figures use it), `d` counts from its middle to the
+left.
 """
 
 import math
@@ -75,7 +78,12 @@ def _ccrs(draw: _Draw) -> _Built:
     speed = draw("speed_kmh", 10, 80)
     after_s = draw("impact_after_s", 7, 9)
     offset = (1.0 - draw("overlap", 0.5, 1.0)) * WIDTH_M * draw.side()
-    return _straight(), speed, [Body("car", _FRONT_M + speed * after_s + 2.25, offset), _behind(speed)], after_s + 5
+    return (
+        _straight(),
+        speed,
+        [Body("car", _FRONT_M + speed * after_s + 2.25, offset), _behind(speed)],
+        after_s + 5,
+    )
 
 
 def _ccrm(draw: _Draw) -> _Built:
@@ -119,7 +127,9 @@ def _cut_out(draw: _Draw) -> _Built:
 def _crossing(draw: _Draw) -> _Built:
     speed, target = draw("speed_kmh", 20, 60), draw("target_kmh", 20, 60)
     after_s, side = draw("impact_after_s", 6, 9), draw.side()
-    body = Body("car", _FRONT_M + speed * after_s + 0.95, side * target * after_s, turned=-side * math.pi / 2)
+    body = Body(
+        "car", _FRONT_M + speed * after_s + 0.95, side * target * after_s, turned=-side * math.pi / 2
+    )
     body.across = -side * target
     return _straight(), speed, [body, _behind(speed)], after_s + 4.0
 
@@ -128,7 +138,9 @@ def _pedestrian(draw: _Draw) -> _Built:
     speed, walk = draw("speed_kmh", 10, 50), 5.0 * _KMH
     after_s = draw("impact_after_s", 6, 9)
     at = _FRONT_M + speed * after_s + 0.25
-    near_m = -(WIDTH_M / 2 + 1.0)  # the near sides of the cars that hide the child, 1 m beside the vehicle's
+    near_m = -(
+        WIDTH_M / 2 + 1.0
+    )  # the near sides of the cars that hide the child, 1 m beside the vehicle's
     child = Body("pedestrian", at, -walk * after_s, across=walk, length=0.5, width=0.5)
     hiding = [Body("car", at - 1.25 - 2.25 - 5.5 * number, near_m - 0.95) for number in range(2)]
     return _straight(), speed, [child, *hiding], after_s + 4.0
@@ -141,14 +153,21 @@ def _tailback(draw: _Draw) -> _Built:
     tail = begin + turn + draw("tail_m", -20, 30)
     lane = Lane.of(_LONG, begin, radius, turn)
     queue = [Body("car", tail + 7.0 * number, 0.0) for number in range(3)]
-    walls = [Body("wall", begin + 8.0 * number, 6.0, length=8.5, width=0.5) for number in range(int(turn / 8.0) + 1)]
+    walls = [
+        Body("wall", begin + 8.0 * number, 6.0, length=8.5, width=0.5)
+        for number in range(int(turn / 8.0) + 1)
+    ]
     return lane, speed, [*queue, *walls], tail / speed + 6.0
 
 
 def _slows(draw: _Draw, speed: float) -> Body:
     """A car ahead at an ordinary distance, which slows down as drivers do, and goes on more slowly."""
     lead = Body("car", _FRONT_M + speed * draw("headway_s", 1.2, 2.0) + 2.25, 0.0, speed)
-    lead.brake_at_s, lead.braking, share = draw("slows_after_s", 3, 8), draw("slows_ms2", 0.5, 2), draw("to", 0.5, 0.9)
+    lead.brake_at_s, lead.braking, share = (
+        draw("slows_after_s", 3, 8),
+        draw("slows_ms2", 0.5, 2),
+        draw("to", 0.5, 0.9),
+    )
     lead.slowest = share * speed
     return lead
 
@@ -175,8 +194,9 @@ def _country(draw: _Draw) -> _Built:
     right, left = -0.5 * LANE_M - draw("right_m", 1.0, 2.0), 1.5 * LANE_M + draw("left_m", 1.0, 2.0)
     bodies += [
         Body("wall", rail[0] + _RAIL_M * number, beside, length=1.03 * _RAIL_M, width=0.3)
-        for beside in (right, left) for number in range(rail[1])
-    ]  # fmt: skip
+        for beside in (right, left)
+        for number in range(rail[1])
+    ]
     return Lane.of(_LONG, begin, radius, turn), speed, bodies, 15.0
 
 
@@ -222,11 +242,18 @@ SCENARIOS: Final = tuple(_BUILDERS)
 """Those in which driving goes wrong."""
 
 _BUILDERS |= {
-    "traffic": (_traffic, "three lanes of traffic, and the car ahead slows down", "ours: headways of 1.2 to 2 s"),
-    "country": (_country, "a bend between guard rails, cars come towards us, the car ahead slows down",
-                "ours: radii of 80 to 400 m, at most 2 m/s^2 to the side"),
+    "traffic": (
+        _traffic,
+        "three lanes of traffic, and the car ahead slows down",
+        "ours: headways of 1.2 to 2 s",
+    ),
+    "country": (
+        _country,
+        "a bend between guard rails, cars come towards us, the car ahead slows down",
+        "ours: radii of 80 to 400 m, at most 2 m/s^2 to the side",
+    ),
     "overtake": (_overtake, "a slower car to overtake, and cars that come towards us", "ours"),
-}  # fmt: skip
+}
 TRAFFIC: Final = tuple(name for name in _BUILDERS if name not in SCENARIOS)
 """Ordinary ones, in which nothing is to be an emergency."""
 
@@ -242,7 +269,10 @@ def describe(name: str) -> tuple[str, str]:
 
 
 def draw_scenario(name: str, seed: int) -> Scenario:
-    """The scenario with the parameters that this seed draws; raises `ConfigError` where there is no such scenario."""
+    """The scenario with the parameters that this seed draws.
+
+    Raises `ConfigError` where there is no such scenario.
+    """
     builder, *_ = _builder(name)
     draw = _Draw(random.Random(f"{name} {seed}"))
     lane, speed, bodies, duration_s = builder(draw)

@@ -50,7 +50,9 @@ class Sensors:
     The scanner turns on the roof, above the vehicle's reference point, which is the origin of `base_link`.
     """
 
-    def __init__(self, world: World, *, radar: bool = False, camera: bool = False, lidar: bool = False) -> None:
+    def __init__(
+        self, world: World, *, radar: bool = False, camera: bool = False, lidar: bool = False
+    ) -> None:
         self._world, self._radar, self._lidar = world, radar, lidar
         self._scene = RoadScene(*_CAMERA_PX) if camera else None
         self._scanner = Scanner(world.scenario.seed)
@@ -59,13 +61,16 @@ class Sensors:
         """Topic, type and bytes of all: the scan, which triggers the stages, comes last."""
         vehicle = self._world.vehicle
         scanned, ranges, hit = self._scanner.scan(self._world.boxes, vehicle, stamp_ns)
-        odometry = odometry_message(vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed, vehicle.yaw_rate, stamp_ns)
+        odometry = odometry_message(
+            vehicle.x, vehicle.y, vehicle.yaw, vehicle.speed, vehicle.yaw_rate, stamp_ns
+        )
         arrays = [("objects_in_sight", self.objects(set(hit.tolist()) - {-1}))]
         if self._radar:
             arrays.append(("echoes", self.echoes(ranges, hit)))
         sent = [("odom", ODOMETRY, encoded(odometry, ODOMETRY))]
         sent += [
-            (topic, MARKER_ARRAY, encoded(objects_message(seen, stamp_ns), MARKER_ARRAY)) for topic, seen in arrays
+            (topic, MARKER_ARRAY, encoded(objects_message(seen, stamp_ns), MARKER_ARRAY))
+            for topic, seen in arrays
         ]
         if self._scene is not None:
             pixels = self._scene.draw_objects(self._world.progress_m, self._in_view())
@@ -94,13 +99,17 @@ class Sensors:
         bodies, boxes = self._world.bodies, self._world.boxes
         return [
             SeenObject(bodies[index].kind, index, boxes[index].tolist())
-            for index in sorted(seen) if bodies[index].kind != "wall"
-        ]  # fmt: skip
+            for index in sorted(seen)
+            if bodies[index].kind != "wall"
+        ]
 
     def echoes(self, ranges: Floats, hit: NDArray[np.int64]) -> list[SeenObject]:
-        """What a radar makes of what the beams hit: boxes around the hits, with the radial part of their velocities.
+        """What a radar makes of what the beams hit.
 
-        It neither knows what it sees nor how large that is; Doppler says nothing of a velocity across the beam.
+        Boxes around the hits, with the radial part of their velocities.
+
+        It neither knows what it sees nor how large that is; Doppler says nothing of a velocity across the
+        beam.
         """
         vehicle, boxes, found = self._world.vehicle, self._world.boxes, []
         cosine, sine = math.cos(vehicle.yaw), math.sin(vehicle.yaw)
@@ -117,7 +126,10 @@ class Sensors:
         return found
 
     def _in_view(self) -> list[SceneObject]:
-        """Everybody before the camera, the farthest first. Cars are drawn from behind, and the road as if straight."""
+        """Everybody before the camera, the farthest first.
+
+        Cars are drawn from behind, and the road as if straight.
+        """
         vehicle, seen = self._world.vehicle, []
         cosine, sine = math.cos(vehicle.yaw), math.sin(vehicle.yaw)
         for body, (x, y, *_, length, _) in zip(self._world.bodies, self._world.boxes.tolist(), strict=True):
@@ -134,25 +146,35 @@ class Scanner:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._message = empty_message(
-            SCAN, angle_min=-_HALF_VIEW, angle_max=_HALF_VIEW, angle_increment=_STEP, range_min=0.1, range_max=RANGE_M
+            SCAN,
+            angle_min=-_HALF_VIEW,
+            angle_max=_HALF_VIEW,
+            angle_increment=_STEP,
+            range_min=0.1,
+            range_max=RANGE_M,
         )
 
-    def scan(self, boxes: Floats, vehicle: Vehicle, stamp_ns: int) -> tuple[bytes, Floats, NDArray[np.int64]]:
+    def scan(
+        self, boxes: Floats, vehicle: Vehicle, stamp_ns: int
+    ) -> tuple[bytes, Floats, NDArray[np.int64]]:
         """The message, and what `scan` says, which is without noise."""
         ranges, hit = scan(boxes, vehicle.x, vehicle.y, vehicle.yaw)
         random = np.random.default_rng((self._seed, stamp_ns))
         measured = ranges + _NOISE_M * random.standard_normal(BEAMS)
         stray = random.integers(BEAMS, size=random.binomial(BEAMS, _STRAY))
         measured[stray] = random.uniform(_NEAREST_M, RANGE_M, len(stray))
-        self._message.header, self._message.ranges = header(stamp_ns, "base_link"), measured.astype(np.float32)
+        self._message.header, self._message.ranges = (
+            header(stamp_ns, "base_link"),
+            measured.astype(np.float32),
+        )
         return encoded(self._message, SCAN), ranges, hit
 
 
 def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray[np.int64]]:
     """Ranges [501] of a scanner in a plane, infinite where nothing is near enough, and which box each beam hits, or -1.
 
-    Every beam is cut with every side of every box: with the side's ends p and q and the beam's direction u, the range
-    is (p x e) / (u x e), e = q - p, where 0 <= (p x u) / (u x e) <= 1.
+    Every beam is cut with every side of every box: with the side's ends p and q and the beam's direction u,
+    the range is (p x e) / (u x e), e = q - p, where 0 <= (p x u) / (u x e) <= 1.
     """
     ranges, none = np.full(BEAMS, np.inf), np.full(BEAMS, -1)
     near = np.flatnonzero(np.hypot(boxes[:, 0] - x, boxes[:, 1] - y) < RANGE_M + boxes[:, 5])
@@ -165,10 +187,14 @@ def scan(boxes: Floats, x: float, y: float, yaw: float) -> tuple[Floats, NDArray
     corner_y = found[:, 1:2] + along * sine + across * cosine - y
     side_x, side_y = corner_x[:, _NEXT] - corner_x, corner_y[:, _NEXT] - corner_y
     offset = corner_x * side_y - corner_y * side_x
-    facing = np.flatnonzero(offset < 0.0)  # corners go round to the left: the far sides are hidden by the near ones
+    facing = np.flatnonzero(
+        offset < 0.0
+    )  # corners go round to the left: the far sides are hidden by the near ones
     if not len(facing):  # the scanner is within the only box that is near
         return ranges, none
-    px, py, ex, ey, offset = (each.ravel()[facing, None] for each in (corner_x, corner_y, side_x, side_y, offset))
+    px, py, ex, ey, offset = (
+        each.ravel()[facing, None] for each in (corner_x, corner_y, side_x, side_y, offset)
+    )
     ux, uy = np.cos(_ANGLES + yaw), np.sin(_ANGLES + yaw)
     with np.errstate(divide="ignore", invalid="ignore"):
         across_side = ux * ey - uy * ex

@@ -1,8 +1,10 @@
-"""What moves in the closed loop: the vehicle that follows published plans, and the others, which follow a script.
+"""What moves in the closed loop.
 
-Kinematic, 100 steps a second. The vehicle is a bicycle model (Rajamani, "Vehicle Dynamics and Control", 2.2) whose
-controller tracks the newest path's stamped poses; what it orders takes effect `DELAY_S` later. Others move along and
-across the lane. Boxes that overlap have collided.
+The vehicle that follows published plans, and the others, which follow a script.
+
+Kinematic, 100 steps a second. The vehicle is a bicycle model (Rajamani, "Vehicle Dynamics and Control",
+2.2) whose controller tracks the newest path's stamped poses; what it orders takes effect `DELAY_S` later.
+Others move along and across the lane. Boxes that overlap have collided.
 """
 
 import bisect
@@ -43,8 +45,8 @@ class Body:
         s, d: of its middle along the lane, and to the left of it, in m.
         speed, across: m/s along the lane and to the left.
         length, width: m; `turned`: rad from the lane's direction.
-        brake_at_s, braking: when it begins to brake, and how hard in m/s^2; `slowest`: down to how many m/s.
-        move_at_s, move_to_m, move_speed: when it begins to move to another `d`, and how fast in m/s.
+        brake_at_s, braking: when it begins to brake, and how hard in m/s^2; `slowest`: down to how many
+        m/s. move_at_s, move_to_m, move_speed: when it begins to move to another `d`, and how fast in m/s.
         wanted: m/s; above 0 it follows whoever is ahead of it by the Intelligent Driver Model.
     """
 
@@ -65,7 +67,10 @@ class Body:
     wanted: float = 0.0
 
     def step(self, now_s: float, ahead: tuple[float, float] | None) -> None:
-        """Move on by `DT_S`; `ahead` has the gap in m to whoever is ahead of it in its lane, and how fast they are."""
+        """Move on by `DT_S`.
+
+        `ahead` has the gap in m to whoever is ahead of it in its lane, and how fast they are.
+        """
         acceleration = 0.0
         if now_s >= self.brake_at_s:
             acceleration = -self.braking if self.speed > self.slowest else 0.0
@@ -88,7 +93,8 @@ class Vehicle:
     Attributes:
         x, y, yaw: of its reference point, in m and rad.
         speed, acceleration, steer: m/s, m/s^2, rad at the front wheels.
-        refused: plans that nothing can follow (not finite, fewer than two poses, stamps that do not increase).
+        refused: plans that nothing can follow (not finite, fewer than two poses, stamps that do not
+            increase).
     """
 
     x: float = 0.0
@@ -178,13 +184,20 @@ class Vehicle:
     def box(self) -> tuple[float, float, float, float, float]:
         """x, y of its middle, yaw, length, width."""
         ahead = 0.5 * LENGTH_M - REAR_M
-        return self.x + ahead * math.cos(self.yaw), self.y + ahead * math.sin(self.yaw), self.yaw, LENGTH_M, WIDTH_M
+        return (
+            self.x + ahead * math.cos(self.yaw),
+            self.y + ahead * math.sin(self.yaw),
+            self.yaw,
+            LENGTH_M,
+            WIDTH_M,
+        )
 
 
 class _Followed:
     """A path that is followed: its points [n, 2], the times [n] at which they are to be reached.
 
-    One that has ended is over, also where the clock steps back; whoever wants it driven again has to publish it again.
+    One that has ended is over, also where the clock steps back; whoever wants it driven again has to
+    publish it again.
     """
 
     def __init__(self, points: Floats, times_s: Floats) -> None:
@@ -220,7 +233,10 @@ class _Followed:
         return float(x + rest * ux), float(y + rest * uy)
 
     def wanted(self, then_s: float) -> tuple[float, float, float]:
-        """Place along the path, speed and acceleration that it has at a time; speeds are those of its segments."""
+        """Place along the path, speed and acceleration that it has at a time.
+
+        Speeds are those of its segments.
+        """
         times, along, last = self.times_s, self._along, len(self.times_s) - 1
         i = min(max(bisect.bisect_right(times, then_s) - 1, 0), last - 1)
         span = times[i + 1] - times[i]
@@ -231,7 +247,11 @@ class _Followed:
         if not 0 <= j < last:
             return place, speed, 0.0
         other_span = times[j + 1] - times[j]
-        gained = ((along[j + 1] - along[j]) / other_span - speed) / (0.5 * (span + other_span)) * (1 if j > i else -1)
+        gained = (
+            ((along[j + 1] - along[j]) / other_span - speed)
+            / (0.5 * (span + other_span))
+            * (1 if j > i else -1)
+        )
         return place, speed + gained * (share - 0.5) * span, gained
 
 

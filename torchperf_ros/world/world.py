@@ -1,4 +1,7 @@
-"""The world that a scenario puts around the vehicle: it moves on by itself, plans move the vehicle in it; a score."""
+"""The world that a scenario puts around the vehicle.
+
+It moves on by itself, plans move the vehicle in it; a score.
+"""
 
 import math
 from collections import deque
@@ -27,17 +30,24 @@ _TTC_HORIZON_S: Final = 3.0
 _LEADS_EVERY: Final = 5
 _JERK_STEPS: Final = 51  # half a second
 _TRACE_EVERY: Final = 5
-# nuPlan's bounds of comfort, which NAVSIM uses: braking, acceleration, lateral acceleration m/s^2, jerk m/s^3
+# nuPlan's bounds of comfort, which NAVSIM uses: braking, acceleration, lateral acceleration m/s^2, jerk
+# m/s^3
 _BRAKING, _ACCELERATION, _LATERAL, _JERK = 4.05, 2.40, 4.89, 4.13
 
 
 def start_ns(seed: int) -> int:
-    """ROS time at which the drives of a seed begin; no two seeds share a stamp, by which faults are drawn."""
+    """ROS time at which the drives of a seed begin.
+
+    No two seeds share a stamp, by which faults are drawn.
+    """
     return _EPOCH_NS + seed * _APART_NS
 
 
 class Moment(NamedTuple):
-    """Where everybody is: time in s, the vehicle's x, y, yaw and speed, the others' boxes [n, 7], TTC in s."""
+    """Where everybody is.
+
+    Time in s, the vehicle's x, y, yaw and speed, the others' boxes [n, 7], TTC in s.
+    """
 
     at_s: float
     vehicle: tuple[float, float, float, float]
@@ -55,7 +65,8 @@ class Seen:
         touched: contacts that others are to blame for: the vehicle stood, or was hit behind its middle.
         min_ttc_s: the least time to collision, up to 3 s ahead at constant velocities; inf: never any.
         left_road: whether its middle came within half its width of the road's edge, or beyond.
-        hardest, quickest, jerk, lateral: most braking, acceleration, jerk (mean over 0.5 s), lateral acceleration, SI.
+        hardest, quickest, jerk, lateral: most braking, acceleration, jerk (mean over 0.5 s), lateral
+        acceleration, SI.
     """
 
     hit: str = ""
@@ -72,8 +83,8 @@ class Seen:
 class World:
     """One scenario while it runs.
 
-    The vehicle is to blame for a contact if it moves and the other's middle is ahead of its own; or, while it is not
-    wholly in one lane, also where it is beside. This is the rule of nuPlan and NAVSIM.
+    The vehicle is to blame for a contact if it moves and the other's middle is ahead of its own; or, while
+    it is not wholly in one lane, also where it is beside. This is the rule of nuPlan and NAVSIM.
 
     Attributes:
         vehicle, bodies: who is there; the scenario's own bodies, which move.
@@ -152,12 +163,16 @@ class World:
 
     def _feel(self) -> None:
         vehicle, seen = self.vehicle, self.seen
-        seen.hardest, seen.quickest = max(seen.hardest, -vehicle.acceleration), max(seen.quickest, vehicle.acceleration)
+        seen.hardest, seen.quickest = (
+            max(seen.hardest, -vehicle.acceleration),
+            max(seen.quickest, vehicle.acceleration),
+        )
         seen.lateral = max(seen.lateral, abs(vehicle.speed * vehicle.yaw_rate))
         self._accelerations.append(vehicle.acceleration)
         if vehicle.speed > STANDING:  # that acceleration ends at a standstill is no jerk of the plan's
             seen.jerk = max(
-                seen.jerk, abs(self._accelerations[-1] - self._accelerations[0]) / ((_JERK_STEPS - 1) * DT_S)
+                seen.jerk,
+                abs(self._accelerations[-1] - self._accelerations[0]) / ((_JERK_STEPS - 1) * DT_S),
             )
 
     def _touch(self) -> None:
@@ -182,9 +197,12 @@ class World:
         return abs(off) > 0.5 * (LANE_M - WIDTH_M)
 
     def route(self, *, hasty: bool = False) -> float:
-        """How far to the left of the scenario's lane the route leads by now, in m: into the next lane, and back.
+        """How far to the left of the scenario's lane the route leads by now, in m.
 
-        It leads past a slower car once that is near, and only while nobody comes towards us, unless it is `hasty`.
+        Into the next lane, and back.
+
+        It leads past a slower car once that is near, and only while nobody comes towards us, unless it is
+        `hasty`.
         """
         if self.scenario.overtakes < 0 or self._passed:
             return 0.0
@@ -203,12 +221,19 @@ class World:
 
     def _along(self) -> Floats:
         """s, d, their speeds, half extents along and across the lane of every body, [n, 6]."""
-        return np.array([
-            (b.s, b.d, b.speed, b.across,
-             0.5 * (b.length * abs(math.cos(b.turned)) + b.width * abs(math.sin(b.turned))),
-             0.5 * (b.length * abs(math.sin(b.turned)) + b.width * abs(math.cos(b.turned))))
-            for b in self.bodies
-        ]).reshape(-1, 6)  # fmt: skip
+        return np.array(
+            [
+                (
+                    b.s,
+                    b.d,
+                    b.speed,
+                    b.across,
+                    0.5 * (b.length * abs(math.cos(b.turned)) + b.width * abs(math.sin(b.turned))),
+                    0.5 * (b.length * abs(math.sin(b.turned)) + b.width * abs(math.cos(b.turned))),
+                )
+                for b in self.bodies
+            ]
+        ).reshape(-1, 6)
 
     def _time_to_collision(self) -> float:
         """Along the lane, at constant velocities; walls and what is behind do not count."""
@@ -223,7 +248,9 @@ class World:
         rows, turn = rows[counts], vehicle.yaw - heading
         times = np.arange(0.0, _TTC_HORIZON_S + 0.05, 0.1)
         middle = s + (0.5 * LENGTH_M - REAR_M)
-        apart = (rows[:, 0] - middle)[:, None] + (rows[:, 2] - vehicle.speed * math.cos(turn))[:, None] * times
+        apart = (rows[:, 0] - middle)[:, None] + (rows[:, 2] - vehicle.speed * math.cos(turn))[
+            :, None
+        ] * times
         beside = (rows[:, 1] - d)[:, None] + (rows[:, 3] - vehicle.speed * math.sin(turn))[:, None] * times
         met = (np.abs(apart) < rows[:, 4:5] + LENGTH_M / 2) & (np.abs(beside) < rows[:, 5:6] + WIDTH_M / 2)
         return float(times[met.any(axis=0)].min(initial=math.inf))
@@ -275,10 +302,19 @@ def score_of(world: World) -> Score:
     """The figures of a world that is over."""
     seen = world.seen
     comfortable = (
-        seen.hardest <= _BRAKING and seen.quickest <= _ACCELERATION and seen.lateral <= _LATERAL and seen.jerk <= _JERK
+        seen.hardest <= _BRAKING
+        and seen.quickest <= _ACCELERATION
+        and seen.lateral <= _LATERAL
+        and seen.jerk <= _JERK
     )
     return Score(
-        bool(seen.hit), round(seen.impact_ms, 3), min(round(seen.min_ttc_s, 2), 3.0) if not seen.hit else 0.0,
-        round(world.progress_m, 2), comfortable, round(seen.hardest, 2), round(seen.jerk, 2), seen.left_road,
+        bool(seen.hit),
+        round(seen.impact_ms, 3),
+        min(round(seen.min_ttc_s, 2), 3.0) if not seen.hit else 0.0,
+        round(world.progress_m, 2),
+        comfortable,
+        round(seen.hardest, 2),
+        round(seen.jerk, 2),
+        seen.left_road,
         round(world.vehicle.speed, 3),
-    )  # fmt: skip
+    )

@@ -24,7 +24,10 @@ class BrightBox(torch.nn.Module):
         self.threshold = threshold
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Image [H, W] of 0 to 255 to [5]: left, top, right, bottom (exclusive) in pixels, and the pixels in it."""
+        """Image [H, W] of 0 to 255 to [5].
+
+        Left, top, right, bottom (exclusive) in pixels, and the pixels in it.
+        """
         bright = image > self.threshold
         columns, rows = bright.any(dim=0).float(), bright.any(dim=1).float()
         left, top = columns.argmax(), rows.argmax()
@@ -37,8 +40,8 @@ class LeadVehicleAdapter(Adapter):
 
     Options:
         threshold: what is bright, 0 to 255; default 200.
-        dazzled: share of bright pixels from which the camera counts as dazzled, and the image cannot be used;
-            default 0.5.
+        dazzled: share of bright pixels from which the camera counts as dazzled, and the image cannot be
+            used; default 0.5.
     """
 
     inputs = {"image": IMAGE}
@@ -63,7 +66,10 @@ class LeadVehicleAdapter(Adapter):
         """The pixels; an image in the low sun cannot be used."""
         image = messages["image"].message
         if image.encoding != "mono8" or image.data.size != image.height * image.width:
-            msg = f"image is {image.encoding} with {image.data.size} bytes; it has to be mono8 without padding"
+            msg = (
+                f"image is {image.encoding} with {image.data.size} bytes; it has to be mono8 without"
+                " padding"
+            )
             raise BadInput(msg)
         bright = float(np.mean(image.data > self._threshold))
         if bright > self._dazzled:

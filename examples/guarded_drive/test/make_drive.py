@@ -1,6 +1,7 @@
 """Writes `drive.mcap`: four seconds behind a vehicle, in which low sun dazzles the camera for two images.
 
-Your drive would come from the vehicle: `ros2 bag record -s mcap /camera/image_raw`, cut to the seconds that matter.
+Your drive would come from the vehicle: `ros2 bag record -s mcap /camera/image_raw`, cut to the seconds that
+matter.
 """
 
 import tempfile
@@ -42,7 +43,9 @@ def main() -> None:
                 stamp_ns = START_NS + number * PERIOD_NS
                 stamp = types["builtin_interfaces/msg/Time"](*divmod(stamp_ns, 1_000_000_000))
                 header = types["std_msgs/msg/Header"](stamp, "camera_optical_frame")
-                image = types["sensor_msgs/msg/Image"](header, HEIGHT, WIDTH, "mono8", 0, WIDTH, pixels(number).ravel())
+                image = types["sensor_msgs/msg/Image"](
+                    header, HEIGHT, WIDTH, "mono8", 0, WIDTH, pixels(number).ravel()
+                )
                 data = store.serialize_cdr(image, "sensor_msgs/msg/Image")
                 writer.write(topic, stamp_ns + LATENCY_NS, data)
         next(log.glob("*.mcap")).replace(Path(__file__).with_name("drive.mcap"))

@@ -1,4 +1,7 @@
-"""Many logs on a real cluster of this machine: good ones, broken ones, and ones that take their worker with them."""
+"""Many logs on a real cluster of this machine.
+
+Good ones, broken ones, and ones that take their worker with them.
+"""
 
 import contextlib
 import fcntl
@@ -39,11 +42,18 @@ class Drives:
     """A folder of logs, its results, and what was said."""
 
     def __init__(self, folder):
-        self.folder, self.logs, self.out, self.notes = folder, folder / "logs", folder / "out", folder / "notes"
+        self.folder, self.logs, self.out, self.notes = (
+            folder,
+            folder / "logs",
+            folder / "out",
+            folder / "notes",
+        )
         for made in (self.logs, self.notes):
             made.mkdir()
         self.values = one_stage(
-            adapter="replay_adapters:Obedient", options=json.dumps({"folder": str(self.notes)}), tiers=["full"]
+            adapter="replay_adapters:Obedient",
+            options=json.dumps({"folder": str(self.notes)}),
+            tiers=["full"],
         )
         self.options = ReplayOptions(overrides=self.values)
 
@@ -68,11 +78,18 @@ class Drives:
 def workers_alive(folder):
     """Processes of workers that noted themselves and have not ended."""
     pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return [
+        pid
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def wait_until(condition, what, process=None, timeout_s=60.0):
-    """Look every 20 ms, for events that nobody notifies of; only while the process lives that brings it about."""
+    """Look every 20 ms, for events that nobody notifies of.
+
+    Only while the process lives that brings it about.
+    """
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert process is None or process.poll() is None, f"{what}, and its output: {process.communicate()}"
@@ -91,7 +108,9 @@ def replayed(tmp_path_factory):
     write_drive(drives.logs / "wednesday", "lose once")
     write_drive(drives.logs / "thursday", "lose")
     (drives.logs / "friday.mcap").write_bytes(b"no log")
-    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):  # a lost worker takes seconds to come back
+    with dask.config.set(
+        {"distributed.scheduler.allowed-failures": 1}
+    ):  # a lost worker takes seconds to come back
         drives.result = drives.replay(keep_output=True)
     drives.report = drives.said.getvalue()
     return drives
@@ -117,7 +136,9 @@ def test_given_bad_and_lost_logs_when_replayed_then_only_what_may_go_well_is_tri
     assert "wednesday: try 1: its worker was lost: killed" in replayed.report
 
 
-def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and_nothing_else_is_left(replayed):
+def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and_nothing_else_is_left(
+    replayed,
+):
     import pyarrow.parquet as pq
 
     table = pq.read_table(replayed.out / "summary.parquet").to_pylist()
@@ -131,8 +152,14 @@ def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and
     assert "<b>friday</b>" in page
     wait_until(lambda: not workers_alive(replayed.notes), "no worker of a stage is left")
     assert sorted(path.name for path in replayed.out.iterdir()) == [
-        ".lock", "monday", "report.html", "summary.json", "summary.parquet", "tuesday", "wednesday",
-    ]  # fmt: skip
+        ".lock",
+        "monday",
+        "report.html",
+        "summary.json",
+        "summary.parquet",
+        "tuesday",
+        "wednesday",
+    ]
 
 
 def test_given_results_when_replayed_again_then_only_what_is_incomplete_is(replayed):
@@ -161,7 +188,9 @@ def scheduler(tmp_path_factory):
         yield cluster.scheduler_address
 
 
-def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_ends_and_the_next_one_is_replayed(tmp_path, scheduler):
+def test_given_a_given_cluster_when_a_log_takes_too_long_then_it_ends_and_the_next_one_is_replayed(
+    tmp_path, scheduler
+):
     drives = Drives(tmp_path)
     endless = write_drive(drives.logs / "endless", "slow", frames=5000)
     result = drives.replay(endless, timeout_s=2.0, retries=0, scheduler=scheduler)
@@ -201,7 +230,9 @@ def listening_now():
     return found
 
 
-def test_given_a_cluster_of_this_machine_when_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(tmp_path):
+def test_given_a_cluster_of_this_machine_when_open_then_no_page_of_it_is_served_and_no_port_of_others_taken(
+    tmp_path,
+):
     before = listening_now()
     with open_cluster(BatchOptions(tmp_path, parallel=1), "fast", 1):
         listening = listening_now() - before
@@ -209,14 +240,21 @@ def test_given_a_cluster_of_this_machine_when_open_then_no_page_of_it_is_served_
         assert 8787 not in {address.port for address in listening}
         for address in listening:
             for page in ("health", "metrics", "info/main/workers.html"):
-                with pytest.raises((OSError, HTTPException)):  # of it are HTTP's 404, and a hang-up where TLS is spoken
+                with pytest.raises(
+                    (OSError, HTTPException)
+                ):  # of it are HTTP's 404, and a hang-up where TLS is spoken
                     urlopen(f"http://127.0.0.1:{address.port}/{page}", timeout=10)
 
 
-def test_given_a_folder_in_use_or_a_bad_parameter_when_replayed_then_it_is_told_before_anything_is_started(tmp_path):
+def test_given_a_folder_in_use_or_a_bad_parameter_when_replayed_then_it_is_told_before_anything_is_started(
+    tmp_path,
+):
     drives = Drives(tmp_path)
     write_drive(drives.logs / "good")
-    good, drives.options = drives.options, ReplayOptions(overrides={**drives.values, "first.budget_ms": -1.0})
+    good, drives.options = (
+        drives.options,
+        ReplayOptions(overrides={**drives.values, "first.budget_ms": -1.0}),
+    )
     with pytest.raises(ConfigError, match="budget_ms"):
         drives.replay()
     assert not drives.out.exists()
@@ -232,8 +270,12 @@ def test_given_a_folder_in_use_or_a_bad_parameter_when_replayed_then_it_is_told_
 def test_given_logs_when_planned_then_each_is_told_with_its_size_and_one_that_changed_is_replayed(replayed):
     *lines, total = replayed.plan(keep_output=True)
     assert [(line.split()[0], line.split()[-2]) for line in lines] == [
-        ("replay", "friday"), ("done", "monday"), ("replay", "thursday"), ("done", "tuesday"), ("done", "wednesday"),
-    ]  # fmt: skip
+        ("replay", "friday"),
+        ("done", "monday"),
+        ("replay", "thursday"),
+        ("done", "tuesday"),
+        ("done", "wednesday"),
+    ]
     assert " 0.0 MiB " in lines[1]
     assert total == "2 of 5 logs to replay, 0.0 MiB in all"
     assert replayed.plan()[-1].startswith("5 of 5 ")  # as these would have no output
@@ -247,12 +289,29 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
     drives = Drives(tmp_path)
     for name in ("first", "second"):
         write_drive(drives.logs / name, "slow", frames=5000)
-    sets = [word for name, value in drives.values.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    sets = [
+        word for name, value in drives.values.items() for word in ("--set", f"{name}={json.dumps(value)}")
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchperf_ros.cli", "replay", drives.logs, "-o", drives.out, "--parallel", "1", *sets],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+        [
+            sys.executable,
+            "-m",
+            "torchperf_ros.cli",
+            "replay",
+            drives.logs,
+            "-o",
+            drives.out,
+            "--parallel",
+            "1",
+            *sets,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},  # a killed command leaves its temporary folder behind
-    )  # fmt: skip
+    )
     try:
         wait_until((drives.notes / "slow").exists, "a frame is replayed, by a process that lives", process)
         if number == signal.SIGINT:  # from a terminal it reaches the whole group
@@ -266,6 +325,9 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
     assert "Traceback" not in err
     assert not [path for path in drives.out.iterdir() if not path.name.startswith(".") and path.is_dir()]
     if number == signal.SIGINT:
-        assert (process.returncode, out.splitlines()[-1:]) == (1, [f"0 of 2 logs have results in {drives.out}"])
+        assert (process.returncode, out.splitlines()[-1:]) == (
+            1,
+            [f"0 of 2 logs have results in {drives.out}"],
+        )
         assert "interrupted: " in err
         assert [path.name for path in drives.out.glob(".run-*")] == []

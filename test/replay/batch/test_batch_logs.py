@@ -44,7 +44,13 @@ def found(*paths, results=Path("/nowhere")):
 
 
 def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_depth(tmp_path):
-    others = "notes.txt", ".hidden.mcap", "out/monday/run.parquet", "out/monday/output.mcap", ".trash/d.bag"  # results
+    others = (
+        "notes.txt",
+        ".hidden.mcap",
+        "out/monday/run.parquet",
+        "out/monday/output.mcap",
+        ".trash/d.bag",
+    )  # results
     incident = "20260301T120000.250Z_late"
     make(
         tmp_path,
@@ -57,9 +63,13 @@ def test_given_a_folder_when_searched_then_logs_of_every_kind_are_found_at_any_d
         *others,
     )
     assert found(tmp_path) == {
-        incident: tmp_path / incident, "a": tmp_path / "a.mcap", "b": tmp_path / "deep/deeper/b.db3",
-        "c": tmp_path / "deep/c.bag", "e": tmp_path / "e.mcap.zstd", "split": tmp_path / "split",
-    }  # fmt: skip
+        incident: tmp_path / incident,
+        "a": tmp_path / "a.mcap",
+        "b": tmp_path / "deep/deeper/b.db3",
+        "c": tmp_path / "deep/c.bag",
+        "e": tmp_path / "e.mcap.zstd",
+        "split": tmp_path / "split",
+    }
     (split,) = find_logs([tmp_path / "split"])
     assert [file.name for file in split.files] == ["metadata.yaml", "part_0.mcap", "part_1.mcap"]
     assert split.size_bytes == 15
@@ -77,15 +87,29 @@ def test_given_links_and_repeated_paths_when_searched_then_each_log_is_found_onc
 
 
 def test_given_a_folder_whose_metadata_is_lost_when_searched_then_numbered_files_are_one_log(tmp_path):
-    make(tmp_path, "a/drive_0.mcap", "a/drive_1.mcap", "b/b_0.db3", "c/c_1.mcap", "d/run_0.mcap", "d/other.mcap")
+    make(
+        tmp_path,
+        "a/drive_0.mcap",
+        "a/drive_1.mcap",
+        "b/b_0.db3",
+        "c/c_1.mcap",
+        "d/run_0.mcap",
+        "d/other.mcap",
+    )
     assert {path.relative_to(tmp_path).as_posix() for path in found(tmp_path).values()} == {
-        "a", "b", "c/c_1.mcap", "d/run_0.mcap", "d/other.mcap",
-    }  # fmt: skip
+        "a",
+        "b",
+        "c/c_1.mcap",
+        "d/run_0.mcap",
+        "d/other.mcap",
+    }
     assert not is_batch([tmp_path / "a"])
     assert is_batch([tmp_path / "d"])
 
 
-def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_and_results_keep_theirs(tmp_path):
+def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_and_results_keep_theirs(
+    tmp_path,
+):
     make(tmp_path, "a/drive.mcap", "b/drive.mcap", "b/other.mcap")
     names = found(tmp_path)
     assert len(names) == 3
@@ -103,14 +127,18 @@ def test_given_logs_of_one_name_when_found_then_each_has_a_name_of_its_own_and_r
 
 def test_given_no_log_when_searched_then_the_error_says_what_one_is(tmp_path):
     make(tmp_path, "notes.txt")
-    with pytest.raises(BatchError, match=rf"no log in {tmp_path}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file"):
+    with pytest.raises(
+        BatchError, match=rf"no log in {tmp_path}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file"
+    ):
         found(tmp_path)
     with pytest.raises(LogError, match="there.mcap: does not exist"):
         found(tmp_path / "there.mcap")
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads every folder")
-def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the_others_are_searched(tmp_path):
+def test_given_a_folder_without_permission_when_searched_then_it_is_said_and_the_others_are_searched(
+    tmp_path,
+):
     make(tmp_path, "a.mcap", "locked/b.mcap", "z.mcap")
     (tmp_path / "link.mcap").symlink_to("locked/b.mcap")
     (tmp_path / "locked").chmod(0o400)
@@ -156,15 +184,26 @@ def test_given_a_result_when_what_it_depends_on_changes_then_its_key_does(tmp_pa
 
 @pytest.mark.parametrize(
     ("pace", "cores", "available", "workers"),
-    [("fast", 8, 64 * GIB, 8), ("fast", 8, 7 * GIB, 3), ("fast", 8, GIB, 1), ("virtual", 2, 64 * GIB, 2),
-     ("real", 8, 64 * GIB, 1)],
-)  # fmt: skip
-def test_given_a_machine_when_nobody_says_how_many_then_cores_memory_and_pace_do(pace, cores, available, workers):
+    [
+        ("fast", 8, 64 * GIB, 8),
+        ("fast", 8, 7 * GIB, 3),
+        ("fast", 8, GIB, 1),
+        ("virtual", 2, 64 * GIB, 2),
+        ("real", 8, 64 * GIB, 1),
+    ],
+)
+def test_given_a_machine_when_nobody_says_how_many_then_cores_memory_and_pace_do(
+    pace, cores, available, workers
+):
     assert default_parallel(pace, cores, available) == workers
 
 
-@pytest.mark.parametrize(("told", "beside", "threads"), [(0, 1, 0), (0, 2, 4), (0, 99, 1), (3, 8, 3)], ids=str)
-def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(monkeypatch, told, beside, threads):
+@pytest.mark.parametrize(
+    ("told", "beside", "threads"), [(0, 1, 0), (0, 2, 4), (0, 99, 1), (3, 8, 3)], ids=str
+)
+def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(
+    monkeypatch, told, beside, threads
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     options = ReplayOptions(overrides={"worker_threads": told})
     shared = sharing(options, read_config(options), beside)
@@ -173,16 +212,22 @@ def test_given_logs_beside_each_other_when_replayed_then_they_share_the_cores(mo
 
 def test_given_a_fresh_interpreter_when_the_replay_of_many_is_imported_then_dask_is_not_loaded():
     code = "import torchperf_ros.replay.batch.batch, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.split())
     assert "torchperf_ros.replay.batch.batch_cluster" in loaded
     assert loaded & {"dask", "distributed", "pyarrow", "torch", "rclpy"} == set()
 
 
-def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_install(monkeypatch, tmp_path):
+def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_install(
+    monkeypatch, tmp_path
+):
     make(tmp_path, "logs/a.mcap")
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name))
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "dask" else find_spec(name)
+    )
     done = CliRunner().invoke(app, ["replay", str(tmp_path / "logs"), "-o", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert done.output == "torchperf: dask is not installed: `pip install 'torchperf_ros[logs]'`\n"
@@ -200,15 +245,26 @@ def test_given_no_dask_when_many_logs_are_asked_for_then_the_error_says_what_to_
         ("drives/monday.mcap", "is a file"),
     ],
 )
-def test_given_results_that_would_replace_what_is_none_when_asked_for_then_nothing_is_touched(tmp_path, results, words):
-    make(tmp_path, "drives/wednesday/", "drives/monday.mcap", "out/wednesday/notes.txt", "page/report.html", "one/x")
+def test_given_results_that_would_replace_what_is_none_when_asked_for_then_nothing_is_touched(
+    tmp_path, results, words
+):
+    make(
+        tmp_path,
+        "drives/wednesday/",
+        "drives/monday.mcap",
+        "out/wednesday/notes.txt",
+        "page/report.html",
+        "one/x",
+    )
     (tmp_path / "one" / "summary.json").write_text(json.dumps({"kind": KIND}), encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     console = Console(file=io.StringIO())
     batch = BatchOptions(tmp_path / results)
     for act in (
         lambda: list(plan_batch([tmp_path / "drives"], ReplayOptions(), batch)),
-        lambda: replay_batch([tmp_path / "drives"], ReplayOptions(), batch, Progress(console=console), console),
+        lambda: replay_batch(
+            [tmp_path / "drives"], ReplayOptions(), batch, Progress(console=console), console
+        ),
     ):
         with pytest.raises(BatchError, match=words):
             act()

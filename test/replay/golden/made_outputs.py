@@ -1,4 +1,7 @@
-"""Messages to compare, each written in one line; results of replays that never were, whose stages published them."""
+"""Messages to compare, each written in one line.
+
+Results of replays that never were, whose stages published them.
+"""
 
 import io
 import math
@@ -13,9 +16,13 @@ from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_result import ReplayResult, StageResult
 
 MARKERS, PATH, ARRAY, IMAGE, COMPRESSED, POSE_2D = (
-    "visualization_msgs/msg/MarkerArray", "nav_msgs/msg/Path", "std_msgs/msg/Float64MultiArray",
-    "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "geometry_msgs/msg/Pose2D",
-)  # fmt: skip
+    "visualization_msgs/msg/MarkerArray",
+    "nav_msgs/msg/Path",
+    "std_msgs/msg/Float64MultiArray",
+    "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/CompressedImage",
+    "geometry_msgs/msg/Pose2D",
+)
 
 
 def point(x, y=0.0, z=0.0):
@@ -29,10 +36,16 @@ def pose(x=0.0, y=0.0, z=0.0, turn=(0.0, 0.0, 0.0, 1.0)):
 
 def marker(x=0.0, y=0.0, *, number=0, kind=1, action=0, lifetime_s=0, score=1.0, stamp_ns=0):
     return empty_message(
-        "visualization_msgs/msg/Marker", header=header(stamp_ns, "map"), ns="car", id=number, type=kind, action=action,
-        pose=pose(x, y), color=empty_message("std_msgs/msg/ColorRGBA", b=1.0, a=score),
+        "visualization_msgs/msg/Marker",
+        header=header(stamp_ns, "map"),
+        ns="car",
+        id=number,
+        type=kind,
+        action=action,
+        pose=pose(x, y),
+        color=empty_message("std_msgs/msg/ColorRGBA", b=1.0, a=score),
         lifetime=empty_message("builtin_interfaces/msg/Duration", sec=lifetime_s),
-    )  # fmt: skip
+    )
 
 
 def markers(*items):
@@ -88,12 +101,27 @@ def frame_row(seq, data, *, outcome=Outcome.ON_TIME, total_ms=10.0):
 def stage_result(name, kind, rows, output=None, reasons=()):
     frames = np.concatenate([np.zeros(0, FRAME), *rows])
     return StageResult(
-        name, ("full", "fast"), f"/{name}", kind, 50.0, frames, len(rows), 0, 0, (), dict(reasons), output, {}
+        name,
+        ("full", "fast"),
+        f"/{name}",
+        kind,
+        50.0,
+        frames,
+        len(rows),
+        0,
+        0,
+        (),
+        dict(reasons),
+        output,
+        {},
     )
 
 
 def result_of(folder, stages, **summary):
-    """A result whose stages published these messages: {"perception": [message, None for a frame without, ...]}."""
+    """A result whose stages published these messages.
+
+    {"perception": [message, None for a frame without, ...]}.
+    """
     output = OutputLog(folder / "outputs.mcap")
     results = {}
     for name, messages in stages.items():
@@ -108,7 +136,10 @@ def result_of(folder, stages, **summary):
         results[name] = stage_result(name, kind, rows, output.path)
     output.close()
     told = {
-        "log": {"sha256": "a log"}, "params_sha256": "parameters", "model": dict.fromkeys(stages, "a model"),
-        "pace": "fast", "seed": 0,
-    }  # fmt: skip
+        "log": {"sha256": "a log"},
+        "params_sha256": "parameters",
+        "model": dict.fromkeys(stages, "a model"),
+        "pace": "fast",
+        "seed": 0,
+    }
     return ReplayResult(folder / "drive.mcap", results, (), {**told, **summary}, output.path)

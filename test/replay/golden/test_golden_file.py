@@ -1,4 +1,7 @@
-"""Golden outputs in a file: what was published, for which frame, and from what; where others differ from them."""
+"""Golden outputs in a file.
+
+What was published, for which frame, and from what; where others differ from them.
+"""
 
 import dataclasses
 
@@ -6,7 +9,13 @@ import pytest
 
 from torchperf_ros.config.message_types import encode
 from torchperf_ros.logs.log_reader import LogReader
-from torchperf_ros.replay.golden.golden_file import GoldenError, compare_frames, golden_of, read_golden, write_golden
+from torchperf_ros.replay.golden.golden_file import (
+    GoldenError,
+    compare_frames,
+    golden_of,
+    read_golden,
+    write_golden,
+)
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, ImageTolerance, MessageRule
 from torchperf_ros.replay.replay_result import PublishedFrame
 
@@ -22,7 +31,10 @@ def test_given_outputs_of_two_stages_when_written_and_read_then_they_are_the_sam
     read = read_golden(tmp_path / "new folder" / "golden.mcap")
     assert read == written
     assert read.engines == engines
-    assert [(frame.seq, frame.stamp_ns) for frame in read.frames["perception"]] == [(0, stamp_ns(0)), (2, stamp_ns(2))]
+    assert [(frame.seq, frame.stamp_ns) for frame in read.frames["perception"]] == [
+        (0, stamp_ns(0)),
+        (2, stamp_ns(2)),
+    ]
     assert read.frames["perception"][1].message.data.tolist() == [2.0]
     assert [file.name for file in (tmp_path / "new folder").iterdir()] == ["golden.mcap"]
 
@@ -50,7 +62,10 @@ def test_given_stamps_before_1970_when_written_and_read_then_they_are_the_same(t
 
 
 def test_given_a_golden_file_when_opened_as_a_log_then_any_tool_can_read_its_messages(tmp_path):
-    write_golden(golden_of(result_of(tmp_path, {"perception": [markers()]}), ["perception"]), tmp_path / "golden.mcap")
+    write_golden(
+        golden_of(result_of(tmp_path, {"perception": [markers()]}), ["perception"]),
+        tmp_path / "golden.mcap",
+    )
     with LogReader(tmp_path / "golden.mcap") as log:
         (message,) = log.messages()
     assert (message.type_name, message.t_ns) == ("visualization_msgs/msg/MarkerArray", stamp_ns(0))
@@ -74,8 +89,13 @@ def test_given_a_later_result_when_asked_what_changed_then_it_is_named(tmp_path,
 def test_given_frames_without_an_answer_when_written_and_compared_then_they_count(tmp_path):
     stages = {"perception": [array(1.0)], "planning": [array(2.0)]}
     good, file = result_of(tmp_path, stages), tmp_path / "golden.mcap"
-    slow = dataclasses.replace(good, stages={**good.stages, "planning": dataclasses.replace(
-        good.stage("planning"), received=4, superseded=3)})  # fmt: skip
+    slow = dataclasses.replace(
+        good,
+        stages={
+            **good.stages,
+            "planning": dataclasses.replace(good.stage("planning"), received=4, superseded=3),
+        },
+    )
     write_golden(golden_of(slow, stages), file)
     slow, golden, good = golden_of(slow, stages), read_golden(file), golden_of(good, stages)
     assert golden.superseded == {"planning": 3}
@@ -87,7 +107,9 @@ def test_given_frames_without_an_answer_when_written_and_compared_then_they_coun
 
 def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_refused(tmp_path):
     stages = {"perception": [array(1.0)]}
-    with pytest.raises(GoldenError, match="pace real depend on how fast this machine is: use fast or virtual"):
+    with pytest.raises(
+        GoldenError, match="pace real depend on how fast this machine is: use fast or virtual"
+    ):
         golden_of(result_of(tmp_path, stages, pace="real"), stages)
     interrupted = dataclasses.replace(result_of(tmp_path, stages), complete=False)
     with pytest.raises(GoldenError, match="interrupted"):
@@ -101,7 +123,10 @@ def test_given_a_result_that_says_nothing_for_sure_when_made_golden_then_it_is_r
     [
         (lambda data: b"", "cannot be read"),
         (lambda data: data[: len(data) // 2], "cannot be read"),
-        (lambda data: data.replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe"), "cannot be read"),  # zstd's first bytes
+        (
+            lambda data: data.replace(b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfe"),
+            "cannot be read",
+        ),  # zstd's first bytes
         (None, "is an MCAP that holds no golden outputs"),
     ],
     ids=["empty", "cut", "chunk", "another MCAP"],
@@ -130,11 +155,14 @@ def test_given_one_wrong_byte_anywhere_when_read_then_no_message_is_another_one(
         except GoldenError:
             refused += 1
         else:
-            assert [frame.data for frames in read.frames.values() for frame in frames] in (messages, []), place
+            assert [frame.data for frames in read.frames.values() for frame in frames] in (
+                messages,
+                [],
+            ), place
     assert refused > len(sound) / 3 / 4
 
 
-# -- what differs -----------------------------------------------------------------------------------------------------
+# -- what differs
 
 
 def frames(*messages, first=0):
@@ -196,10 +224,14 @@ def test_given_images_when_more_of_their_pixels_differ_than_allowed_then_the_wor
     rules = {IMAGE: MessageRule(images={"": ImageTolerance(share=0.25, by=2)})}
     golden = frames(image(1, 2, 3, 4), image(1, 2, 3, 4))
     text = [
-        " ".join(line.split()) for line in compare(frames(image(1, 9, 3, 4), image(1, 9, 9, 4)), golden, rules).text()
+        " ".join(line.split())
+        for line in compare(frames(image(1, 9, 3, 4), image(1, 9, 9, 4)), golden, rules).text()
     ]
     assert text[1:3] + text[5:] == [
         "first in frame seq 1, stamp 1760000000.100000000:",
         "data is (9) at row 0, column 1, golden (2): off by 50 % of 4 pixels, allowed 25 %, or any by 2",
-        "data 1 (9) at row 0, column 1 (2) 50 % of 4 pixels 25 %, or any by 2 seq 1, stamp 1760000000.100000000",
+        (
+            "data 1 (9) at row 0, column 1 (2) 50 % of 4 pixels 25 %, or any by 2 seq 1, stamp"
+            " 1760000000.100000000"
+        ),
     ]

@@ -62,7 +62,9 @@ def rule(kind, **how):
 
 
 def tolerances(**by_path):
-    return rule(PATH, tolerances={name.replace("__", "."): Tolerance(*pair) for name, pair in by_path.items()})
+    return rule(
+        PATH, tolerances={name.replace("__", "."): Tolerance(*pair) for name, pair in by_path.items()}
+    )
 
 
 LAYOUT = array().layout
@@ -111,13 +113,19 @@ SAME_OR_NOT = [
 
 
 @pytest.mark.parametrize(("message", "golden", "rules", "differing"), SAME_OR_NOT)
-def test_given_two_messages_when_compared_then_only_what_rules_do_not_allow_differs(message, golden, rules, differing):
+def test_given_two_messages_when_compared_then_only_what_rules_do_not_allow_differs(
+    message, golden, rules, differing
+):
     assert paths(message, golden, rules) == differing
 
 
 def test_given_stamps_on_both_sides_of_a_second_when_they_differ_then_it_is_one_difference_in_seconds():
     difference, _ = found(path(pose(), stamp_ns=1_990_000_000), path(pose(), stamp_ns=2_010_000_000))
-    assert (difference.path, difference.value, difference.golden) == ("header.stamp", "1.990000000", "2.010000000")
+    assert (difference.path, difference.value, difference.golden) == (
+        "header.stamp",
+        "1.990000000",
+        "2.010000000",
+    )
     assert (difference.error, difference.allowed) == (pytest.approx(0.02), 0.0)
 
 
@@ -129,7 +137,9 @@ def test_given_an_angle_when_it_is_turned_by_whole_turns_then_it_is_the_same(the
     one.theta += 0.01
     assert paths(one, other) == ["theta"]
     assert found(one, other)[0].error == pytest.approx(0.01 + off, abs=1e-6)
-    assert found(kind(one.theta, 0.0, 0.0), kind(other.theta, 0.0, 0.0), {}) or turns == 0  # no rule: a plain number
+    assert (
+        found(kind(one.theta, 0.0, 0.0), kind(other.theta, 0.0, 0.0), {}) or turns == 0
+    )  # no rule: a plain number
 
 
 def test_given_an_image_without_a_rule_of_the_user_s_when_it_differs_then_the_worst_pixel_and_the_share_are_told():
@@ -158,7 +168,9 @@ def test_given_images_of_any_encoding_when_compared_then_a_pixel_is_all_its_chan
     hole = image(*np.array([1.5, math.inf, 1.0], "<f4").tobytes(), width=3, encoding="32FC1")
     assert found(hole, hole) == []
     assert found(hole, other)[0].shown[0] == found(other, hole)[0].shown[0] == "66.67 % of 3 pixels"
-    unknown = [image(*data, width=2, encoding="uyvy") for data in (b"\x01\x02\x03\x04", b"\x01\x02\x05\x04")]
+    unknown = [
+        image(*data, width=2, encoding="uyvy") for data in (b"\x01\x02\x03\x04", b"\x01\x02\x05\x04")
+    ]
     assert found(*unknown)[0].shown[0] == "25 % of 4 bytes"
 
 
@@ -208,22 +220,36 @@ def test_given_a_delete_all_at_the_place_of_a_box_when_compared_then_only_the_sa
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({MARKERS: MessageRule(ignore=("markers.id", "marker.id"))},
-         "'marker.id' is no field, as there is no 'marker'; .*MarkerArray has: markers"),
-        ({MARKERS: MessageRule(ignore=("markers.id.x",))}, "as there is no 'x'; what is before it is a plain value"),
+        (
+            {MARKERS: MessageRule(ignore=("markers.id", "marker.id"))},
+            "'marker.id' is no field, as there is no 'marker'; .*MarkerArray has: markers",
+        ),
+        (
+            {MARKERS: MessageRule(ignore=("markers.id.x",))},
+            "as there is no 'x'; what is before it is a plain value",
+        ),
         ({POSE_2D: MessageRule(angles=("yaw",))}, "Pose2D has: x, y, theta"),
-        ({MARKERS: MessageRule(images={"markers": ImageTolerance()})}, "'markers' is no image, but visualization_msgs"),
-        ({MARKERS: MessageRule(matched={"markers": Matched("pose.place", 1.0)})},
-         "'pose.place' is no field.*Pose has"),
+        (
+            {MARKERS: MessageRule(images={"markers": ImageTolerance()})},
+            "'markers' is no image, but visualization_msgs",
+        ),
+        (
+            {MARKERS: MessageRule(matched={"markers": Matched("pose.place", 1.0)})},
+            "'pose.place' is no field.*Pose has",
+        ),
     ],
-)  # fmt: skip
-def test_given_a_rule_that_names_a_field_that_is_not_there_when_checked_then_the_error_says_what_there_is(rules, words):
+)
+def test_given_a_rule_that_names_a_field_that_is_not_there_when_checked_then_the_error_says_what_there_is(
+    rules, words
+):
     with pytest.raises(RuleError, match=words):
         check_rules(rules)
 
 
 def test_given_the_built_in_rules_when_checked_then_every_field_is_there():
     known = {name: rule for name, rule in BUILT_IN.items() if not name.startswith("vision_msgs")}
-    check_rules(known | {MARKERS: MessageRule(tolerances={"": Tolerance(), "markers.pose.position.x": Tolerance()})})
+    check_rules(
+        known | {MARKERS: MessageRule(tolerances={"": Tolerance(), "markers.pose.position.x": Tolerance()})}
+    )
     with pytest.raises(UnknownMessageType, match="my_msgs"):
         check_rules({"my_msgs/msg/Heading": MessageRule(angles=("yaw",))})

@@ -1,4 +1,7 @@
-"""The plugin as users have it: loaded by its entry point into another pytest, which replays the example's drive."""
+"""The plugin as users have it.
+
+Loaded by its entry point into another pytest, which replays the example's drive.
+"""
 
 import shutil
 from pathlib import Path
@@ -10,7 +13,17 @@ from torchperf_ros.replay.golden.fixtures import file_stem
 pytest_plugins = ["pytester"]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "guarded_drive"
-HEAVY = ["dask", "numpy", "plotly", "pyarrow", "rclpy", "rosbags", "scipy", "torch", "torchperf_ros.replay.replay"]
+HEAVY = [
+    "dask",
+    "numpy",
+    "plotly",
+    "pyarrow",
+    "rclpy",
+    "rosbags",
+    "scipy",
+    "torch",
+    "torchperf_ros.replay.replay",
+]
 
 DRIVE = """
 import pytest
@@ -89,7 +102,8 @@ def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
 
     for test, words in {
         "test_ratio": [
-            "assert 0.05 <= 0.01", "perception: 2 of 40 frames not on time; those that took longest:",
+            "assert 0.05 <= 0.01",
+            "perception: 2 of 40 frames not on time; those that took longest:",
             *(f"\nE           {seq}   176000000{seq // 10}.{seq % 10}00000000 " for seq in (22, 23)),
             "bad_input  full  hold_last  the camera is dazzled: 100% of the image is bright",
             "perception = <stage perception: 40 frames, 38 on_time, 2 bad_input>",
@@ -103,10 +117,13 @@ def test_given_tests_of_a_drive_when_run_then_what_fails_says_why(drive):
         ],
         "test_options": ["unexpected keyword argument 'pase'"],
         "test_params": ["params nowhere.yaml: is neither beside", "test_drive.py", "nor in"],
-        "test_missing": ["log nowhere.mcap is not there: looked for", f"{drive.path}/fieldlogs/nowhere.mcap"],
+        "test_missing": [
+            "log nowhere.mcap is not there: looked for",
+            f"{drive.path}/fieldlogs/nowhere.mcap",
+        ],
         "test_field": [f"log {drive.path}/fieldlogs/field.mcap: "],
         "test_marker": ['fieldlog takes one log and optional=..., as in fieldlog("drive.mcap")'],
-    }.items():  # fmt: skip
+    }.items():
         found = told(result, test)
         assert [word for word in words if word not in found] == [], test
         assert "During handling" not in found, test
@@ -141,10 +158,12 @@ def test_assertion():
 def test_given_pytest_when_asked_for_help_then_options_and_marker_are_explained(pytester):
     result = pytester.runpytest_inprocess("--help", "-p", "torchperf")
     result.stdout.fnmatch_lines(["replays of field logs*", "*--fieldlogs=DIR*", "*--refresh-golden*"])
-    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(["@pytest.mark.fieldlog(path, optional=False): *"])
+    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.fieldlog(path, optional=False): *"]
+    )
 
 
-# -- several checks of one test, whose results need no replay ---------------------------------------------------------
+# -- several checks of one test, whose results need no replay
 
 CHECKS = """
 import pytest
@@ -208,7 +227,9 @@ def test_given_several_checks_of_a_test_when_refreshed_then_none_replaces_what_a
     parts = errors(result, "test_parts")
     assert "test_checks.test_parts.mcap holds no outputs of planning, only of perception" in parts
     for text in (parts, errors(result, "test_others")):
-        assert "another check of this test has just written it: give each a name, as in golden.check(" in text
+        assert (
+            "another check of this test has just written it: give each a name, as in golden.check(" in text
+        )
         assert "--refresh-golden" not in text
     assert "perception: 1 of 1 frames differ" in errors(result, "test_others")
     assert "  engines: full onnxruntime; golden: full eager" in errors(result, "test_others")
@@ -218,7 +239,9 @@ def test_given_what_is_no_result_or_no_stage_when_checked_then_the_error_says_wh
     result = checks.runpytest_inprocess("-p", "torchperf", "-k", "test_stage or test_unknown")
 
     result.assert_outcomes(failed=2)
-    assert "TypeError: golden.check takes what replay() gave, and stages by name" in errors(result, "test_stage")
+    assert "TypeError: golden.check takes what replay() gave, and stages by name" in errors(
+        result, "test_stage"
+    )
     assert "no stage 'percepton'; there are: perception, planning" in errors(result, "test_unknown")
 
 

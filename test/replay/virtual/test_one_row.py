@@ -1,4 +1,7 @@
-"""One row of a frame: the stage's answer, the topic, records, run files, `top`, `report` and `compare` say the same."""
+"""One row of a frame.
+
+The stage's answer, the topic, records, run files, `top`, `report` and `compare` say the same.
+"""
 
 import json
 import math
@@ -26,30 +29,50 @@ from ..conftest import MS, START_NS, one_stage, point, write_points
 BUDGET_MS, RUN_MS = 50.0, 10.0
 ARRAY = "std_msgs/msg/Float64MultiArray"
 AGES_MS = {0: 2.0, 100: 2.0, 200: 45.0, 300: 55.0, 400: 2.0, 403: 2.0, 406: 2.0}
-"""By when a frame is received: in time twice, too old for its run, older than its budget, and the last but one of three
-that come together is superseded."""
+"""By when a frame is received.
+
+In time twice, too old for its run, older than its budget, and the last but one of three that come together
+is superseded.
+"""
 WANTED = {
-    0: (Outcome.ON_TIME, 48.0, -38.0, False), 1: (Outcome.ON_TIME, 48.0, -38.0, False),
-    2: (Outcome.LATE, 5.0, None, False), 3: (Outcome.LATE, -5.0, 5.0, True), 4: (Outcome.ON_TIME, 48.0, -38.0, False),
+    0: (Outcome.ON_TIME, 48.0, -38.0, False),
+    1: (Outcome.ON_TIME, 48.0, -38.0, False),
+    2: (Outcome.LATE, 5.0, None, False),
+    3: (Outcome.LATE, -5.0, 5.0, True),
+    4: (Outcome.ON_TIME, 48.0, -38.0, False),
     6: (Outcome.ON_TIME, 48.0, None, False),
-}  # fmt: skip
-"""Outcome, deadline, lateness (None: the margin decides) and whether it was stale, by the frame's number."""
+}
+"""Outcome, deadline, lateness (None.
+
+The margin decides) and whether it was stale, by the frame's number.
+"""
 
 
 @pytest.fixture(scope="module")
 def drive(tmp_path_factory):
     """A replay with a worker on a virtual clock: its folder, what its stage answered, and the result."""
     folder = tmp_path_factory.mktemp("drive")
-    messages = [("/point", START_NS + at_ms * MS, point(START_NS + round((at_ms - age_ms) * MS), float(at_ms)))
-                for at_ms, age_ms in AGES_MS.items()]  # fmt: skip
+    messages = [
+        ("/point", START_NS + at_ms * MS, point(START_NS + round((at_ms - age_ms) * MS), float(at_ms)))
+        for at_ms, age_ms in AGES_MS.items()
+    ]
     log, times, answers = write_points(folder / "log", messages), folder / "times.yaml", []
-    times.write_text(json.dumps({"first": {tier: {"inference_ms": RUN_MS} for tier in ("full", "fast")}}), "utf-8")
-    values = one_stage(budget_ms=BUDGET_MS, budget_from="stamp", fallback=["hold_last"], hold_last_ms=1000.0)
+    times.write_text(
+        json.dumps({"first": {tier: {"inference_ms": RUN_MS} for tier in ("full", "fast")}}), "utf-8"
+    )
+    values = one_stage(
+        budget_ms=BUDGET_MS, budget_from="stamp", fallback=["hold_last"], hold_last_ms=1000.0
+    )
     with pytest.MonkeyPatch.context() as patch:
         keep = ReplayRecord._keep
-        patch.setattr(ReplayRecord, "_keep", lambda self, index, answer: (
-            answers.append((answer, self._now())), keep(self, index, answer)))  # fmt: skip
-        options = ReplayOptions(pace="virtual", step_times=str(times), overrides=values, output=folder / "out.mcap")
+        patch.setattr(
+            ReplayRecord,
+            "_keep",
+            lambda self, index, answer: (answers.append((answer, self._now())), keep(self, index, answer)),
+        )
+        options = ReplayOptions(
+            pace="virtual", step_times=str(times), overrides=values, output=folder / "out.mcap"
+        )
         result = replay(log, options)
     return folder, answers, result
 
@@ -60,7 +83,9 @@ def same(rows, answers):
     for row, (answer, _) in zip(rows, answers, strict=True):
         assert int(row["seq"]) == answer.frame.seq
         assert row["lateness_ms"] == pytest.approx(answer.lateness_ms, abs=1e-3)
-        assert row["deadline_ms"] == pytest.approx((answer.frame.deadline_ns - answer.frame.received_ns) / MS, abs=1e-3)
+        assert row["deadline_ms"] == pytest.approx(
+            (answer.frame.deadline_ns - answer.frame.received_ns) / MS, abs=1e-3
+        )
         assert bool(row["stale"]) == answer.frame.stale
         assert int(row["outcome"]) == answer.outcome
 
@@ -72,12 +97,19 @@ def run_of(path):
 
 def test_given_frames_of_each_kind_when_answered_then_deadline_and_lateness_are_as_the_clock_says(drive):
     _, answers, result = drive
-    found = {a.frame.seq: (a.outcome, a.total_ms - a.lateness_ms, a.lateness_ms, a.frame.stale) for a, _ in answers}
+    found = {
+        a.frame.seq: (a.outcome, a.total_ms - a.lateness_ms, a.lateness_ms, a.frame.stale)
+        for a, _ in answers
+    }
     assert set(found) == set(WANTED)  # frame 5 is superseded
     for seq, (outcome, deadline_ms, lateness_ms, stale) in WANTED.items():
         assert found[seq][0] is outcome
         assert found[seq][1] == pytest.approx(deadline_ms, abs=1e-6)
-        assert found[seq][2] == pytest.approx(lateness_ms, abs=1e-6) if lateness_ms is not None else found[seq][2] <= 0
+        assert (
+            found[seq][2] == pytest.approx(lateness_ms, abs=1e-6)
+            if lateness_ms is not None
+            else found[seq][2] <= 0
+        )
         assert found[seq][3] is stale
     first = result.stage("first")
     assert (first.received, first.superseded, first.stale, len(first.frames)) == (7, 1, 1, 6)
@@ -110,7 +142,9 @@ def test_given_the_recorders_stream_and_records_when_read_then_they_say_the_same
     log.tick(answers[-1][1], 0)
     for end in (reader.socket, writer, ring):
         end.close()
-    lines = [json.loads(line) for line in (folder / "records/records.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "records/records.jsonl").read_text("utf-8").splitlines()
+    ]
     frames = [line for line in lines if line["kind"] == "frame"]
     same([{**line, "outcome": Outcome[line["outcome"].upper()]} for line in frames], answers)
     assert [line["input_shapes"] for line in frames] == [
@@ -141,7 +175,9 @@ def test_given_the_topic_when_looked_at_then_top_and_the_demo_have_the_same(driv
     assert stage.worst_ms == 5.0
 
 
-def test_given_the_drive_when_reported_and_compared_then_the_latest_answer_and_the_misses_are_the_same(drive):
+def test_given_the_drive_when_reported_and_compared_then_the_latest_answer_and_the_misses_are_the_same(
+    drive,
+):
     folder, answers, result = drive
     write_run(Run(result.summary, {"first": result.stage("first").frames}), folder / "base.json")
     latest_ms = max(answer.lateness_ms for answer, _ in answers)

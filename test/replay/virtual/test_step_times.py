@@ -1,4 +1,7 @@
-"""What runs take on the virtual clock: read from tables and records, known for a frame, or drawn for its tier."""
+"""What runs take on the virtual clock.
+
+Read from tables and records, known for a frame, or drawn for its tier.
+"""
 
 import json
 import math
@@ -49,10 +52,14 @@ def test_given_a_frame_of_the_log_when_run_on_its_tier_then_it_takes_what_it_too
 
 
 @pytest.mark.parametrize(
-    ("stamp_ns", "tier", "attempt"), [(STAMP_NS + 6_000_000, 0, 0), (0, 0, 0), (STAMP_NS, 1, 0), (STAMP_NS, 0, 1)]
+    ("stamp_ns", "tier", "attempt"),
+    [(STAMP_NS + 6_000_000, 0, 0), (0, 0, 0), (STAMP_NS, 1, 0), (STAMP_NS, 0, 1)],
 )
 def test_given_another_frame_tier_or_attempt_when_run_then_its_time_is_drawn(stamp_ns, tier, attempt):
-    assert known().run(stamp_ns, 3, tier, attempt).steps.inference_ms == (FULL, FAST)[tier].inference.samples[0]
+    assert (
+        known().run(stamp_ns, 3, tier, attempt).steps.inference_ms
+        == (FULL, FAST)[tier].inference.samples[0]
+    )
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LATE, Outcome.HUNG, Outcome.CRASHED, Outcome.PARTIAL])
@@ -85,11 +92,24 @@ def records(folder, *frames):
     tiers = ["full", "medium", "fast"]
     start = {"v": 1, "kind": "start", "t_ns": 1, "stages": [{"name": "perception", "tiers": tiers}]}
     frame = {
-        "v": 1, "kind": "frame", "stage": "perception", "age_ms": 1, "wait_ms": 0, "decode_ms": 1, "preprocess_ms": 2,
-        "inference_ms": 20, "postprocess_ms": 3, "total_ms": 26.5, "budget_ms": 50, "tier": "full",
-        "outcome": "on_time", "fallback": None,
-    }  # fmt: skip
-    lines = [{**frame, "seq": n, "t_ns": n + 1, "stamp_ns": 1000 + n, **own} for n, own in enumerate(frames)]
+        "v": 1,
+        "kind": "frame",
+        "stage": "perception",
+        "age_ms": 1,
+        "wait_ms": 0,
+        "decode_ms": 1,
+        "preprocess_ms": 2,
+        "inference_ms": 20,
+        "postprocess_ms": 3,
+        "total_ms": 26.5,
+        "budget_ms": 50,
+        "tier": "full",
+        "outcome": "on_time",
+        "fallback": None,
+    }
+    lines = [
+        {**frame, "seq": n, "t_ns": n + 1, "stamp_ns": 1000 + n, **own} for n, own in enumerate(frames)
+    ]
     path = folder / "records.jsonl"
     path.write_text("\n".join(map(json.dumps, [start, *lines])) + "\n", encoding="utf-8")
     return path
@@ -110,8 +130,12 @@ def test_given_a_table_when_read_then_numbers_lists_and_distributions_are_times(
     assert (times.restart_ms, times.seed) == (500, 3)
 
 
-def test_given_a_tier_that_is_not_told_when_read_then_it_is_as_slow_as_the_next_better_one_and_that_is_said(tmp_path):
-    (times,), said = read(table(tmp_path, "perception: {full: {inference_ms: 20}, fast: {inference_ms: 3}}"))
+def test_given_a_tier_that_is_not_told_when_read_then_it_is_as_slow_as_the_next_better_one_and_that_is_said(
+    tmp_path,
+):
+    (times,), said = read(
+        table(tmp_path, "perception: {full: {inference_ms: 20}, fast: {inference_ms: 3}}")
+    )
     assert [c.median_ms for c in times.calibrations()] == [20.0, 20.0, 3.0]
     assert len(said) == 1
     assert "no times of tier medium; taken to be those of full" in said[0]
@@ -124,7 +148,10 @@ def test_given_a_tier_that_is_not_told_when_read_then_it_is_as_slow_as_the_next_
         ("planning: {full: {inference_ms: 1}}", "no stage planning"),
         ("perception: {tiny: {inference_ms: 1}}", "has no tier tiny; it has full, medium, fast"),
         ("perception: {full: {decode_ms: 1}}", r"perception\.full: .* has to hold inference_ms"),
-        ("perception: {full: {inference_ms: 1, wait_ms: 2}}", "may hold decode_ms, preprocess_ms, postprocess"),
+        (
+            "perception: {full: {inference_ms: 1, wait_ms: 2}}",
+            "may hold decode_ms, preprocess_ms, postprocess",
+        ),
         ("perception: {full: {inference_ms: -1}}", "0 or more"),
         ("perception: {full: {inference_ms: {median: 9, p99: 3}}}", "median <= p99"),
         ("perception: {full: {inference_ms: 1}}\nrestart_ms: x", "restart_ms"),
@@ -145,6 +172,8 @@ def test_given_records_when_read_then_each_frame_takes_what_it_took_and_the_rest
 
 
 @pytest.mark.parametrize("frames", [[], [{"outcome": "late", "inference_ms": None}], [{"stage": "other"}]])
-def test_given_records_without_a_good_frame_of_the_stage_when_read_then_the_error_says_what_to_give(tmp_path, frames):
+def test_given_records_without_a_good_frame_of_the_stage_when_read_then_the_error_says_what_to_give(
+    tmp_path, frames
+):
     with pytest.raises(ConfigError, match="give --times a table"):
         read(records(tmp_path, *frames))

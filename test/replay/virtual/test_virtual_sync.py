@@ -1,4 +1,7 @@
-"""Synchronised inputs of a stage with a real worker, on a virtual clock and at `fast`; their rules: test/frame."""
+"""Synchronised inputs of a stage with a real worker, on a virtual clock and at `fast`.
+
+Their rules: test/frame.
+"""
 
 import json
 
@@ -23,7 +26,10 @@ def stamp(at_ms):
 
 
 def pair(frames, others, folder):
-    """A log of triggers every 40 ms, received with their stamps, and of `others`: (stamp, receipt, x), in ms."""
+    """A log of triggers every 40 ms, received with their stamps, and of `others`.
+
+    (stamp, receipt, x), in ms.
+    """
     triggers = [("/first", t_ns, data) for _, t_ns, data in drive(frames, age_ms=0)]
     found = [("/other", stamp(at_ms), point(stamp(stamp_ms), x)) for stamp_ms, at_ms, x in others]
     return write_points(folder / "log", sorted([*triggers, *found], key=lambda message: message[1]))
@@ -37,8 +43,12 @@ def every(frames, stamp_ms=0.0, late_ms=0.0, skip=()):
 def run(log, folder, *, sync=f"other slop 10 wait {WAIT_MS}", name="out", pace="virtual", **own):
     """The rows of the frames, x of the other input that each got (-1: none), and the result."""
     times = folder / "times.yaml"
-    times.write_text(json.dumps({"first": {tier: {"inference_ms": RUN_MS} for tier in ("full", "fast")}}), "utf-8")
-    values = one_stage(adapter="replay_adapters:Joining", output="joined", sync=[sync], **{"budget_ms": 35.0, **own})
+    times.write_text(
+        json.dumps({"first": {tier: {"inference_ms": RUN_MS} for tier in ("full", "fast")}}), "utf-8"
+    )
+    values = one_stage(
+        adapter="replay_adapters:Joining", output="joined", sync=[sync], **{"budget_ms": 35.0, **own}
+    )
     more = {"step_times": str(times)} if pace == "virtual" else {}
     options = ReplayOptions(pace=pace, overrides=values, output=folder / f"{name}.mcap", **more)
     result = replay(log, options)
@@ -47,8 +57,11 @@ def run(log, folder, *, sync=f"other slop 10 wait {WAIT_MS}", name="out", pace="
 
 
 def alerts(result):
-    return [(alert.level.name, alert.message.partition(",")[0]) for _, alert in result.anomalies
-            if alert.name == "first: input missing (other)"]  # fmt: skip
+    return [
+        (alert.level.name, alert.message.partition(",")[0])
+        for _, alert in result.anomalies
+        if alert.name == "first: input missing (other)"
+    ]
 
 
 def test_given_both_inputs_in_time_when_replayed_then_each_frame_gets_its_own_and_none_waits(tmp_path):
@@ -67,7 +80,9 @@ def test_given_the_second_late_but_within_the_wait_when_replayed_then_frames_wai
     assert set(frames["missing_inputs"]) == {0}
 
 
-def test_given_the_second_lost_for_a_while_when_replayed_then_no_frame_fails_and_it_counts_again_at_once(tmp_path):
+def test_given_the_second_lost_for_a_while_when_replayed_then_no_frame_fails_and_it_counts_again_at_once(
+    tmp_path,
+):
     """It comes 9 ms late: the first message after the gap is for a frame that has not waited for it."""
     frames, got, result = run(pair(60, every(60, late_ms=9.0, skip=range(20, 40)), tmp_path), tmp_path)
     lost = range(20, 41)
@@ -81,16 +96,21 @@ def test_given_the_second_lost_for_a_while_when_replayed_then_no_frame_fails_and
     assert alerts(result) == [("WARN", "missing in 10 frames in a row"), ("OK", "is there again")]
 
 
-def test_given_a_model_that_needs_the_time_when_replayed_then_frames_wait_only_as_long_as_it_leaves(tmp_path):
+def test_given_a_model_that_needs_the_time_when_replayed_then_frames_wait_only_as_long_as_it_leaves(
+    tmp_path,
+):
     frames, _, _ = run(pair(10, [(-900, 1, 0.0)], tmp_path), tmp_path, budget_ms=20.0)
     assert np.all(frames["wait_ms"] < 20.0 - RUN_MS)
     assert np.all(frames["wait_ms"] > 8.0)
     assert set(frames["outcome"]) == {Outcome.ON_TIME}
 
 
-def test_given_a_newer_trigger_while_a_frame_waits_when_replayed_then_it_has_its_turn_after_that_frame(tmp_path):
-    frames, got, result = run(pair(10, every(10, late_ms=45.0), tmp_path), tmp_path, sync="other slop 10 wait 50",
-                              budget_ms=100.0)  # fmt: skip
+def test_given_a_newer_trigger_while_a_frame_waits_when_replayed_then_it_has_its_turn_after_that_frame(
+    tmp_path,
+):
+    frames, got, result = run(
+        pair(10, every(10, late_ms=45.0), tmp_path), tmp_path, sync="other slop 10 wait 50", budget_ms=100.0
+    )
     assert got.tolist() == list(range(10))
     assert frames["total_ms"].tolist() == [45.0 + RUN_MS] * 10
     assert result.stage("first").superseded == 0

@@ -24,27 +24,39 @@ class Kind(Enum):
     )
     EARLY_EXIT = (
         "branch on tensor values",
-        "It ends a loop early. Run every round, and keep the result of the one that would have been the last:"
-        " x = torch.where(done, x, layer(x)). If rounds are expensive, split the model there.",
+        (
+            "It ends a loop early. Run every round, and keep the result of the one that would have been the"
+            " last: x = torch.where(done, x, layer(x)). If rounds are expensive, split the model there."
+        ),
     )
     SCALAR = (
         "tensor read as Python number",
         "Keep it a 0-d tensor, which computes like a number. Read it after the model returned.",
     )
-    PRINT = ("print or logging", "Log outside the model, or return the value; in forward, only where nothing compiles.")
+    PRINT = (
+        "print or logging",
+        "Log outside the model, or return the value; in forward, only where nothing compiles.",
+    )
     LOOP = (
         "Python loop over a tensor",
-        "Replace the loop over elements by one operation on the whole tensor; a mask stands for an `if` in it.",
+        (
+            "Replace the loop over elements by one operation on the whole tensor; a mask stands for an `if`"
+            " in it."
+        ),
     )
     LOOP_COUNT = (
         "loop with a data-dependent count",
-        "Loop a fixed number of times and let a mask say which rounds count: x = torch.where(i < count, step(x), x)."
-        " Or use torch.while_loop.",
+        (
+            "Loop a fixed number of times and let a mask say which rounds count: x = torch.where(i < count,"
+            " step(x), x). Or use torch.while_loop."
+        ),
     )
     DYNAMIC_SHAPE = (
         "data-dependent shape",
-        "Keep the shape and mask what does not count: x = torch.where(keep[:, None], x, 0.0)."
-        " Or take a fixed number: x[scores.topk(100).indices].",
+        (
+            "Keep the shape and mask what does not count: x = torch.where(keep[:, None], x, 0.0)."
+            " Or take a fixed number: x[scores.topk(100).indices]."
+        ),
     )
     FOREIGN = (
         "NumPy or other foreign call",
@@ -52,8 +64,10 @@ class Kind(Enum):
     )
     RNN = (
         "RNN, GRU or LSTM",
-        "torch.compile leaves the function around it uncompiled, unless torch._dynamo.config.allow_rnn is True;"
-        " torch.export, and so engine aoti, takes it as it is.",
+        (
+            "torch.compile leaves the function around it uncompiled, unless torch._dynamo.config.allow_rnn"
+            " is True; torch.export, and so engine aoti, takes it as it is."
+        ),
     )
     UNSUPPORTED = ("unsupported call", "Move it out of forward: into __init__, preprocess or postprocess.")
 
@@ -62,7 +76,9 @@ class Kind(Enum):
 
 
 # frames of a traceback, with the underlines that Python 3.11 and later give them
-_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(.+)", line (\d+), in (.+)$(?:\n    .*$)?(?:\n    ( *[~^]+)\s*$)?', re.MULTILINE
+)
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+?)_at_(\d+)")
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
 _THIS_TOOL = Path(__file__).resolve().parent
@@ -70,16 +86,29 @@ _NOT_THE_USERS = (Path(torch.__file__).resolve().parent, Path(np.__file__).resol
 
 _HINTS = re.compile(r"^\s*Hint: .*$", re.MULTILINE)
 _SKIPPED_MODULE = re.compile(r"\bmodule: (\w+)")
-_BRANCH = ("Data-dependent branching", "generic_jump", "Data-dependent assertion", "data-dependent control flow")
+_BRANCH = (
+    "Data-dependent branching",
+    "generic_jump",
+    "Data-dependent assertion",
+    "data-dependent control flow",
+)
 _SCALAR = ("Tensor.item", "Tensor.tolist", "aten._local_scalar_dense", "Backend compiler exception")
 _PRINT = ("builtin operator `print`", "logging.Logger method", "module: _warnings", "module: warnings")
-_DYNAMIC_SHAPE = ("Dynamic shape operator", "Dynamic slicing", "data-dependent expression", "output shape depends")
+_DYNAMIC_SHAPE = (
+    "Dynamic shape operator",
+    "Dynamic slicing",
+    "data-dependent expression",
+    "output shape depends",
+)
 _RNN = ("wrap RNN, GRU, or LSTM",)
 _LOG_METHODS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
 class Frame(NamedTuple):
-    """One Python frame: where, in which function, and the compiler's underline below the line, if it has one."""
+    """One Python frame.
+
+    Where, in which function, and the compiler's underline below the line, if it has one.
+    """
 
     file: str
     line: int
@@ -96,7 +125,8 @@ class GraphBreak:
         reasons: the compiler's texts, the first one first.
         whole_function: the compiler left the function around it uncompiled, it did not only split it.
         ended: the compilations that it ended.
-        splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split as well.
+        splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split
+            as well.
     """
 
     line: SourceLine
@@ -140,7 +170,9 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     whole = "gracefully" in reason.partition("\n")[0]
     if named := re.search(r"^.+\n  Explanation: ", reason, re.MULTILINE):
         reason = reason[named.start() :]  # without an introduction about what breaks as well
-    frames = [Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)]
+    frames = [
+        Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)
+    ]
     ours = [n for n, frame in enumerate(frames, 1) if Path(frame.file).resolve().is_relative_to(_THIS_TOOL)]
     frames = frames[ours[-1] if ours else 0 :]  # what the model called, without what called the model
     if not frames:
@@ -155,14 +187,18 @@ def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
     underline = frame.underline[: len(code)] or "^" * len(code)
-    return GraphBreak(line, readable_function(frame.function), underline, kind_of_break(reason, line), input_set)
+    return GraphBreak(
+        line, readable_function(frame.function), underline, kind_of_break(reason, line), input_set
+    )
 
 
 def is_users(file: str) -> bool:
     """Whether a file is neither torch's, NumPy's, the standard library's nor this tool's."""
     path = Path(file).resolve()
     in_stdlib = path.is_relative_to(_STDLIB) and "site-packages" not in path.parts
-    return not (file.startswith("<") or in_stdlib or any(path.is_relative_to(folder) for folder in _NOT_THE_USERS))
+    return not (
+        file.startswith("<") or in_stdlib or any(path.is_relative_to(folder) for folder in _NOT_THE_USERS)
+    )
 
 
 def readable_function(name: str) -> str:
@@ -176,8 +212,12 @@ def own_function(name: str) -> str:
     return _RESUMED.sub(r"\1", name)
 
 
-def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a list of rules, the first counts
-    """What breaks the graph: from the compiler's reason, and from the source where the reason cannot tell."""
+# a list of rules, the first counts
+def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911
+    """What breaks the graph.
+
+    From the compiler's reason, and from the source where the reason cannot tell.
+    """
     first = reason.partition("\n")[0]
     reason = _HINTS.sub("", reason)  # hints name what it might have been as well
 
@@ -192,7 +232,9 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a l
     if _counts_by_data(line, reads_number, "`range`" in reason):
         return Kind.LOOP_COUNT
     if says(_BRANCH, first):
-        return Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
+        return (
+            Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
+        )
     if line.foreign_calls():
         return Kind.FOREIGN
     # `x[:count]` with a tensor as the bound is reported as a hidden `item()`
@@ -202,7 +244,9 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911 - a l
         return Kind.DYNAMIC_SHAPE
     if reads_number:
         return Kind.LOOP if line.in_element_loop() else Kind.SCALAR
-    if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(line.calls()):
+    if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(
+        line.calls()
+    ):
         return Kind.PRINT
     module = _SKIPPED_MODULE.search(reason)
     skipped = module is not None and module[1].lstrip("_") not in {*sys.stdlib_module_names, "torch"}
@@ -213,9 +257,13 @@ def _prints(line: SourceLine) -> bool:
     """Whether the statement does nothing but write something."""
     if not (isinstance(line.statement, ast.Expr) and isinstance(line.statement.value, ast.Call)):
         return False
-    called = ast.unparse(line.statement.value.func)  # not a dotted name in `logging.getLogger(name).info(x)`
+    called = ast.unparse(
+        line.statement.value.func
+    )  # not a dotted name in `logging.getLogger(name).info(x)`
     owner, _, method = called.rpartition(".")
-    return called in ("print", "pprint", "warnings.warn") or (method in _LOG_METHODS and "log" in owner.lower())
+    return called in ("print", "pprint", "warnings.warn") or (
+        method in _LOG_METHODS and "log" in owner.lower()
+    )
 
 
 def _counts_by_data(line: SourceLine, reads_number: bool, range_breaks: bool) -> bool:

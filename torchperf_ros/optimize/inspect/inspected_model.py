@@ -1,4 +1,7 @@
-"""What `torchperf inspect` looks at: an adapter's tier or any callable, and one or more sets of inputs for it."""
+"""What `torchperf inspect` looks at.
+
+An adapter's tier or any callable, and one or more sets of inputs for it.
+"""
 
 import importlib
 import importlib.util
@@ -35,13 +38,18 @@ class InspectedModel(NamedTuple):
 
 
 def load_model(
-    target: str, tier: str, options: dict[str, Any], inputs: list[str], also: list[str], device: torch.device
+    target: str,
+    tier: str,
+    options: dict[str, Any],
+    inputs: list[str],
+    also: list[str],
+    device: torch.device,
 ) -> InspectedModel:
     """Import `module:name` or `file.py:name` and make its inputs.
 
-    It is an `Adapter` class, a module (class, instance or factory without arguments), or a function. Of others than
-    adapters, `inputs` are a text like `1x3x224x224:float32` for each argument; `also` are further input sets, each a
-    text with the sizes of all arguments, separated by spaces.
+    It is an `Adapter` class, a module (class, instance or factory without arguments), or a function. Of
+    others than adapters, `inputs` are a text like `1x3x224x224:float32` for each argument; `also` are
+    further input sets, each a text with the sizes of all arguments, separated by spaces.
 
     Raises:
         InspectError: what is asked for is not there, or cannot be made.
@@ -56,39 +64,57 @@ def load_model(
         call = _callable(found)
     except InspectError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
         raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
-        msg = f"{target} needs its inputs: --input once for each argument, for example --input 1x3x224x224:float32"
+        msg = (
+            f"{target} needs its inputs: --input once for each argument, for example --input"
+            " 1x3x224x224:float32"
+        )
         raise InspectError(msg)
     example = tuple(_make(spec, None, device) for spec in inputs)
     sets = (example, *(_also(text, example, device) for text in also))
-    return InspectedModel(target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets)
+    return InspectedModel(
+        target, call.eval().to(device) if isinstance(call, torch.nn.Module) else call, sets
+    )
 
 
 def shapes_text(inputs: Inputs) -> str:
     """`1x3x224x224:float32 4:int64`, as it can be given again."""
-    return " ".join(f"{'x'.join(map(str, t.shape)) or 'scalar'}:{str(t.dtype).removeprefix('torch.')}" for t in inputs)
+    return " ".join(
+        f"{'x'.join(map(str, t.shape)) or 'scalar'}:{str(t.dtype).removeprefix('torch.')}" for t in inputs
+    )
 
 
 def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module holds
     place, _, name = target.rpartition(":")
     if not place or not name:
-        msg = f"TARGET {target!r} does not have the form module:callable or file.py:callable, e.g. my_robot.model:Net"
+        msg = (
+            f"TARGET {target!r} does not have the form module:callable or file.py:callable, e.g."
+            " my_robot.model:Net"
+        )
         raise InspectError(msg)
     path = Path(place).resolve()
     if not place.endswith(".py"):
         look_here_after_python(add=True)
         module = importlib.import_module(place)
     elif spec := importlib.util.spec_from_file_location(path.stem, path):
-        sys.path.insert(0, str(path.parent))  # for what it imports from beside itself, as `python file.py` does
+        sys.path.insert(
+            0, str(path.parent)
+        )  # for what it imports from beside itself, as `python file.py` does
         module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)  # type: ignore[union-attr]
     try:
         found: Any = operator.attrgetter(name)(module)
     except AttributeError:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        msg = f"TARGET {target!r}: {place} has no {name!r}; callables there: {', '.join(names[:12]) or 'none'}"
+        msg = (
+            f"TARGET {target!r}: {place} has no {name!r}; callables there:"
+            f" {', '.join(names[:12]) or 'none'}"
+        )
         raise InspectError(msg) from None
     if not callable(found):
         raise InspectError(f"TARGET {target!r} is a {type(found).__name__}, which cannot be called")
@@ -113,7 +139,9 @@ def _adapter_model(
     name: str, adapter: Adapter, tier: str, inputs: list[str], also: list[str], device: torch.device
 ) -> InspectedModel:
     if inputs:
-        raise InspectError(f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also")
+        raise InspectError(
+            f"--input {inputs[0]}: an adapter brings its own example inputs; give other sizes by --also"
+        )
     model, example = build_model(adapter, tier).to(device), adapter.example_inputs(tier)
     *others, usual = BuiltTier(model, example, adapter.dynamic_dims(), device).inputs_by_size()
     different: dict[str, Inputs] = {}
@@ -133,15 +161,25 @@ def _also(text: str, example: Inputs, device: torch.device) -> Inputs:
 
 
 def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """A tensor of this size: floats normal, integers 0 to 9, booleans at random; or of the values of another."""
+    """A tensor of this size.
+
+    Floats normal, integers 0 to 9, booleans at random; or of the values of another.
+    """
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise InspectError(f"input {spec!r} is not a size like 1x3x224x224, 1x3x224x224:float16 or scalar:int64")
+        raise InspectError(
+            f"input {spec!r} is not a size like 1x3x224x224, 1x3x224x224:float16 or scalar:int64"
+        )
     dtype = getattr(torch, match[2], None) if match[2] else torch.float32 if like is None else like.dtype
     if not isinstance(dtype, torch.dtype):
-        msg = f"input {spec!r}: {match[2]!r} is not a type of torch such as float32, float16, int64, uint8 or bool"
+        msg = (
+            f"input {spec!r}: {match[2]!r} is not a type of torch such as float32, float16, int64, uint8 or"
+            " bool"
+        )
         raise InspectError(msg)
     shape = () if match[1] == "scalar" else tuple(map(int, match[1].split("x")))
     if like is None or like.dtype is not dtype:
-        like = (torch.zeros(10) if dtype.is_floating_point or dtype.is_complex else torch.arange(10)).to(dtype)
+        like = (torch.zeros(10) if dtype.is_floating_point or dtype.is_complex else torch.arange(10)).to(
+            dtype
+        )
     return random_like(like, shape, torch.Generator().manual_seed(_SEED)).to(device)

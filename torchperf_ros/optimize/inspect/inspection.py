@@ -1,4 +1,7 @@
-"""One inspection: a model runs under torch.compile with each of its inputs, and what the compiler says is kept."""
+"""One inspection.
+
+A model runs under torch.compile with each of its inputs, and what the compiler says is kept.
+"""
 
 import contextlib
 import io
@@ -21,7 +24,9 @@ from torchperf_ros.optimize.inspect.graph_breaks import GraphBreak
 from torchperf_ros.optimize.inspect.inspected_model import InspectedModel, InspectError, shapes_text
 from torchperf_ros.optimize.inspect.recompilations import Recompilation, explain_recompilations
 
-_RUNS = 10  # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
+_RUNS = (
+    10  # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
+)
 _SEED = 0
 _CALLS = ("call_function", "call_method", "call_module")
 _TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
@@ -73,7 +78,10 @@ class Inspection(logging.Handler):
             self._backend = torch._dynamo.lookup_backend(backend)
         except Exception as error:  # torch has another class for it in each version
             names = ", ".join(torch.compiler.list_backends())
-            msg = f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager, aot_eager, {names}"
+            msg = (
+                f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager,"
+                f" aot_eager, {names}"
+            )
             raise InspectError(msg) from error
         torch.compiler.reset()
         self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
@@ -87,22 +95,31 @@ class Inspection(logging.Handler):
         if self.breaks or self.failure:
             return ""
         if not self.graphs:
-            why = "the model does nothing with tensors, or is kept from the compiler by torch.compiler.disable"
+            why = (
+                "the model does nothing with tensors, or is kept from the compiler by"
+                " torch.compiler.disable"
+            )
             return f"no graph: {why}"
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
         if len(frames) <= 1:
             return ""
-        return f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
+        return (
+            f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
+        )
 
     def exit_status(self, max_breaks: int | None) -> int:
-        """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails; else 0."""
+        """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails.
+
+        Else 0.
+        """
         gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
         return 1 if gate or self.failure else 0
 
     def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
         """Compile the model with each input set.
 
-        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which exists.
+        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which
+        exists.
 
         Raises:
             InspectError: the model does not run eagerly on its inputs.
@@ -124,7 +141,11 @@ class Inspection(logging.Handler):
             graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
         for item in self.breaks:
             functions = (self._function(compile_id) for compile_id in item.ended)
-            users = (graph_breaks.own_function(name) for name, file, _ in functions if graph_breaks.is_users(file))
+            users = (
+                graph_breaks.own_function(name)
+                for name, file, _ in functions
+                if graph_breaks.is_users(file)
+            )
             item.splits = list(dict.fromkeys(users))
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
@@ -150,7 +171,9 @@ class Inspection(logging.Handler):
         """Compile with dynamic=True, and say of sizes that vary whether that would have avoided their compilations."""
         again = Inspection(self._model, "eager", self.device, dynamic=True)
         with again._listening():
-            failure = next(filter(None, (again._compile(index, None) for index in range(len(self.inputs)))), "")
+            failure = next(
+                filter(None, (again._compile(index, None) for index in range(len(self.inputs)))), ""
+            )
         torch.compiler.reset()
         count, now = len(self.recompilations), len(again._recompile_reasons)
         found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
@@ -170,8 +193,10 @@ class Inspection(logging.Handler):
         nowhere, propagate = io.StringIO(), _BREAKS_LOG.propagate
         with (
             quiet_log("torch._dynamo", "torch._inductor", "torch.fx", _BREAKS_LOG.name),
-            contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere), warnings.catch_warnings(),
-        ):  # fmt: skip
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             _BREAKS_LOG.setLevel(logging.DEBUG)  # the trace has some breaks only where this log is on
             _BREAKS_LOG.propagate = False
@@ -214,7 +239,10 @@ class Inspection(logging.Handler):
             call(*arguments)
 
     def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """The compiler calls this for each graph; graphs without an op only pass values on and are left out."""
+        """The compiler calls this for each graph.
+
+        Graphs without an op only pass values on and are left out.
+        """
         compiled: Callable[..., Any] = self._backend(module, inputs)
         ops = [_name_of(node.target) for node in module.graph.nodes if node.op in _CALLS]
         if not ops:

@@ -30,7 +30,10 @@ def summary(inspection: Inspection) -> str:
     """The whole inspection in one line; graphs are those of the first input set."""
     graphs = [graph for graph in inspection.graphs if graph.input_set == 0]
     ops = sum(len(graph.ops) for graph in graphs)
-    words = [f"{_count(len(graphs), 'graph')} with {_count(ops, 'op')}", _count(len(inspection.breaks), "break")]
+    words = [
+        f"{_count(len(graphs), 'graph')} with {_count(ops, 'op')}",
+        _count(len(inspection.breaks), "break"),
+    ]
     if len(inspection.inputs) > 1 or inspection.recompilations:
         recompilations = _count(len(inspection.recompilations), "recompilation")
         words.append(f"{recompilations} over {_count(len(inspection.inputs), 'input')}")
@@ -48,29 +51,45 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         return {"file": line.file, "line": line.line, "source": line.text}
 
     return {
-        "target": inspection.target, "torch": torch.__version__, "device": str(inspection.device),
+        "target": inspection.target,
+        "torch": torch.__version__,
+        "device": str(inspection.device),
         "backend": inspection.backend,
         "inputs": inspection.inputs,
         "graphs": [
             {
-                "index": graph.index, "input": graph.input_set + 1, "function": graph.function, "ops": len(graph.ops),
+                "index": graph.index,
+                "input": graph.input_set + 1,
+                "function": graph.function,
+                "ops": len(graph.ops),
                 "op_counts": dict(graph.op_counts().most_common()),
             }
             for graph in inspection.graphs
         ],
         "breaks": [
             {
-                **place(item.line), "function": item.function, "underline": item.underline,
-                "category": item.kind.label, "title": item.title, "reasons": item.reasons,
-                "advice": item.kind.advice, "whole_function_uncompiled": item.whole_function, "splits": item.splits,
+                **place(item.line),
+                "function": item.function,
+                "underline": item.underline,
+                "category": item.kind.label,
+                "title": item.title,
+                "reasons": item.reasons,
+                "advice": item.kind.advice,
+                "whole_function_uncompiled": item.whole_function,
+                "splits": item.splits,
                 "input": item.input_set + 1,
             }
             for item in inspection.breaks
         ],
-        "recompilations": [{**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations],
-        "failure": inspection.failure or None, "doubt": inspection.doubt or None, "max_breaks": max_breaks,
-        "exit_status": inspection.exit_status(max_breaks), "summary": summary(inspection),
-    }  # fmt: skip
+        "recompilations": [
+            {**asdict(item), "input": item.input_set + 1} for item in inspection.recompilations
+        ],
+        "failure": inspection.failure or None,
+        "doubt": inspection.doubt or None,
+        "max_breaks": max_breaks,
+        "exit_status": inspection.exit_status(max_breaks),
+        "summary": summary(inspection),
+    }
 
 
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
@@ -88,7 +107,10 @@ def show(inspection: Inspection, console: Console, max_breaks: int | None) -> No
     console.print(Text(summary(inspection), style="bold"))
     if max_breaks is not None:
         good = inspection.exit_status(max_breaks) == 0
-        words = f"{'PASS' if good else 'FAIL'}: {_count(len(inspection.breaks), 'break')}, at most {max_breaks} allowed"
+        words = (
+            f"{'PASS' if good else 'FAIL'}: {_count(len(inspection.breaks), 'break')}, at most {max_breaks}"
+            " allowed"
+        )
         console.print(Text(words, style="bold green" if good else "bold red"))
 
 
@@ -170,14 +192,20 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         right = name in ("#", "ops", "input", "new graphs")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold")
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold"
+        )
     return table
 
 
 def compiler_pages(folder: Path) -> str:
     """Have tlparse write pages of the compiler's trace in this folder; says where to look."""
     trace, pages = next(folder.glob("*.log")), folder / "pages"
-    if not (tlparse := shutil.which("tlparse", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")):
+    if not (
+        tlparse := shutil.which(
+            "tlparse", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+        )
+    ):
         return f"compiler's trace: {trace}\npip install tlparse, then: tlparse {trace} -o {pages}"
     command = [tlparse, str(trace), "-o", str(pages), "--no-browser"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)

@@ -1,4 +1,7 @@
-"""What is compiled anew for other inputs, and why: sizes, loops that unroll, branches on sizes, types, values."""
+"""What is compiled anew for other inputs, and why.
+
+Sizes, loops that unroll, branches on sizes, types, values.
+"""
 
 import json
 import re
@@ -13,8 +16,10 @@ from torchperf_ros.optimize.inspect.graph_breaks import readable_function
 _PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
 _ADVICE = {
     "size": "Happens once for each dimension that varies.",
-    "unrolled": "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
-    " anew. Work on the whole tensor instead.",
+    "unrolled": (
+        "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
+        " anew. Work on the whole tensor instead."
+    ),
     "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",
     "one": "Sizes 0 and 1 always get graphs of their own: pad to 2, or warm up with both.",
     "dtype": "Cast in preprocess, so that the model always gets the same type.",
@@ -30,8 +35,10 @@ class Recompilation:
 
     Attributes:
         kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
-        guard: the condition that the compiled code had assumed and that does not hold, in the compiler's words.
-        source: `file:line: text` of the user's code that asked for this condition, where the compiler knows it.
+        guard: the condition that the compiled code had assumed and that does not hold, in the compiler's
+            words.
+        source: `file:line: text` of the user's code that asked for this condition, where the compiler knows
+            it.
     """
 
     function: str
@@ -65,7 +72,8 @@ def explain_recompilations(
         source = f"{place['file'].rpartition('/')[2]}:{place['line']}: {place['text']}" if place else ""
         kind = "limit" if int(compile_id.partition("/")[2] or 0) >= limit else _kind(guard, source)
         if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
-            kind = "unrolled"  # a size that the compiler could leave open fails once; one that it built in, each time
+            # a size that the compiler could leave open fails once; one that it built in, each time
+            kind = "unrolled"
         name = readable_function(function[0])
         found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
     return found

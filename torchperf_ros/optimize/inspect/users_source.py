@@ -122,4 +122,6 @@ def _items(loop: ast.AST) -> set[str]:
 def _calls_items(loop: ast.AST) -> bool:
     """Whether something in it calls an item: `layer(x)`, or `layers[i](x)`."""
     called = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
-    return any(isinstance(each, (ast.Name, ast.Subscript)) and names_in(each) & _items(loop) for each in called)
+    return any(
+        isinstance(each, (ast.Name, ast.Subscript)) and names_in(each) & _items(loop) for each in called
+    )

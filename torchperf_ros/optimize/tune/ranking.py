@@ -1,4 +1,7 @@
-"""Trials in order: the smallest p99 within the limits first, what is over the budget after it, the refused last."""
+"""Trials in order.
+
+The smallest p99 within the limits first, what is over the budget after it, the refused last.
+"""
 
 import enum
 import math
@@ -41,8 +44,9 @@ class Limits:
         accuracy = figures.accuracy
         if accuracy and math.isfinite(accuracy.eager) and not accuracy.loss <= self.max_loss:
             return (
-                f"accuracy: {accuracy.name} {accuracy.value:.3f}; eager fp32 has {accuracy.eager:.3f}; at most"
-                f" {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}, as --max-loss says"
+                f"accuracy: {accuracy.name} {accuracy.value:.3f}; eager fp32 has {accuracy.eager:.3f}; at"
+                f" most {self.max_loss:g} {'less' if accuracy.higher_is_better else 'more'}, as --max-loss"
+                " says"
             )
         return ""
 
@@ -82,11 +86,15 @@ class Ranking:
         standings: best first.
         best: the first, if it was measured and is not refused; it may be over the budget.
         eager_ms: median over the trials of the reference's p50; NaN before the first.
-        noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4 trials.
+        noise: share by which two measurements of the same p99 differ; 10 % is assumed of less than 4
+            trials.
     """
 
     def __init__(self, trials: Iterable[Trial], limits: Limits, least_noise: float = 0.0) -> None:
-        """Rank trials of one tier; `least_noise` is what more trials of another one have shown on this machine."""
+        """Rank trials of one tier.
+
+        `least_noise` is what more trials of another one have shown on this machine.
+        """
         trials = tuple(trials)
         measured = [t.figures for t in trials if t.figures is not None and t.outcome == Result.MEASURED]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
@@ -96,7 +104,9 @@ class Ranking:
             noise = max(_LEAST_NOISE, (high - low) / middle)
         self.noise = max(least_noise, noise)
         self._limits = limits
-        found = sorted(map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes))
+        found = sorted(
+            map(self._standing, trials), key=lambda s: (s.group, s.p99_ms, s.trial.candidate.changes)
+        )
         self.standings = tuple(found)
         self.best = self.best_of()
         if self.best:
@@ -110,7 +120,10 @@ class Ranking:
         return one.p50_ms * (1 + _TIE) < other.p50_ms
 
     def best_of(self, *, compiled: bool | None = None) -> Standing | None:
-        """The best of all, of those in a compiled engine, or of those in eager; None where none can be used."""
+        """The best of all, of those in a compiled engine, or of those in eager.
+
+        None where none can be used.
+        """
         usable = [s for s in self.standings if compiled in {None, not s.trial.candidate.is_eager}]
         group = min((s.group for s in usable), default=Group.REFUSED)
         if group > Group.OVER_BUDGET:
@@ -148,8 +161,8 @@ class Point(NamedTuple):
 class TierChoice:
     """Compares the tiers of a stage, each in its best way, where both were judged.
 
-    One is not worth keeping if it is neither faster than another, beyond the noise, nor more accurate, by more than
-    `Limits.max_loss`.
+    One is not worth keeping if it is neither faster than another, beyond the noise, nor more accurate, by
+    more than `Limits.max_loss`.
 
     Attributes:
         kept: tiers that are worth keeping, in the stage's order.
@@ -160,7 +173,9 @@ class TierChoice:
     def __init__(self, rankings: Mapping[str, Ranking], limits: Limits) -> None:
         """Compare the trials of each tier, which come in the stage's order."""
         self._limits, self._rankings = limits, rankings
-        self.kept = {tier: point for tier, one in rankings.items() if one.best and (point := _point(tier, one.best))}
+        self.kept = {
+            tier: point for tier, one in rankings.items() if one.best and (point := _point(tier, one.best))
+        }
         self.left_out: dict[str, str] = {}
         for tier in list(self.kept)[::-1]:  # of two that are alike the first is kept
             own = self.kept.pop(tier)
@@ -169,8 +184,9 @@ class TierChoice:
                 self.kept[tier] = own
             else:
                 self.left_out[tier] = (
-                    f"neither faster (p99 {own.standing.p99_ms:.2f} ms) nor more accurate ({_figure(own)}) than"
-                    f" {better.tier} ({better.standing.p99_ms:.2f} ms, {_figure(better)}): leave it out"
+                    f"neither faster (p99 {own.standing.p99_ms:.2f} ms) nor more accurate ({_figure(own)})"
+                    f" than {better.tier} ({better.standing.p99_ms:.2f} ms, {_figure(better)}): leave"
+                    " it out"
                 )
         self.kept = {tier: self.kept[tier] for tier in rankings if tier in self.kept}
         fitting = [point for point in self.kept.values() if point.standing.group is Group.FITS]
@@ -185,12 +201,16 @@ class TierChoice:
         )
         budget = f"the budget of {self._limits.budget_ms:g} ms"
         first = (
-            f"begin with {self.first}, the most accurate that fits {budget}" if self.first else f"none fits {budget}"
+            f"begin with {self.first}, the most accurate that fits {budget}"
+            if self.first
+            else f"none fits {budget}"
         )
         unknown = [tier for tier in self._rankings if tier not in self.kept and tier not in self.left_out]
-        return [f"tiers worth keeping on this machine: {named}; {first}",
-                *(f"{tier}: {why}" for tier, why in self.left_out.items()),
-                *(f"{tier}: nothing that may be used was judged" for tier in unknown)]  # fmt: skip
+        return [
+            f"tiers worth keeping on this machine: {named}; {first}",
+            *(f"{tier}: {why}" for tier, why in self.left_out.items()),
+            *(f"{tier}: nothing that may be used was judged" for tier in unknown),
+        ]
 
     def _is_worth(self, one: Point, other: Point) -> bool:
         """Whether one tier is worth keeping beside the other."""

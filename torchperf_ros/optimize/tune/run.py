@@ -1,4 +1,7 @@
-"""One run of `torchperf tune`: asks what the model is, tries, and reports: a ranked table for each tier, YAML, JSON."""
+"""One run of `torchperf tune`.
+
+Asks what the model is, tries, and reports: a ranked table for each tier, YAML, JSON.
+"""
 
 import datetime
 import json
@@ -73,7 +76,12 @@ def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -
 
 
 def _report(
-    target: Target, facts: Facts, options: TuneOptions, rankings: dict[str, Ranking], cut: str, console: Console
+    target: Target,
+    facts: Facts,
+    options: TuneOptions,
+    rankings: dict[str, Ranking],
+    cut: str,
+    console: Console,
 ) -> None:
     """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
     ranking, limits = rankings[target.tiers[0]], options.limits
@@ -93,7 +101,10 @@ def _report(
     text, best = "", ranking.best
     if best is not None:
         if best.group is not Group.FITS:
-            text = f"tier {target.tiers[0]}: nothing fits the budget of {limits.budget_ms:g} ms; this is the nearest"
+            text = (
+                f"tier {target.tiers[0]}: nothing fits the budget of {limits.budget_ms:g} ms; this is the"
+                " nearest"
+            )
             _say(console, text, "red")
         text = _parameters(target, facts, limits, rankings, best)
         _say(console, f"\n{text}")
@@ -101,21 +112,43 @@ def _report(
             options.output.write_text(text, encoding="utf-8")
             _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
             if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
-                _say(console, f"first: torchperf compile --params {options.output} --log {options.log}", "bold")
+                _say(
+                    console,
+                    f"first: torchperf compile --params {options.output} --log {options.log}",
+                    "bold",
+                )
         if target.made_up:
-            _say(console, f"{target.made_up}: made from the class's name; --params FILE keeps those of your file")
+            _say(
+                console,
+                f"{target.made_up}: made from the class's name; --params FILE keeps those of your file",
+            )
     if options.json_file is not None:
         tables = {
-            tier: {"eager_ms": one.eager_ms, "noise": one.noise, "ranking": list(map(_standing, one.standings))}
+            tier: {
+                "eager_ms": one.eager_ms,
+                "noise": one.noise,
+                "ranking": list(map(_standing, one.standings)),
+            }
             for tier, one in rankings.items()
         }
         figures = {
-            "adapter": target.stage.adapter, "options": target.stage.options, "stage": target.stage.name,
-            "machine": facts.machine, "reference_threads": facts.threads, "left_out": facts.left_out,
-            "complete": not cut, "limits": vars(limits), "yaml": text, "tiers": tables,
-            "worth_keeping": list(choice.kept), "first_tier": choice.first, "leave_out": choice.left_out,
-        }  # fmt: skip
-        plain = json.loads(json.dumps(figures), parse_constant=lambda _: None)  # NaN and infinite are null in JSON
+            "adapter": target.stage.adapter,
+            "options": target.stage.options,
+            "stage": target.stage.name,
+            "machine": facts.machine,
+            "reference_threads": facts.threads,
+            "left_out": facts.left_out,
+            "complete": not cut,
+            "limits": vars(limits),
+            "yaml": text,
+            "tiers": tables,
+            "worth_keeping": list(choice.kept),
+            "first_tier": choice.first,
+            "leave_out": choice.left_out,
+        }
+        plain = json.loads(
+            json.dumps(figures), parse_constant=lambda _: None
+        )  # NaN and infinite are null in JSON
         options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
@@ -123,17 +156,24 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def _parameters(target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: Standing) -> str:
+def _parameters(
+    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: Standing
+) -> str:
     found, shapes = best.trial.candidate, target.stage.shapes
     if not facts.ranges:  # the policy for sizes means nothing: it stays as it is
         found = replace(found, shapes=shapes.policy, bucket_width=shapes.bucket_width)
-    precision = {tier: one.best.trial.candidate.options.precision for tier, one in rankings.items() if one.best}
+    precision = {
+        tier: one.best.trial.candidate.options.precision for tier, one in rankings.items() if one.best
+    }
     first = target.tiers[0]
     today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     remarks = [
         f"torchperf tune, {today}: {target.stage.adapter}, tier {first}",
-        f"p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f}; eager fp32 p50 {rankings[first].eager_ms:.2f}; budget"
-        f" {limits.budget_ms:g} ms{'' if best.group is Group.FITS else ' NOT MET'}",
+        (
+            f"p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f}; eager fp32 p50"
+            f" {rankings[first].eager_ms:.2f}; budget {limits.budget_ms:g}"
+            f" ms{'' if best.group is Group.FITS else ' NOT MET'}"
+        ),
     ]
     return tuned_parameters(target, found, precision, facts.threads, remarks)
 
@@ -141,17 +181,32 @@ def _parameters(target: Target, facts: Facts, limits: Limits, rankings: dict[str
 def _standing(standing: Standing) -> dict[str, Any]:
     figures = standing.trial.figures
     return {
-        "group": standing.group.name.lower(), "why": standing.why, "p50_ms": standing.p50_ms, "p99_ms": standing.p99_ms,
-        "break_even_frames": figures and figures.break_even_frames, **asdict(standing.trial),
-    }  # fmt: skip
+        "group": standing.group.name.lower(),
+        "why": standing.why,
+        "p50_ms": standing.p50_ms,
+        "p99_ms": standing.p99_ms,
+        "break_even_frames": figures and figures.break_even_frames,
+        **asdict(standing.trial),
+    }
 
 
-def show_ranking(ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console) -> None:
+def show_ranking(
+    ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console
+) -> None:
     """The table of one tier: those within the limits, over the budget; then what failed, and why."""
     shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
-    judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][:1]
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False,
-                  padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][
+        :1
+    ]
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.add_column("#", justify="right")
     table.add_column("candidate", min_width=26)
     names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
@@ -160,7 +215,9 @@ def show_ranking(ranking: Ranking, title: str, limits: Limits, now: Candidate | 
     for number, standing in enumerate(shown, start=1):
         if number > 1 and standing.group != shown[number - 2].group:
             table.add_section()
-        style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(standing.group, "")
+        style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(
+            standing.group, ""
+        )
         row = _row(standing, now)
         if judged:
             accuracy = standing.trial.figures and standing.trial.figures.accuracy
@@ -181,15 +238,16 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     if not fewest:
         return
     notes = (
-        f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of it,"
-        f" ~ none beyond the noise; p99: without isolated stalls, equal within {100 * ranking.noise:.0f} % (noise)."
-        f" At least {fewest} samples each. docs/training.md says more."
+        f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
+        " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
+        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md says more."
     )
     console.print(Text(notes, style="dim"))
 
 
-def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float,
-              console: Console) -> None:  # fmt: skip
+def show_plan(
+    steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float, console: Console
+) -> None:
     """What would be tried and about how long it would take."""
     table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
     for part, candidate in steps:
@@ -198,8 +256,8 @@ def show_plan(steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Fa
             total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
-        f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so far; shown"
-        " is what comes if engine and nothing else gains.",
+        f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so"
+        " far; shown is what comes if engine and nothing else gains.",
         highlight=False,
     )
     _show_left_out(facts, console)
@@ -220,7 +278,9 @@ def gain_text(figures: Figures) -> str:
     share = figures.p50_ms / figures.eager_p50_ms
     if share >= _TWICE:
         return f"takes {share:.1f}x"
-    saved, low, high = (round(100 * (1 - each)) for each in (share, figures.most_share, figures.least_share))
+    saved, low, high = (
+        round(100 * (1 - each)) for each in (share, figures.most_share, figures.least_share)
+    )
     return f"{saved:+d} % ({low}..{high})"
 
 
@@ -229,12 +289,17 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
     assert figures is not None
     candidate = standing.trial.candidate
     return [
-        f"{candidate.label}{' (now)' if candidate == now else ''}", f"{standing.p50_ms:.2f}", f"{standing.p99_ms:.2f}",
+        f"{candidate.label}{' (now)' if candidate == now else ''}",
+        f"{standing.p50_ms:.2f}",
+        f"{standing.p99_ms:.2f}",
         f"{figures.max_ms * standing.p50_ms / figures.p50_ms:.1f}",
-        gain_text(figures), f"{figures.cold_start_s:.1f}",
-        f"{figures.compile_s:.1f}" if figures.compile_s else "-", _frames(figures.break_even_frames),
-        f"{figures.memory_mb:.0f}", _distance(figures),
-    ]  # fmt: skip
+        gain_text(figures),
+        f"{figures.cold_start_s:.1f}",
+        f"{figures.compile_s:.1f}" if figures.compile_s else "-",
+        _frames(figures.break_even_frames),
+        f"{figures.memory_mb:.0f}",
+        _distance(figures),
+    ]
 
 
 def _distance(figures: Figures) -> str:

@@ -1,4 +1,7 @@
-"""The search: trials one after the other, each in a process of its own, within a time, kept for the next run."""
+"""The search.
+
+Trials one after the other, each in a process of its own, within a time, kept for the next run.
+"""
 
 import contextlib
 import hashlib
@@ -48,7 +51,9 @@ class TuneOptions:
 def ask_facts(
     target: Target, log: Path | None = None, frames: str = "", says: Callable[[str], None] = lambda _: None
 ) -> Facts:
-    """What the adapter is, asked in a process of its own: its tiers, what can be tried; or an `AdapterError`.
+    """What the adapter is, asked in a process of its own.
+
+    Its tiers, what can be tried; or an `AdapterError`.
 
     That one also writes the frames of the log, if there is one, into the file `frames`.
     """
@@ -57,10 +62,19 @@ def ask_facts(
     message = _talk(target.job() | own | {"frames": frames}, _FACTS_TIMEOUT_S, says)
     if message["kind"] != "facts":
         text = message["text"]
-        raise AdapterError(text if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: {text}")
+        raise AdapterError(
+            text if message["kind"] == "failed" else f"adapter {target.stage.adapter!r}: {text}"
+        )
     values = message["facts"]
     ranges = tuple((low, high) for low, high in values["ranges"])
-    return Facts(**values | {"tiers": tuple(values["tiers"]), "ranges": ranges, "load_s": time.monotonic() - started_s})
+    return Facts(
+        **values
+        | {
+            "tiers": tuple(values["tiers"]),
+            "ranges": ranges,
+            "load_s": time.monotonic() - started_s,
+        }
+    )
 
 
 class TuneState:
@@ -94,16 +108,23 @@ class TuneState:
         try:
             make_private(self._path.parent)
             with self._path.open("a+b") as file:
-                if file.tell() and not self._path.read_bytes().endswith(b"\n"):  # a kill cut the last line off
+                if file.tell() and not self._path.read_bytes().endswith(
+                    b"\n"
+                ):  # a kill cut the last line off
                     file.write(b"\n")
                 file.write(json.dumps({"trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
-            msg = f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of your own"
+            msg = (
+                f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of"
+                " your own"
+            )
             raise ConfigError(msg) from error
 
 
 def state_path(cache_folder: Path, *parts: object) -> Path:
-    """The file of results that depend on these: identity of the model, its options, the machine, seconds of measuring.
+    """The file of results that depend on these.
+
+    Identity of the model, its options, the machine, seconds of measuring.
 
     It lies in the cache's folder `tune`; all but the newest 64 in there are removed.
     """
@@ -115,7 +136,9 @@ def state_path(cache_folder: Path, *parts: object) -> Path:
 
 
 class TuneSearch:
-    """Tries the candidates of one stage: the first tier's whole walk, then what was found for it on the others.
+    """Tries the candidates of one stage.
+
+    The first tier's whole walk, then what was found for it on the others.
 
     It shows a line for each trial that has ended, and below what the present one does.
 
@@ -125,7 +148,13 @@ class TuneSearch:
     """
 
     def __init__(
-        self, target: Target, facts: Facts, options: TuneOptions, state: TuneState, console: Console, frames: str = ""
+        self,
+        target: Target,
+        facts: Facts,
+        options: TuneOptions,
+        state: TuneState,
+        console: Console,
+        frames: str = "",
     ) -> None:
         self._frames = frames
         self.trials: list[Trial] = []
@@ -158,12 +187,17 @@ class TuneSearch:
 
     def ranking(self, tier: str) -> Ranking:
         """Of one tier's trials, with the noise of the first one's, which has the most."""
-        of_tier = {name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers}
+        of_tier = {
+            name: [trial for trial in self.trials if trial.tier == name] for name in self._target.tiers
+        }
         limits = self._options.limits
         return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
 
     def _try(self, tier: str, candidate: Candidate, until_s: float) -> Trial | None:
-        """What becomes of a candidate, or has become of it earlier; None where the time does not suffice."""
+        """What becomes of a candidate, or has become of it earlier.
+
+        None where the time does not suffice.
+        """
         known = self._state.find(tier, candidate, self._options.timeout_s)
         if known and known.outcome == Result.MEASURED and self._judged not in {0, _judged(known)}:
             known = None  # earlier versions judged nothing, and the examples may be others
@@ -182,16 +216,22 @@ class TuneSearch:
         if timeout_s <= 0:
             return None
         job = self._target.job() | {
-            "tier": tier, "candidate": asdict(candidate),
-            "reference_threads": self._facts.threads, "seconds": self._options.seconds,
-            "judged": self._judged, "eager_accuracy": self._eager_accuracy(tier), "frames": self._frames,
-        }  # fmt: skip
+            "tier": tier,
+            "candidate": asdict(candidate),
+            "reference_threads": self._facts.threads,
+            "seconds": self._options.seconds,
+            "judged": self._judged,
+            "eager_accuracy": self._eager_accuracy(tier),
+            "frames": self._frames,
+        }
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
         message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
         if message["kind"] == Result.HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s
-        if message["kind"] != "trial":  # `failed` as well: the facts were there, so it could be loaded before
+        if (
+            message["kind"] != "trial"
+        ):  # `failed` as well: the facts were there, so it could be loaded before
             outcome = Result.HUNG if message["kind"] == Result.HUNG else Result.CRASHED
             return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
         figures = message["figures"] and Figures.from_dict(message["figures"])
@@ -229,7 +269,9 @@ def _judged(trial: Trial) -> int:
 
 
 def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) -> dict[str, Any]:
-    """Its last message, or one of the kind `crashed` or `hung`; it and all that it spawned is dead when this returns.
+    """Its last message, or one of the kind `crashed` or `hung`.
+
+    It and all that it spawned is dead when this returns.
 
     What its compilers keep on disk is its own and goes with it: compile seconds are those of a first time.
     """

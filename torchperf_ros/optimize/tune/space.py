@@ -1,4 +1,7 @@
-"""What tuning tries, in which order, and what it leaves out: a walk along one option after the other, not a product."""
+"""What tuning tries, in which order, and what it leaves out.
+
+A walk along one option after the other, not a product.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, replace
@@ -29,21 +32,29 @@ class Step(NamedTuple):
 
 
 class TuneSpace:
-    """Walks through the candidates for one tier; `docs/training.md`, "What is tried", says which, and what is left out.
+    """Walks through the candidates for one tier.
+
+    `docs/training.md`, "What is tried", says which, and what is left out.
 
     Each part starts from the best so far, cheap and promising ones first.
 
     Attributes:
-        trials: what became of the candidates so far; whoever tries them adds to it before asking for the next.
+        trials: what became of the candidates so far; whoever tries them adds to it before asking for the
+            next.
     """
 
     def __init__(
         self, facts: Facts, limits: Limits, engines: Iterable[str] = ENGINES, now: Candidate | None = None
     ) -> None:
-        """Start with nothing tried; `engines` are those beside eager, `now` is how the tier is run at present."""
+        """Start with nothing tried.
+
+        `engines` are those beside eager, `now` is how the tier is run at present.
+        """
         self.trials: list[Trial] = []
         self._facts, self._limits = facts, limits
-        self._engines = tuple(engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER)
+        self._engines = tuple(
+            engine for engine in ENGINES[::-1] if engine in set(engines) and engine != EAGER
+        )
         self._now = [] if now is None else [now]
         self._seen: set[Candidate] = set()
         self._reference = Candidate(threads=facts.threads)
@@ -57,7 +68,11 @@ class TuneSpace:
         """The candidates of the walk, each once; what comes next depends on `trials`."""
         yield from self._part("reference", [self._reference])
         yield from self._part("now", [one for one in self._now if one.is_eager])
-        for part, vary in (("threads", self._threads), ("layout", self._layouts), ("precision", self._precisions)):
+        for part, vary in (
+            ("threads", self._threads),
+            ("layout", self._layouts),
+            ("precision", self._precisions),
+        ):
             if best := self._best(compiled=False):
                 yield from self._part(f"eager {part}", vary(best))
         yield from self._compiled()
@@ -71,11 +86,16 @@ class TuneSpace:
         yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
         yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
         if self._best(compiled=True) is None and best.options.precision != "fp32":
-            yield from self._part("engine", [_with(best, engine=e, precision="fp32") for e in self._engines])
+            yield from self._part(
+                "engine", [_with(best, engine=e, precision="fp32") for e in self._engines]
+            )
         for part, vary in (
-            ("precision", self._compiled_precisions), ("mode", self._modes),
-            ("graphs", self._graphs), ("layout", self._layouts), ("buckets", self._buckets),
-        ):  # fmt: skip
+            ("precision", self._compiled_precisions),
+            ("mode", self._modes),
+            ("graphs", self._graphs),
+            ("layout", self._layouts),
+            ("buckets", self._buckets),
+        ):
             ranking = self.ranking
             compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
             if compiled is None or (eager is not None and compiled.p50_ms > _NEAR * eager.p50_ms):
@@ -94,7 +114,9 @@ class TuneSpace:
 
     def _threads(self, best: Candidate) -> Iterator[Candidate]:
         """Up to the node's default, which leaves a core to the node."""
-        yield from (replace(best, threads=count) for count in self._thread_counts() if count < self._facts.threads)
+        yield from (
+            replace(best, threads=count) for count in self._thread_counts() if count < self._facts.threads
+        )
 
     def _near_threads(self, best: Candidate) -> Iterator[Candidate]:
         """The next smaller and the next larger number, all cores included."""
@@ -124,7 +146,9 @@ class TuneSpace:
 
     def _compiled_precisions(self, best: Candidate) -> Iterator[Candidate]:
         """Those that eager could run right, the quickest there first."""
-        good = [s for s in self.ranking.standings if s.trial.candidate.is_eager and s.group is not Group.REFUSED]
+        good = [
+            s for s in self.ranking.standings if s.trial.candidate.is_eager and s.group is not Group.REFUSED
+        ]
         good.sort(key=lambda standing: standing.p50_ms)
         for precision in dict.fromkeys(standing.trial.candidate.options.precision for standing in good):
             yield _with(best, precision=precision)
@@ -149,12 +173,18 @@ class TuneSpace:
             width = bucket_width(self._facts.ranges, most)
             bucketed = replace(best, shapes=BUCKET, bucket_width=width)
             yield bucketed
-            if best.options.engine == "compile" and bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS:
+            if (
+                best.options.engine == "compile"
+                and bucket_count(self._facts.ranges, width) <= _MOST_STATIC_GRAPHS
+            ):
                 yield _with(bucketed, dynamic="never")
 
 
 def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
-    """What would be tried if every compiled engine and nothing else gained a little; fills the space's trials."""
+    """What would be tried if every compiled engine and nothing else gained a little.
+
+    Fills the space's trials.
+    """
     found = []
     for step in steps:
         ms = 1.0 if step.candidate.is_eager else 0.9
@@ -169,4 +199,6 @@ def planned(space: TuneSpace, steps: Iterable[Step]) -> list[Step]:
 def _with(candidate: Candidate, **changes: Any) -> Candidate:  # noqa: ANN401 - values of any option
     options = replace(candidate.options, **changes)
     options = options.with_engine(options.engine)
-    return replace(candidate, options=options if options.engine == "compile" else replace(options, mode="default"))
+    return replace(
+        candidate, options=options if options.engine == "compile" else replace(options, mode="default")
+    )

@@ -1,4 +1,7 @@
-"""What is tuned, from the command's arguments or a parameter file; and the parameter file that comes out."""
+"""What is tuned, from the command's arguments or a parameter file.
+
+And the parameter file that comes out.
+"""
 
 import json
 import re
@@ -23,7 +26,8 @@ class Target:
         values: its node's parameters by dotted name, as the file or the command gives them.
         node: the same, checked.
         tiers: those of its tiers that are tuned, the first one fully.
-        guessed: nobody named the tiers: they are those of the node's default, of which the adapter may build some.
+        guessed: nobody named the tiers: they are those of the node's default, of which the adapter may
+            build some.
     """
 
     values: Mapping[str, Any]
@@ -39,7 +43,10 @@ class Target:
 
     @property
     def made_up(self) -> str:
-        """The names that are none of the user's own, for a sentence; "" where a file or an option gave them."""
+        """The names that are none of the user's own, for a sentence.
+
+        "" where a file or an option gave them.
+        """
         name, output = self.stage.name, self.stage.output
         if self.has_base or name in STAGE_DEFAULTS:
             return ""
@@ -55,14 +62,20 @@ class Target:
         return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
 
     def now(self, threads: int) -> Candidate | None:
-        """How the first tier is run at present, if a file says so; `threads` is the node's default number."""
+        """How the first tier is run at present, if a file says so.
+
+        `threads` is the node's default number.
+        """
         if not self.has_base:
             return None
         options, shapes = self.stage.build_options(self.stage.tiers.index(self.tiers[0])), self.stage.shapes
         return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
-        """The same with some of its tiers, in the stage's order; none named: all. An unknown one is a `ConfigError`."""
+        """The same with some of its tiers, in the stage's order.
+
+        None named: all. An unknown one is a `ConfigError`.
+        """
         if unknown := [tier for tier in tiers if tier not in self.stage.tiers]:
             there = ", ".join(self.stage.tiers)
             raise ConfigError(f"--tiers {unknown[0]!r} is not there; {self.stage.name} has {there}")
@@ -74,8 +87,8 @@ def target_of_adapter(
 ) -> Target:
     """A stage with this adapter, and its `own` parameters where they are not None.
 
-    Without a name it has the one that the node knows this adapter by, else the class's; without tiers those of the
-    node's default that the adapter builds.
+    Without a name it has the one that the node knows this adapter by, else the class's; without tiers those
+    of the node's default that the adapter builds.
 
     Raises:
         ConfigError: names the parameter, the value, and what is allowed.
@@ -97,12 +110,20 @@ def target_of_file(
     stages = config_of(values).stages
     found = [one for one in stages if stage in {None, one.name} and adapter in {None, one.adapter}]
     if len(found) != 1:
-        asked = "--stage is needed" if found else f"--stage {stage!r} is not there" if stage else f"no {adapter} there"
-        raise ConfigError(f"{asked}: {path} has {', '.join(f'{one.name} ({one.adapter})' for one in stages)}")
+        asked = (
+            "--stage is needed"
+            if found
+            else f"--stage {stage!r} is not there"
+            if stage
+            else f"no {adapter} there"
+        )
+        raise ConfigError(
+            f"{asked}: {path} has {', '.join(f'{one.name} ({one.adapter})' for one in stages)}"
+        )
     if any(found[0].packages):
         raise ConfigError(
-            f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a package does is"
-            " fixed, so leave it out of the file to tune what the adapter builds"
+            f"parameter {found[0].name}.packages: {list(found[0].packages)} is not allowed here; what a"
+            " package does is fixed, so leave it out of the file to tune what the adapter builds"
         )
     return _target(values, found[0].name, own, has_base=True)
 
@@ -117,28 +138,44 @@ def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_ba
 
 
 def tuned_parameters(
-    target: Target, found: Candidate, precision: Mapping[str, str], default_threads: int, remarks: Iterable[str]
+    target: Target,
+    found: Candidate,
+    precision: Mapping[str, str],
+    default_threads: int,
+    remarks: Iterable[str],
 ) -> str:
     """The node's parameter file with what was found; complete, so that the node takes it as it is.
 
-    Only the `precision`, by tier, differs between tiers; those that were not looked at keep theirs. `default_threads`
-    is the number that `worker_threads: 0` means here; `remarks` are lines of comment at the top.
+    Only the `precision`, by tier, differs between tiers; those that were not looked at keep theirs.
+    `default_threads` is the number that `worker_threads: 0` means here; `remarks` are lines of comment at
+    the top.
     """
     stage, options = target.stage, found.options
     every = [precision.get(tier, now) for tier, now in zip(stage.tiers, stage.precision, strict=True)]
     own = {
-        "adapter": stage.adapter, "output": stage.output, "budget_ms": stage.budget_ms,
-        "tiers": [stage.tiers[tier] for tier in stage.scenes[0].tiers],  # what only a scene has stands there
-        "engine": options.engine, "compile_mode": options.mode, "dynamic": options.dynamic,
+        "adapter": stage.adapter,
+        "output": stage.output,
+        "budget_ms": stage.budget_ms,
+        "tiers": [
+            stage.tiers[tier] for tier in stage.scenes[0].tiers
+        ],  # what only a scene has stands there
+        "engine": options.engine,
+        "compile_mode": options.mode,
+        "dynamic": options.dynamic,
         "precision": every[:1] if len(set(every)) == 1 else every,
-        "channels_last": options.channels_last, "parts": options.parts,
-        "cuda_graphs": options.cuda_graphs, "shapes": found.shapes, "bucket_width": found.bucket_width,
-    }  # fmt: skip
+        "channels_last": options.channels_last,
+        "parts": options.parts,
+        "cuda_graphs": options.cuda_graphs,
+        "shapes": found.shapes,
+        "bucket_width": found.bucket_width,
+    }
     threads = 0 if found.threads == default_threads else found.threads
     values = {
-        "stages": [one.name for one in target.node.stages], **target.values, "worker_threads": threads,
+        "stages": [one.name for one in target.node.stages],
+        **target.values,
+        "worker_threads": threads,
         **{f"{stage.name}.{name}": value for name, value in own.items()},
-    }  # fmt: skip
+    }
     groups: dict[str, list[str]] = {"": []}
     for dotted, value in values.items():  # JSON is YAML, and its strings are never taken for anything else
         group, _, name = dotted.rpartition(".")
@@ -154,7 +191,10 @@ def _name_of(adapter: str) -> str:
     """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
     module, _, name = adapter.partition(":")
     if not module or not name:
-        msg = f"adapter {adapter!r} does not have the form module:Class, for example my_robot.segmenter:Segmenter"
+        msg = (
+            f"adapter {adapter!r} does not have the form module:Class, for example"
+            " my_robot.segmenter:Segmenter"
+        )
         raise ConfigError(msg)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Adapter") or name).lower()
     return re.sub(r"[^a-z0-9_]", "", words).lstrip("_0123456789") or "model"

@@ -17,8 +17,10 @@ class Facts:
 
     Attributes:
         tiers: those that were named, else those that the adapter builds.
-        identity: hash of weights, code, inputs and what they run on, of every tier; results under another say nothing.
-        changing: why no package can be kept, where a build has other weights than the one before; "" otherwise.
+        identity: hash of weights, code, inputs and what they run on, of every tier; results under another
+            say nothing.
+        changing: why no package can be kept, where a build has other weights than the one before; ""
+            otherwise.
         threads: CPU threads that the node uses by default, the reference's.
         left_out: precision or layout -> why it does nothing, or nothing good, for this model here.
         ranges: smallest and largest value of each size that varies.
@@ -106,8 +108,9 @@ class Figures:
         p50_ms, p95_ms, p99_ms: of one call of the model on inputs that lie on the device; p99 without isolated stalls
             of the machine, as the node's tiers are chosen by (`tier_ladder.usual_p99`).
         max_ms: the longest call, stalls included.
-        eager_p50_ms, eager_p99_ms: of the reference, on the adapter's own example inputs, sampled in turns with it.
-        least_share, most_share: p50 over the reference's, in the best and in the worst fifth of the measurement.
+        eager_p50_ms, eager_p99_ms: of the reference, on the adapter's own example inputs, sampled in turns
+        with it. least_share, most_share: p50 over the reference's, in the best and in the worst fifth of
+        the measurement.
         samples: how many of each; below 100, p99 lies between the two longest.
         cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
         memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.

@@ -1,13 +1,14 @@
 """Runs one trial: builds a tier's model in one way, compares it with eager fp32, and times both in turns.
 
-A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`, `started_ns` (when
-the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see `Candidate`),
-`reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the accuracy, 0: none),
-`eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or ""); for the facts `tiers` (none:
-those that the adapter builds), `log` (or "") and `frames` (where its frames go).
+A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`,
+`started_ns` (when the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see
+`Candidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
+accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or "");
+for the facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames
+go).
 
-It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed` (text: the
-adapter cannot be used at all).
+It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
+(text: the adapter cannot be used at all).
 """
 
 import contextlib
@@ -51,7 +52,15 @@ from torchperf_ros.model.adapter import Adapter, open_adapter
 from torchperf_ros.model.device import Device, choose_device
 from torchperf_ros.model.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.optimize.log_frames import keep_frames
-from torchperf_ros.optimize.tune.trial import BUCKET, Accuracy, Candidate, Facts, Figures, Result, candidate_of
+from torchperf_ros.optimize.tune.trial import (
+    BUCKET,
+    Accuracy,
+    Candidate,
+    Facts,
+    Figures,
+    Result,
+    candidate_of,
+)
 from torchperf_ros.packages.package_manifest import file_sha256
 from torchperf_ros.train.task import Task
 
@@ -76,7 +85,10 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 
 
 def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """`Facts` of the job's tiers, as a dict: what can be tried is that of the first; or a `TorchperfError`."""
+    """`Facts` of the job's tiers, as a dict.
+
+    What can be tried is that of the first; or a `TorchperfError`.
+    """
     device = Device(choose_device(job["device"]), 0).device
     with _named(f"adapter {job['adapter']!r}"):
         names = job["tiers"] or tiers_of(open_adapter(job["adapter"], job["options"], device))
@@ -85,7 +97,10 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
     judging = "" if task is None else files_hash(type(task))
     identities = [identify(one, BuildOptions()) for one in (tier, *others)]
     options = {name: BuildOptions(precision=name) for name in PRECISIONS}
-    options |= {"channels_last": BuildOptions(channels_last=True), "cuda_graphs": BuildOptions(cuda_graphs=True)}
+    options |= {
+        "channels_last": BuildOptions(channels_last=True),
+        "cuda_graphs": BuildOptions(cuda_graphs=True),
+    }
     left_out = {name: applies(tier.model, each, device) for name, each in options.items()}
     left_out[INT8_STATIC] = left_out[INT8_STATIC] or tier.why_uncalibrated()
     axes, cores = axes_of(tier.dims, shapes_of(tier.example)), len(os.sched_getaffinity(0))
@@ -94,8 +109,10 @@ def facts_of(job: Mapping[str, Any]) -> dict[str, Any]:
             [*(one.key for one in identities), judging, _frames_hash(job)]
         ),  # results of all tiers are kept under one name
         cuda=device.type == "cuda",
-        machine=f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
-        f" {platform.node()}, torch {torch.__version__}",
+        machine=(
+            f"{identities[0].device} {identities[0].capability}, {cores} cores, {platform.machine()},"
+            f" {platform.node()}, torch {torch.__version__}"
+        ),
         threads=torch.get_num_threads(),
         cores=cores,
         tiers=tuple(names),
@@ -143,7 +160,9 @@ class TierModel(BuiltTier):
 
 
 def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> TierModel:
-    """Load the job's `adapter`, build its `tier` on the `device`, and call it once; `twice`: see if its weights change.
+    """Load the job's `adapter`, build its `tier` on the `device`, and call it once.
+
+    `twice`: see if its weights change.
 
     Raises:
         TorchperfError: the adapter or the device cannot be used.
@@ -163,9 +182,17 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
         reference(*example)
     kept.restore()
     return TierModel(
-        model, example, dims, device, adapter, reference, torch.get_num_threads(), changing,
-        scoring=scoring_of(adapter, name, device), frames=read_frames(job.get("frames", ""), example, device),
-    )  # fmt: skip
+        model,
+        example,
+        dims,
+        device,
+        adapter,
+        reference,
+        torch.get_num_threads(),
+        changing,
+        scoring=scoring_of(adapter, name, device),
+        frames=read_frames(job.get("frames", ""), example, device),
+    )
 
 
 @contextlib.contextmanager
@@ -180,12 +207,18 @@ def _named(what: str) -> Iterator[None]:
 
 
 class Attempt:
-    """One candidate on its way to figures. Use it inside of `torch.inference_mode`, which compilers depend on."""
+    """One candidate on its way to figures.
+
+    Use it inside of `torch.inference_mode`, which compilers depend on.
+    """
 
     parity: Parity
 
     def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
-        """Build and compile it on its own number of threads, and call it once; what the compiler raises passes."""
+        """Build and compile it on its own number of threads, and call it once.
+
+        What the compiler raises passes.
+        """
         self._tier, self._candidate = tier, candidate
         torch.set_num_threads(candidate.threads)
         with matrix_precision(candidate.options.precision, tier.device):
@@ -207,18 +240,28 @@ class Attempt:
         call = in_precision(self._call, options.precision, tier.device)
         dims = varying_dims(options, tier.dims)
         scoring = None if tier.scoring is None else replace(tier.scoring, held_out=tier.held_out())
-        if call is tier.model:  # which may keep state between calls, so that it would not be the same as itself
+        if (
+            call is tier.model
+        ):  # which may keep state between calls, so that it would not be the same as itself
             self.parity = Parity(0.0, 1.0, 0.0)
         else:
-            self.parity = check_engine(tier.reference, call, tier.example, dims, options.precision, scoring=scoring)
+            self.parity = check_engine(
+                tier.reference, call, tier.example, dims, options.precision, scoring=scoring
+            )
         self._call = call
         if self._candidate.is_eager and self._candidate.shapes != BUCKET:
             return
         policy, started = self._candidate.shapes if tier.dims else "exact", time.perf_counter()
         fitted = ShapeRunner(  # as a worker of the node would run it
-            call, tier.reference, ShapeOptions(policy, self._candidate.bucket_width), tier.dims,
-            tier.example, options.precision, self.parity, dynamic_engine=self._candidate.is_eager or bool(dims),
-        )  # fmt: skip
+            call,
+            tier.reference,
+            ShapeOptions(policy, self._candidate.bucket_width),
+            tier.dims,
+            tier.example,
+            options.precision,
+            self.parity,
+            dynamic_engine=self._candidate.is_eager or bool(dims),
+        )
         fitted.warm_up()
         if fitted.policy != policy:
             raise AdapterError("; ".join(fitted.notes))
@@ -256,19 +299,30 @@ class Attempt:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
         shares = [float(np.median(a) / np.median(b)) for a, b in zip(*parts, strict=True)]
         figures = Figures(
-            p50_ms=own.median_ms, p95_ms=own.p95_ms, p99_ms=own.calibration.p99_ms, max_ms=own.max_ms,
-            eager_p50_ms=eager.median_ms, eager_p99_ms=eager.calibration.p99_ms,
-            least_share=min(shares), most_share=max(shares), samples=len(own.times_ms),
-            cold_start_s=self.cold_start_s, compile_s=self.compile_s,
-            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB, relative_l2=self.parity.relative_l2,
-            cosine=self.parity.cosine, max_error=self.parity.max_error, score=self.parity.score,
-        )  # fmt: skip
+            p50_ms=own.median_ms,
+            p95_ms=own.p95_ms,
+            p99_ms=own.calibration.p99_ms,
+            max_ms=own.max_ms,
+            eager_p50_ms=eager.median_ms,
+            eager_p99_ms=eager.calibration.p99_ms,
+            least_share=min(shares),
+            most_share=max(shares),
+            samples=len(own.times_ms),
+            cold_start_s=self.cold_start_s,
+            compile_s=self.compile_s,
+            memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB,
+            relative_l2=self.parity.relative_l2,
+            cosine=self.parity.cosine,
+            max_error=self.parity.max_error,
+            score=self.parity.score,
+        )
         return asdict(figures)
 
     def _time(self, seconds: float) -> tuple[Timing, Timing]:
         """The candidate and the reference, each on its threads and on inputs of every size.
 
-        Where the threads differ the two take turns in blocks, as a change of their number takes calls to settle.
+        Where the threads differ the two take turns in blocks, as a change of their number takes calls to
+        settle.
         """
         sides = ("own", self._call), ("eager", self._tier.reference)
         calls = [
@@ -278,7 +332,9 @@ class Attempt:
         share = seconds / len(calls[0])
         threads = (self._candidate.threads, self._tier.threads)
         if threads[0] == threads[1]:
-            found = time_interleaved({**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=_SAMPLES)
+            found = time_interleaved(
+                {**calls[0], **calls[1]}, self._tier.device, seconds=share, rounds=_SAMPLES
+            )
             return _pooled(found, "own"), _pooled(found, "eager")
         times: dict[str, list[float]] = {"own": [], "eager": []}
         fewest, most = (count // _PARTS for count in _SAMPLES)
@@ -300,7 +356,12 @@ class Attempt:
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
-    """All samples of one side, round by round, whatever their input's size: what a percentile over frames is of."""
+    """All samples of one side, round by round, whatever their input's size.
+
+    What a percentile over frames is of.
+    """
     own = [timing for name, timing in found.items() if name.startswith(who)]
     rounds = zip(*(timing.times_ms for timing in own), strict=True)
-    return Timing(tuple(time_ms for each in rounds for time_ms in each), max(timing.inner for timing in own))
+    return Timing(
+        tuple(time_ms for each in rounds for time_ms in each), max(timing.inner for timing in own)
+    )

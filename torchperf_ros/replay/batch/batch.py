@@ -1,4 +1,7 @@
-"""Many logs side by side: the entry point behind `torchperf replay LOG LOG...` and `torchperf replay FOLDER`."""
+"""Many logs side by side.
+
+The entry point behind `torchperf replay LOG LOG...` and `torchperf replay FOLDER`.
+"""
 
 import contextlib
 import dataclasses
@@ -33,10 +36,12 @@ _MOST_ROWS: Final = 40
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of many logs: names of those replayed now and before, and why the others were not, by name.
+    """What became of many logs.
 
-    `too_slow`: the logs of which a stage left more than a tenth of its frames without an answer. `unusable`: no log
-    has results, as none can be used like this. `interrupted`: the user ended it.
+    Names of those replayed now and before, and why the others were not, by name.
+
+    `too_slow`: the logs of which a stage left more than a tenth of its frames without an answer.
+    `unusable`: no log has results, as none can be used like this. `interrupted`: the user ended it.
     """
 
     replayed: tuple[str, ...]
@@ -48,7 +53,10 @@ class BatchResult:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every log has its results and its answers, 2 if none can be used, else 1."""
+        """The exit status.
+
+        0 if every log has its results and its answers, 2 if none can be used, else 1.
+        """
         return 2 if self.unusable else 1 if self.failed or self.too_slow or self.interrupted else 0
 
 
@@ -74,9 +82,12 @@ def plan_batch(paths: Sequence[Path], options: ReplayOptions, batch: BatchOption
 def replay_batch(
     paths: Sequence[Path], options: ReplayOptions, batch: BatchOptions, bars: Progress, shown: Console
 ) -> BatchResult:
-    """Replay logs side by side; what is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
+    """Replay logs side by side.
 
-    Progress and what fails go to the `bars`, on standard error, the table to `shown`. `options.output` is not used.
+    What is done is kept, what fails stops nothing. After Ctrl-C the next start goes on.
+
+    Progress and what fails go to the `bars`, on standard error, the table to `shown`. `options.output` is
+    not used.
 
     Raises:
         TorchperfError: nothing can be replayed like this: no log, a bad option, no cluster.
@@ -107,7 +118,9 @@ def replay_batch(
             interrupted = True
             say("interrupted: what is done is kept, and the same command goes on from there")
         failed = {log: how for log, how in ended.items() if how.reason}
-        summaries = results.finished(folder, {name: keys[name] for name in [*kept, *(log.name for log in ended)]})
+        summaries = results.finished(
+            folder, {name: keys[name] for name in [*kept, *(log.name for log in ended)]}
+        )
         rows = results.summary_rows({name: summaries[name] for name in keys if name in summaries})
         results.write_summary(folder, rows, failed)
         text = f"{len(summaries):,} of {len(logs):,} logs have results in {folder}"
@@ -122,10 +135,14 @@ def replay_batch(
                     text += f"; no page: {error}"
         too_slow = [row["name"] for row in rows if too_many_superseded(row["received"], row["superseded"])]
         if too_slow:
-            text += f"; more than a tenth of the frames had no answer in {', '.join(dict.fromkeys(too_slow))}"
+            text += (
+                f"; more than a tenth of the frames had no answer in {', '.join(dict.fromkeys(too_slow))}"
+            )
         shown.print(text, highlight=False, markup=False, soft_wrap=True)
     reasons = {log.name: how.reason for log, how in failed.items()}
-    unusable = bool(failed) and not summaries and not interrupted and all(how.lasting for how in failed.values())
+    unusable = (
+        bool(failed) and not summaries and not interrupted and all(how.lasting for how in failed.values())
+    )
     replayed = tuple(log.name for log in ended if log not in failed)
     return BatchResult(replayed, tuple(kept), reasons, tuple(too_slow), unusable, interrupted)
 
@@ -146,9 +163,12 @@ def _found(
 
 
 def _replay(
-    tasks: Sequence[results.LogTask], batch: BatchOptions, bars: Progress, say: Callable[[str], None],
+    tasks: Sequence[results.LogTask],
+    batch: BatchOptions,
+    bars: Progress,
+    say: Callable[[str], None],
     ended: dict[FoundLog, results.Ended],
-) -> None:  # fmt: skip
+) -> None:
     with open_cluster(batch, tasks[0].options.pace, len(tasks)) as cluster:
         sharing = [dataclasses.replace(task, beside=cluster.beside) for task in tasks]
         with bars:
@@ -157,8 +177,13 @@ def _replay(
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The first 40 rows of `summary_rows`: the worst. `notes`: what was wrong with a log and could be done without."""
-    table = Table(title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    """The first 40 rows of `summary_rows`.
+
+    The worst. `notes`: what was wrong with a log and could be done without.
+    """
+    table = Table(
+        title="times in ms, the worst log first", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     table.add_column("log", overflow="fold", min_width=20)
     table.add_column("stage", no_wrap=True)
     for name in ("frames", "missed", "p50", "p99", "anomalies", "notes", "seconds", "speed"):
@@ -170,19 +195,31 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     before = ""
     for row in rows[:_MOST_ROWS]:
         first, before = row["name"] != before, row["name"]
-        of_log = [f"{row['troubles']:,}", f"{row['seconds']:.1f}", cell(row["speed"], ".1f", "x")] if first else []
+        of_log = (
+            [f"{row['troubles']:,}", f"{row['seconds']:.1f}", cell(row["speed"], ".1f", "x")]
+            if first
+            else []
+        )
         table.add_row(
-            escape(row["name"]) if first else "", escape(row["stage"]), f"{row['frames']:,}",
-            "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2), cell(row["p50_ms"]),
-            cell(row["p99_ms"]), f"{row['anomalies']:,}", *of_log,
-        )  # fmt: skip
+            escape(row["name"]) if first else "",
+            escape(row["stage"]),
+            f"{row['frames']:,}",
+            "-" if row["miss_ratio"] is None else percent(row["miss_ratio"], 2),
+            cell(row["p50_ms"]),
+            cell(row["p99_ms"]),
+            f"{row['anomalies']:,}",
+            *of_log,
+        )
     if len(rows) > _MOST_ROWS:
         table.caption = f"{len(rows) - _MOST_ROWS:,} more rows in summary.parquet"
     return table
 
 
 class _Bars:
-    """Bars in a terminal, a line for each log elsewhere. A log counts by its bytes. `kept` gets how each has ended."""
+    """Bars in a terminal, a line for each log elsewhere.
+
+    A log counts by its bytes. `kept` gets how each has ended.
+    """
 
     def __init__(
         self,

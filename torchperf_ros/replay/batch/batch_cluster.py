@@ -1,7 +1,7 @@
 """The Dask cluster that replays many logs, and the logs on their way through it.
 
-The cluster is one on this machine that comes and goes with the command, or a given one. A worker gets one log at a
-time, and the next when that has ended: a worker that dies takes one log with it.
+The cluster is one on this machine that comes and goes with the command, or a given one. A worker gets one
+log at a time, and the next when that has ended: a worker that dies takes one log with it.
 """
 
 import contextlib
@@ -36,8 +36,10 @@ _QUIET: Final = {
     "distributed.worker.profile.enabled": False,  # it would look at the replay's thread 100 times a second
     "distributed.worker.multiprocessing-method": "spawn",
     "distributed.nanny.pre-spawn-environ": {},  # what it sets for malloc and OpenMP would reach the models
-    "distributed.admin.tick.interval": "1s",  # 20 ms would wake every process of the cluster 50 times a second
-    "distributed.admin.tick.limit": "1h",  # a long-lasting step of a replay is none of the scheduler's worries
+    # 20 ms would wake every process of the cluster 50 times a second
+    "distributed.admin.tick.interval": "1s",
+    # a long-lasting step of a replay is none of the scheduler's worries
+    "distributed.admin.tick.limit": "1h",
     "distributed.scheduler.http.routes": [],  # pages, which every user of this machine could read
     "distributed.worker.http.routes": [],
 }
@@ -49,7 +51,9 @@ class BatchOptions:
 
     folder: Path  # where the results go, a folder for each log; made if it is not there
     parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
-    scheduler: str = ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
+    scheduler: str = (
+        ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
+    )
     retries: int = 1  # how often Dask tries a log again that failed by what may not fail again
     timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
     fresh: bool = False  # replay what is done already, too
@@ -73,8 +77,8 @@ class Cluster:
 def default_parallel(pace: str, cores: int, available_bytes: int) -> int:
     """How many logs this machine replays at a time by default: one for each core that memory is there for.
 
-    A log takes up to 2 GiB: two stages with two worker processes each. At the pace `real` it is one log, as its
-    latencies would otherwise be those of a machine that has other things to do.
+    A log takes up to 2 GiB: two stages with two worker processes each. At the pace `real` it is one log, as
+    its latencies would otherwise be those of a machine that has other things to do.
     """
     return 1 if pace == "real" else max(1, min(cores, available_bytes // _LOG_BYTES))
 
@@ -111,22 +115,32 @@ def _started(stack: contextlib.ExitStack, batch: BatchOptions, pace: str, logs: 
     parallel = batch.parallel or default_parallel(pace, len(os.sched_getaffinity(0)), available)
     parallel = max(1, min(parallel, logs))
     # temporary files of scheduler and workers, so that nothing stays of those that are killed
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True))
+    folder = stack.enter_context(
+        tempfile.TemporaryDirectory(prefix="torchperf_many_", ignore_cleanup_errors=True)
+    )
     stack.enter_context(dask.config.set({"temporary-directory": folder}))
     with _signals_held():
         try:
             cluster = stack.enter_context(
                 LocalCluster(
-                    n_workers=parallel, threads_per_worker=1, processes=True, memory_limit=0, host=_HERE,
-                    dashboard_address=f"{_HERE}:0", worker_dashboard_address=None,
-                    scheduler_kwargs={"dashboard": False}, silence_logs=logging.CRITICAL,
+                    n_workers=parallel,
+                    threads_per_worker=1,
+                    processes=True,
+                    memory_limit=0,
+                    host=_HERE,
+                    dashboard_address=f"{_HERE}:0",
+                    worker_dashboard_address=None,
+                    scheduler_kwargs={"dashboard": False},
+                    silence_logs=logging.CRITICAL,
                     security=Security.temporary(),  # a port of this machine is open to all of its users
                     env={"TMPDIR": folder},
                 )
-            )  # fmt: skip
+            )
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             why = " ".join(str(error).split())
-            msg = f"several logs: the processes of this machine that would replay could not be started: {why}"
+            msg = (
+                f"several logs: the processes of this machine that would replay could not be started: {why}"
+            )
             raise BatchError(msg) from error
         client = stack.enter_context(Client(cluster, set_as_default=False))
     return Cluster(client, parallel, parallel)
@@ -147,7 +161,9 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     if not hosts:
         example = f"dask worker {batch.scheduler} --nworkers 1 --nthreads 1"
-        raise BatchError(f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`")
+        raise BatchError(
+            f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`"
+        )
     slots = min(hosts.total(), batch.parallel or hosts.total())
     return Cluster(client, slots, min(slots, max(hosts.values())))
 
@@ -167,13 +183,18 @@ def _signals_held() -> Iterator[None]:
 
 
 def replay_on(
-    cluster: Cluster, tasks: Sequence[LogTask], batch: BatchOptions, ended: Callable[[FoundLog, Ended], None],
+    cluster: Cluster,
+    tasks: Sequence[LogTask],
+    batch: BatchOptions,
+    ended: Callable[[FoundLog, Ended], None],
     progress: Callable[[FoundLog, int, int], None] = lambda _log, _done, _total: None,
-) -> None:  # fmt: skip
-    """Replay logs on a cluster, which tries again what fails or loses its worker; afterwards no task goes on.
+) -> None:
+    """Replay logs on a cluster, which tries again what fails or loses its worker.
 
-    `ended` gets how a log ended; `progress` how much of how much of a log's time is replayed, in ns; of 0 where it is
-    not known.
+    Afterwards no task goes on.
+
+    `ended` gets how a log ended; `progress` how much of how much of a log's time is replayed, in ns; of 0
+    where it is not known.
 
     Raises:
         BatchError: a machine of the cluster does not see the folder of results.
@@ -183,7 +204,9 @@ def replay_on(
     from distributed import TimeoutError as Overdue
 
     client, topic = cluster.client, tasks[0].run_folder.name
-    if blind := {worker: why for worker, why in client.run(why_invisible, tasks[0].run_folder).items() if why}:
+    if blind := {
+        worker: why for worker, why in client.run(why_invisible, tasks[0].run_folder).items() if why
+    }:
         raise BatchError("worker {}: {}".format(*next(iter(blind.items()))))
     waiting = deque(tasks)
     running: dict[Future, LogTask] = {}
@@ -191,10 +214,16 @@ def replay_on(
     client.subscribe_topic(topic, lambda event: heard.update([event[1]]))
     try:
         while (waiting or running) and cluster.reachable:
-            while waiting and len(running) < cluster.slots:  # none stands in line behind a log that ends its worker
+            while (
+                waiting and len(running) < cluster.slots
+            ):  # none stands in line behind a log that ends its worker
                 task = waiting.popleft()
-                running[client.submit(_in_worker, task, key=task.name, pure=False, retries=batch.retries)] = task
-            with contextlib.suppress(Overdue, CancelledError):  # what the cluster no longer knows has ended, too
+                running[
+                    client.submit(_in_worker, task, key=task.name, pure=False, retries=batch.retries)
+                ] = task
+            with contextlib.suppress(
+                Overdue, CancelledError
+            ):  # what the cluster no longer knows has ended, too
                 wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
             for future in [each for each in running if each.done()]:
                 ended(running.pop(future).log, _outcome(future))
@@ -212,7 +241,9 @@ def _in_worker(task: LogTask) -> Ended:
     from distributed import get_worker
 
     worker, topic = get_worker(), task.run_folder.name
-    return replay_one(task, lambda done_ns, total_ns: worker.log_event(topic, (task.name, (done_ns, total_ns))))
+    return replay_one(
+        task, lambda done_ns, total_ns: worker.log_event(topic, (task.name, (done_ns, total_ns)))
+    )
 
 
 def _outcome(future: "Future") -> Ended:
@@ -220,7 +251,9 @@ def _outcome(future: "Future") -> Ended:
 
     if future.status == "finished":
         return cast("Ended", future.result())
-    if future.status != "error":  # cancelled or lost: the scheduler is gone, or knows nothing of it any more
+    if (
+        future.status != "error"
+    ):  # cancelled or lost: the scheduler is gone, or knows nothing of it any more
         return _GONE
     error = future.exception()
     if isinstance(error, KilledWorker):

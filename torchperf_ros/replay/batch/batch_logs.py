@@ -47,15 +47,17 @@ def is_log(path: Path) -> bool:
 
 
 def find_logs(
-    paths: Sequence[Path], owner: Callable[[str], str] = lambda _: "", say: Callable[[str], None] = lambda _: None
+    paths: Sequence[Path],
+    owner: Callable[[str], str] = lambda _: "",
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundLog, ...]:
     """Every log that is named, and those in folders that are, at any depth; each once.
 
-    A rosbag2 folder is one log with all its files, also where its metadata is lost, and so is an incident's folder.
-    What is hidden is passed over, and so are results of replays.
+    A rosbag2 folder is one log with all its files, also where its metadata is lost, and so is an incident's
+    folder. What is hidden is passed over, and so are results of replays.
 
-    `owner` gives the path of the log that has results of a name already: it keeps the name. `say` gets a line for a
-    folder that cannot be read.
+    `owner` gives the path of the log that has results of a name already: it keeps the name. `say` gets a
+    line for a folder that cannot be read.
 
     Raises:
         LogError: a path does not exist.
@@ -74,7 +76,10 @@ def find_logs(
                 found[resolved] = _described(log, resolved)
     if not found:
         shown = ", ".join(map(str, paths))
-        msg = f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder with some"
+        msg = (
+            f"no log in {shown}: no rosbag2 folder, .mcap, .db3 or ROS 1 .bag file; name one, or a folder"
+            " with some"
+        )
         raise BatchError(msg)
     return _named(sorted(found.values(), key=lambda log: (log.name, log.path)), owner)
 
@@ -111,15 +116,24 @@ def _described(log: Path, resolved: Path) -> FoundLog:
     files: tuple[Path, ...] = (resolved,)
     name = log.name
     if resolved.is_dir():  # SQLite's shared memory changes when somebody reads
-        files = tuple(sorted(file for file in resolved.rglob("*") if file.is_file() and not file.name.endswith("-shm")))
+        files = tuple(
+            sorted(
+                file for file in resolved.rglob("*") if file.is_file() and not file.name.endswith("-shm")
+            )
+        )
         name = log.absolute().name
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         name = name.removesuffix(suffix)
-    return FoundLog(resolved, _ODD.sub("_", name).lstrip(".") or "log", files, sum(os.stat(f).st_size for f in files))
+    return FoundLog(
+        resolved, _ODD.sub("_", name).lstrip(".") or "log", files, sum(os.stat(f).st_size for f in files)
+    )
 
 
 def _named(logs: Sequence[FoundLog], owner: Callable[[str], str]) -> tuple[FoundLog, ...]:
-    """Names that differ: with their folder's and a part of the path's hash where two are the same, or one is taken."""
+    """Names that differ.
+
+    With their folder's and a part of the path's hash where two are the same, or one is taken.
+    """
     count = Counter(log.name for log in logs)
     named = []
     for log in logs:
@@ -127,6 +141,7 @@ def _named(logs: Sequence[FoundLog], owner: Callable[[str], str]) -> tuple[Found
         if of != str(log.path) and (count[log.name] > 1 or (of and Path(of).exists())):
             digest = hashlib.blake2b(str(log.path).encode(), digest_size=8).hexdigest()[:6]
             beside = _ODD.sub("_", log.path.parent.name).lstrip(".")
-            log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901 - the same log
+            # the same log
+            log = replace(log, name=f"{beside}-{log.name}-{digest}".lstrip("-"))  # noqa: PLW2901
         named.append(log)
     return tuple(named)

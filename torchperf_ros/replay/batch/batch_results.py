@@ -1,4 +1,7 @@
-"""A log's folder of results, from the log's bytes to its frames and summary; and all folders as a table and a page."""
+"""A log's folder of results, from the log's bytes to its frames and summary.
+
+And all folders as a table and a page.
+"""
 
 import hashlib
 import importlib.util
@@ -30,12 +33,22 @@ SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
 _KIND_OF_ALL: Final = "replayed logs"
 _VERSION: Final = 1
 _WORST: Final = 8  # logs that are shown in detail on the page
-_PICTURED: Final = 3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
+_PICTURED: Final = (
+    3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
+)
 _TEXT: Final = ("name", "path", "stage", "reason")
 _WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
 _REAL: Final = (
-    "miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms", "log_s", "seconds", "speed",
-)  # fmt: skip
+    "miss_ratio",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "max_ms",
+    "budget_ms",
+    "log_s",
+    "seconds",
+    "speed",
+)
 _LASTING: Final = (LogError, ConfigError, BatchError)
 """What fails the same way again."""
 LOST: Final = "its worker was lost: killed, perhaps for want of memory"
@@ -59,8 +72,8 @@ def owner_in(results: Path) -> Callable[[str], str]:
 def result_keys(logs: Sequence[FoundLog], options: ReplayOptions) -> dict[str, str]:
     """What the result of each log depends on, by name: a hash.
 
-    Of the log its files' names, sizes and times of change; the options, parameters and step times; this version. Not
-    of the code of an adapter.
+    Of the log its files' names, sizes and times of change; the options, parameters and step times; this
+    version. Not of the code of an adapter.
 
     Raises:
         OSError: a file is gone, or one that the options name cannot be read.
@@ -92,7 +105,9 @@ def finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]
 
 
 def check_results(logs: Sequence[FoundLog], results: Path) -> None:
-    """See that no log, and nothing else that no replay wrote, gives way to results; their folder need not be there.
+    """See that no log, and nothing else that no replay wrote, gives way to results.
+
+    Their folder need not be there.
 
     Raises:
         BatchError: it lies in a log, a log lies where results would, or something else does.
@@ -113,7 +128,10 @@ def check_results(logs: Sequence[FoundLog], results: Path) -> None:
 
 def _check_replaceable(path: Path, is_ours: bool) -> None:
     if (path.exists() or path.is_symlink()) and not is_ours:
-        why = f"results would replace {path}, which no replay of many logs wrote; name another folder, or move it away"
+        why = (
+            f"results would replace {path}, which no replay of many logs wrote; name another folder, or"
+            " move it away"
+        )
         raise BatchError(f"--output {path.parent}: {why}")
 
 
@@ -122,7 +140,8 @@ class LogTask:
     """What a worker gets: small, and paths that mean the same on every machine."""
 
     log: FoundLog
-    options: ReplayOptions  # with an `output` if the messages are to be kept, which then lie in the log's own folder
+    # with an `output` if the messages are to be kept, which then lie in the log's own folder
+    options: ReplayOptions
     folder: Path  # of all results
     run_folder: Path  # in it that of this start, where what is not complete lies
     key: str  # see `result_keys`
@@ -137,7 +156,9 @@ class LogTask:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended: "" or why it failed, whether it would fail again, and where in the code if that is unknown.
+    """How a task ended.
+
+    "" or why it failed, whether it would fail again, and where in the code if that is unknown.
 
     `before`: why each earlier try ended, by an error or with its worker.
     """
@@ -193,7 +214,10 @@ def replay_one(task: LogTask, progress: Progress = lambda _done, _total: None) -
 
 def why_invisible(folder: Path) -> str:
     """Why this machine cannot take part: it does not see the folder of results; "" if it does."""
-    where = "logs and results have to lie under the same path on a file system that all machines of the cluster share"
+    where = (
+        "logs and results have to lie under the same path on a file system that all machines of the cluster"
+        " share"
+    )
     return "" if folder.is_dir() else f"{folder.parent} is not there on {socket.gethostname()}; {where}"
 
 
@@ -212,15 +236,28 @@ def _replay_into(part: Path, task: LogTask, attempt: int, progress: Progress) ->
         raise TorchperfError(troubles[-1])
     write_run(result.run, part / RUN_FILE)
     summary = {
-        **result.summary, "v": _VERSION, "kind": KIND, "key": task.key, "name": log.name,
-        "seconds": time.monotonic() - began_s, "host": socket.gethostname(), "attempt": attempt,
-        "anomalies": len(result.anomalies), "troubles": troubles,
-        "stages": [{**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]],
+        **result.summary,
+        "v": _VERSION,
+        "kind": KIND,
+        "key": task.key,
+        "name": log.name,
+        "seconds": time.monotonic() - began_s,
+        "host": socket.gethostname(),
+        "attempt": attempt,
+        "anomalies": len(result.anomalies),
+        "troubles": troubles,
+        "stages": [
+            {**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]
+        ],
         "files": {file.name: file.stat().st_size for file in part.iterdir()},
-    }  # fmt: skip
-    (part / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    }
+    (part / SUMMARY_FILE).write_text(
+        json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     final = task.folder / log.name
-    _check_replaceable(final, bool(read_summary(final)))  # once more: it may have come while the log was replayed
+    _check_replaceable(
+        final, bool(read_summary(final))
+    )  # once more: it may have come while the log was replayed
     if final.exists():
         final.rename(task.run_folder / f"{log.name}.{attempt}.old")
     part.rename(final)
@@ -236,29 +273,45 @@ def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOp
 
 
 def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each log and stage: the logs with the most misses first, among equal ones those with the longest p99.
+    """A row for each log and stage.
+
+    The logs with the most misses first, among equal ones those with the longest p99.
 
     `summaries` has what each log came to, by name.
     """
 
     def worst(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [max((r[key] for r in rows if r[key] is not None), default=-1.0) for key in ("miss_ratio", "p99_ms")]
+        return [
+            max((r[key] for r in rows if r[key] is not None), default=-1.0)
+            for key in ("miss_ratio", "p99_ms")
+        ]
 
     logs = []
     for name, summary in summaries.items():
         log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
         own = {
-            "path": summary["log"]["path"], "reason": None, "attempt": summary["attempt"],
-            "troubles": len(summary["troubles"]), "log_s": log_s, "seconds": seconds,
+            "path": summary["log"]["path"],
+            "reason": None,
+            "attempt": summary["attempt"],
+            "troubles": len(summary["troubles"]),
+            "log_s": log_s,
+            "seconds": seconds,
             "speed": log_s / seconds if seconds > 0 else None,
-        }  # fmt: skip
-        stages = [{**s, **own, "name": name, "stage": s["name"], "frames": s["answered"]} for s in summary["stages"]]
+        }
+        stages = [
+            {**s, **own, "name": name, "stage": s["name"], "frames": s["answered"]}
+            for s in summary["stages"]
+        ]
         logs.append([{key: stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)} for stage in stages])
     return [row for rows in sorted(logs, key=worst, reverse=True) for row in rows]
 
 
-def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]) -> None:
-    """Write `summary.json` and `summary.parquet`: the rows of `summary_rows`, and how the logs ended that have none.
+def write_summary(
+    folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]
+) -> None:
+    """Write `summary.json` and `summary.parquet`.
+
+    The rows of `summary_rows`, and how the logs ended that have none.
 
     Raises:
         OSError: a file cannot be written.
@@ -274,7 +327,9 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mappi
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     kinds = [(name, pa.string()) for name in _TEXT] + [(name, pa.int64()) for name in _WHOLE]
     schema = pa.schema(kinds + [(name, pa.float64()) for name in _REAL])
-    table = pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in [*rows, *lost]], schema)
+    table = pa.Table.from_pylist(
+        [{name: row.get(name) for name in schema.names} for row in [*rows, *lost]], schema
+    )
     with whole_file(folder / SUMMARY_FILE) as part:
         part.write_text(text, encoding="utf-8")
     with whole_file(folder / SUMMARY_PARQUET) as part:
@@ -282,7 +337,9 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mappi
 
 
 def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]) -> str:
-    """Write `report.html`: all logs in a table, and the worst in detail. Returns where it is, or why there is none.
+    """Write `report.html`.
+
+    All logs in a table, and the worst in detail. Returns where it is, or why there is none.
 
     One run is in memory at a time, and those that are shown in detail.
 

@@ -31,7 +31,9 @@ Replays = dict[object, ReplayResult]
 class ReplayFixture:
     """Replays logs for a test. Adapters may be in any module that the test could import."""
 
-    def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, replays: Replays) -> None:
+    def __init__(
+        self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory, replays: Replays
+    ) -> None:
         self._request = request
         self._file = Path(str(request.module.__file__))
         self._folders = folders
@@ -44,14 +46,16 @@ class ReplayFixture:
         params: str | Path | None = None,
         **options: Any,  # noqa: ANN401
     ) -> ReplayResult:
-        """Replay a log; the same log with the same options only once in a session, unless its pace is `real`.
+        """Replay a log.
+
+        The same log with the same options only once in a session, unless its pace is `real`.
 
         Args:
             log: default: that of the test's marker `fieldlog`.
-            params: a parameter file, beside the test's file or in the root folder; default: that of a folder of
-                evidence, else every default.
-            options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`; `step_times`
-                are looked for as `params` are.
+            params: a parameter file, beside the test's file or in the root folder; default: that of a
+                folder of evidence, else every default.
+            options: the other fields of `ReplayOptions`, for example `pace`, `overrides`, `duration_s`;
+                `step_times` are looked for as `params` are.
         """
         __tracebackhide__ = True
         path = self._marked_log() if log is None else self._find_log(str(log), optional=False)
@@ -84,16 +88,24 @@ class ReplayFixture:
         __tracebackhide__ = True
         marker = self._request.node.get_closest_marker("fieldlog")
         if marker is None:
-            pytest.fail('replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap")')
+            pytest.fail(
+                'replay() needs a log: replay("drive.mcap"), or @pytest.mark.fieldlog("drive.mcap")'
+            )
         if len(marker.args) != 1 or marker.kwargs.keys() - {"optional"}:
-            pytest.fail(f'@pytest.mark.fieldlog takes one log and optional=..., as in fieldlog("drive.mcap"): {marker}')
+            pytest.fail(
+                '@pytest.mark.fieldlog takes one log and optional=..., as in fieldlog("drive.mcap"):'
+                f" {marker}"
+            )
         return self._find_log(str(marker.args[0]), optional=bool(marker.kwargs.get("optional")))
 
     def _find_log(self, name: str, *, optional: bool) -> Path:
         __tracebackhide__ = True
         config = self._request.config
         field_logs = config.getoption("--fieldlogs") or os.environ.get(_FOLDER, "")
-        places = [*self._places(name), *([config.invocation_params.dir / field_logs / name] if field_logs else [])]
+        places = [
+            *self._places(name),
+            *([config.invocation_params.dir / field_logs / name] if field_logs else []),
+        ]
         for place in places:
             if place.exists():
                 return place
@@ -148,7 +160,8 @@ class GoldenFixture:
     def path(self, name: str = "") -> Path:
         """The golden file: named after the test, and `name` where a test has several.
 
-        Where a character is not fit for a file's name, a hash of the whole keeps names apart that differ there only.
+        Where a character is not fit for a file's name, a hash of the whole keeps names apart that differ
+        there only.
         """
         test = self._request.node.nodeid.partition("::")[2].replace("::", ".")
         words = [self._file.stem, test, *filter(None, [name])]
@@ -157,21 +170,26 @@ class GoldenFixture:
     def check(self, result: ReplayResult, *stages: str, name: str = "", rules: Rules | None = None) -> None:
         """Compare what stages published with the golden outputs; with `--refresh-golden` write those.
 
-        Outputs that agree pass, with a warning if parameters or models are others than those of the golden outputs.
-        What one check of a test has written, the others of the same `name` are compared with.
+        Outputs that agree pass, with a warning if parameters or models are others than those of the golden
+        outputs. What one check of a test has written, the others of the same `name` are compared with.
 
-        The `result` is of a whole replay; without `stages` all of them are compared. A `name` tells several golden
-        files of a test apart; `rules` are for this check, before those of `golden_rules` and the built-in ones.
+        The `result` is of a whole replay; without `stages` all of them are compared. A `name` tells several
+        golden files of a test apart; `rules` are for this check, before those of `golden_rules` and the
+        built-in ones.
 
         Raises:
-            AssertionError: they differ, there are none, or they are those of another log; the text says where they
-                differ first and most, what has changed since they were made, and the command that refreshes them.
+            AssertionError: they differ, there are none, or they are those of another log; the text says
+                where they differ first and most, what has changed since they were made, and the command
+                that refreshes them.
             KeyError: there is no such stage.
             TypeError: this is no result of a replay.
         """
         __tracebackhide__ = True
         if not isinstance(result, ReplayResult):
-            msg = f"golden.check takes what replay() gave, and stages by name, as in {_EXAMPLE}; not {result!r}"
+            msg = (
+                f"golden.check takes what replay() gave, and stages by name, as in {_EXAMPLE}; not"
+                f" {result!r}"
+            )
             raise TypeError(msg)
         path = self.path(name)
         names = tuple(result.stage(each).name for each in stages) or tuple(result.stages)
@@ -188,7 +206,9 @@ class GoldenFixture:
         if problem:
             advice = f"the command that refreshes it: {self._command()}"
             if path in self._written:
-                advice = f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+                advice = (
+                    f"another check of this test has just written it: give each a name, as in {_EXAMPLE}"
+                )
             raise AssertionError("\n".join([*problem, advice]))
 
     def _write(self, golden: golden_file.Golden, path: Path) -> None:
@@ -202,9 +222,13 @@ class GoldenFixture:
         count = sum(map(len, golden.frames.values()))
         without = sum(golden.superseded.values())
         more = f"; {without} frames had none, as a newer one came first" if without else ""
-        self._request.node.user_properties.append((REFRESHED, f"{self._shown(path)} has {count} outputs{more}"))
+        self._request.node.user_properties.append(
+            (REFRESHED, f"{self._shown(path)} has {count} outputs{more}")
+        )
 
-    def _problem(self, now: golden_file.Golden, path: Path, rules: Rules, result: ReplayResult) -> list[str]:
+    def _problem(
+        self, now: golden_file.Golden, path: Path, rules: Rules, result: ReplayResult
+    ) -> list[str]:
         shown = self._shown(path)
         if not path.exists():
             return [f"golden file {shown} is missing"]
@@ -216,7 +240,10 @@ class GoldenFixture:
         if "log" in changes:
             return [f"golden file {shown} is stale: it is of another log than {result.log}"]
         if absent := [stage for stage, found in now.frames.items() if found and stage not in golden.frames]:
-            return [f"golden file {shown} holds no outputs of {', '.join(absent)}, only of {', '.join(golden.frames)}"]
+            return [
+                f"golden file {shown} holds no outputs of {', '.join(absent)}, only of"
+                f" {', '.join(golden.frames)}"
+            ]
         compared = [
             golden_file.compare_frames(name, found, golden.frames.get(name, ()), rules)
             for name, found in now.frames.items()

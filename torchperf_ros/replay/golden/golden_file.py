@@ -1,4 +1,7 @@
-"""Golden outputs: what stages published on a log when all was well, in one MCAP file, and what differs from it now."""
+"""Golden outputs.
+
+What stages published on a log when all was well, in one MCAP file, and what differs from it now.
+"""
 
 import io
 import itertools
@@ -19,7 +22,10 @@ from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, sta
 _ORIGIN: Final = "torchperf_golden"
 _WORD: Final = (1 << 64) - 1
 _SIGN: Final = 1 << 63
-"""MCAP's times have no sign, stamps have: a stamp before 1970 stands in `publish_time` as its two's complement."""
+"""MCAP's times have no sign, stamps have.
+
+A stamp before 1970 stands in `publish_time` as its two's complement.
+"""
 _OUTPUT: Final = "the output"
 _CHECKS: Final = "checks of "
 """Begins a key of the metadata: the guard's verdicts on a stage's frames."""
@@ -80,9 +86,12 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
     summary = result.summary
     models = {f"model of {stage}": hashed for stage, hashed in summary["model"].items()}
     origin = {
-        "log": summary["log"]["sha256"], "parameters": summary["params_sha256"], **models, "pace": summary["pace"],
+        "log": summary["log"]["sha256"],
+        "parameters": summary["params_sha256"],
+        **models,
+        "pace": summary["pace"],
         "seed": summary["seed"],
-    }  # fmt: skip
+    }
     messages = {name: tuple(result.stage(name).messages) for name in stages}
     superseded = {name: count for name in stages if (count := result.stage(name).superseded)}
     engines = {name: str(text) for name, text in summary.get("engines", {}).items()}
@@ -92,8 +101,8 @@ def golden_of(result: ReplayResult, stages: Collection[str]) -> Golden:
 def write_golden(golden: Golden, path: Path) -> None:
     """Write golden outputs as an MCAP with message definitions: all of it, or nothing under this name.
 
-    A topic is a stage, and messages are logged at their frame's stamp, so that they stand beside the log's in a viewer;
-    at 0 if that is negative.
+    A topic is a stage, and messages are logged at their frame's stamp, so that they stand beside the log's
+    in a viewer; at 0 if that is negative.
 
     Raises:
         OSError: it cannot be written.
@@ -101,15 +110,18 @@ def write_golden(golden: Golden, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     checks = {
         f"{_CHECKS}{stage}": ",".join(frame.check for frame in frames)
-        for stage, frames in golden.frames.items() if any(frame.check for frame in frames)
-    }  # fmt: skip
+        for stage, frames in golden.frames.items()
+        if any(frame.check for frame in frames)
+    }
     superseded = {f"{_SUPERSEDED}{stage}": str(count) for stage, count in golden.superseded.items()}
     engines = {f"{_ENGINES}{stage}": text for stage, text in golden.engines.items()}
     with OutputLog(path, metadata=(_ORIGIN, {**golden.origin, **checks, **superseded, **engines})) as file:
         for stage, frames in golden.frames.items():
             for frame in frames:
                 stamp_ns = frame.stamp_ns
-                file.write(stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq)
+                file.write(
+                    stage, frame.type_name, frame.data, max(0, stamp_ns), stamp_ns & _WORD, frame.seq
+                )
         file.close()
 
 
@@ -124,28 +136,42 @@ def read_golden(path: Path) -> Golden:
     content = path.read_bytes()
     try:
         reader = make_reader(io.BytesIO(content), validate_crcs=True)
-        origin = next((dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None)
+        origin = next(
+            (dict(found.metadata) for found in reader.iter_metadata() if found.name == _ORIGIN), None
+        )
         for schema, channel, message in reader.iter_messages(log_time_order=False):
             stamp_ns = message.publish_time - ((message.publish_time & _SIGN) << 1)
             frame = PublishedFrame(message.sequence, stamp_ns, message.data, schema.name if schema else "")
             frames.setdefault(channel.topic, []).append(frame)
     except Exception as error:
-        # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError, OverflowError, ...
-        raise GoldenError(f"golden file {path}: cannot be read ({type(error).__name__}: {error})") from error
+        # mcap and the decompressors raise whatever damage leads them to: struct.error, ZstdError,
+        # OverflowError, ...
+        raise GoldenError(
+            f"golden file {path}: cannot be read ({type(error).__name__}: {error})"
+        ) from error
     if origin is None:
         raise GoldenError(f"golden file {path}: is an MCAP that holds no golden outputs")
     for stage, found in frames.items():
         checks = origin.pop(f"{_CHECKS}{stage}", "").split(",")
         if len(checks) == len(found):
-            frames[stage] = [frame._replace(check=check) for frame, check in zip(found, checks, strict=True)]
+            frames[stage] = [
+                frame._replace(check=check) for frame, check in zip(found, checks, strict=True)
+            ]
     counts = {key: origin.pop(key) for key in list(origin) if key.startswith(_SUPERSEDED)}
-    superseded = {key.removeprefix(_SUPERSEDED): int(count) for key, count in counts.items() if count.isdecimal()}
-    engines = {name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)}
+    superseded = {
+        key.removeprefix(_SUPERSEDED): int(count) for key, count in counts.items() if count.isdecimal()
+    }
+    engines = {
+        name.removeprefix(_ENGINES): origin.pop(name) for name in list(origin) if name.startswith(_ENGINES)
+    }
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded, engines)
 
 
 class StageComparison(NamedTuple):
-    """A stage's outputs beside golden ones: of `frames`, those that only one side has among them, which differ how."""
+    """A stage's outputs beside golden ones.
+
+    Of `frames`, those that only one side has among them, which differ how.
+    """
 
     stage: str
     frames: int
@@ -174,7 +200,14 @@ class StageComparison(NamedTuple):
         for name, found in list(fields.items())[:_MOST_FIELDS]:
             frame, worst = max(found, key=lambda pair: -1.0 if math.isnan(pair[1].error) else pair[1].error)
             frames = len({id(frame) for frame, _ in found})
-            yield name, str(frames), _short(worst.value), _short(worst.golden), *worst.shown, _frame_text(frame)
+            yield (
+                name,
+                str(frames),
+                _short(worst.value),
+                _short(worst.golden),
+                *worst.shown,
+                _frame_text(frame),
+            )
         if len(fields) > _MOST_FIELDS:
             yield f"and {len(fields) - _MOST_FIELDS} more", *[""] * 6
 
@@ -184,7 +217,8 @@ def compare_frames(
 ) -> StageComparison:
     """Compare what a stage published with golden outputs.
 
-    Frames belong together if their stamps are equal; of several with the same stamp the first, the second, and so on.
+    Frames belong together if their stamps are equal; of several with the same stamp the first, the second,
+    and so on.
 
     Raises:
         ComparisonError: see `compare_messages`.
@@ -203,7 +237,9 @@ def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], Publish
     return {(frame.stamp_ns, next(counts[frame.stamp_ns])): frame for frame in frames}
 
 
-def _differences(frame: PublishedFrame | None, golden: PublishedFrame | None, rules: Rules) -> Iterator[Difference]:
+def _differences(
+    frame: PublishedFrame | None, golden: PublishedFrame | None, rules: Rules
+) -> Iterator[Difference]:
     if frame is None or golden is None:
         yield Difference(_OUTPUT, "published" if frame else "none", "published" if golden else "none")
     elif frame.check != golden.check:

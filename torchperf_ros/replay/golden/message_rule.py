@@ -1,4 +1,7 @@
-"""What counts as the same message of a type: rules, and the comparison of two messages by them, field by field."""
+"""What counts as the same message of a type.
+
+Rules, and the comparison of two messages by them, field by field.
+"""
 
 import dataclasses
 import functools
@@ -20,12 +23,17 @@ from torchperf_ros.frame.errors import TorchperfError
 _QUATERNION: Final = "geometry_msgs/msg/Quaternion"
 _IMAGE: Final = "sensor_msgs/msg/Image"
 _IMAGES: Final = (_IMAGE, "sensor_msgs/msg/CompressedImage")
-_ENCODING: Final = re.compile(r"(?P<colour>rgb|bgr|rgba|bgra|mono|bayer_\w+)(8|16)|(8|16|32|64)(?P<kind>[USF])C(\d+)")
+_ENCODING: Final = re.compile(
+    r"(?P<colour>rgb|bgr|rgba|bgra|mono|bayer_\w+)(8|16)|(8|16|32|64)(?P<kind>[USF])C(\d+)"
+)
 _TIMES: Final = frozenset({"builtin_interfaces/msg/Time", "builtin_interfaces/msg/Duration"})
 
 
 class RuleError(TorchperfError):
-    """A rule names a field that its message type does not have; the message says which, and what there is."""
+    """A rule names a field that its message type does not have.
+
+    The message says which, and what there is.
+    """
 
 
 class ComparisonError(TorchperfError):
@@ -34,7 +42,10 @@ class ComparisonError(TorchperfError):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a number may be from the golden one: `absolute + relative * |golden|`, in the field's unit."""
+    """How far a number may be from the golden one.
+
+    `absolute + relative * |golden|`, in the field's unit.
+    """
 
     absolute: float = 0.0
     relative: float = 0.0
@@ -47,17 +58,22 @@ class Matched:
     One without a partner is a difference.
     """
 
-    position: str  # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
+    position: (
+        str  # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
+    )
     within: float  # the farthest that two may be apart, in the unit of the position
     same: tuple[str, ...] = ()  # fields in which two elements have to be equal to belong together
 
 
 @dataclass(frozen=True)
 class ImageTolerance:
-    """How far the pixels of an image may be from those of the golden one: a `share` of them, 0 to 1, may differ.
+    """How far the pixels of an image may be from those of the golden one.
 
-    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for depths. None:
-    whole numbers have to be equal, floating-point ones are allowed what others are, see `USUAL`.
+    A `share` of them, 0 to 1, may differ.
+
+    A pixel differs if one of its channels is off by more than `by`: of 255 for 8 bits, in mm or m for
+    depths. None: whole numbers have to be equal, floating-point ones are allowed what others are, see
+    `USUAL`.
     """
 
     share: float = 0.0
@@ -81,16 +97,18 @@ class ImageTolerance:
 class MessageRule:
     """What counts as the same message of a type.
 
-    Paths are fields of the type with dots between, without indexes: `poses.pose.position`. A path stands for all that
-    is below it. Where a type contains another one that has a rule, too, both count, and the outer one goes first.
+    Paths are fields of the type with dots between, without indexes: `poses.pose.position`. A path stands
+    for all that is below it. Where a type contains another one that has a rule, too, both count, and the
+    outer one goes first.
 
     Attributes:
         ignore: fields that may be anything.
-        tolerances: by path; the longest one that fits counts, `""` is every floating-point number of the type. Whole
-            numbers have to be equal unless a path names them.
+        tolerances: by path; the longest one that fits counts, `""` is every floating-point number of the
+            type. Whole numbers have to be equal unless a path names them.
         angles: fields in rad that wrap: pi and -pi are the same.
         matched: lists whose elements are matched by position; others are compared in their order.
-        images: an `Image` or `CompressedImage` below a path, `""` all of the type, and how far its pixels may be off.
+        images: an `Image` or `CompressedImage` below a path, `""` all of the type, and how far its pixels
+            may be off.
     """
 
     ignore: tuple[str, ...] = ()
@@ -104,12 +122,16 @@ Rules = Mapping[str, MessageRule]
 """Rules by message type, for example `nav_msgs/msg/Path`."""
 
 USUAL: Final = Tolerance(absolute=1e-3, relative=1e-3)
-"""For floating-point numbers that no rule names: a millimetre, or a thousandth; see `docs/testing.md` for why."""
+"""For floating-point numbers that no rule names.
+
+A millimetre, or a thousandth; see `docs/testing.md` for why.
+"""
 
 BUILT_IN: Final[Rules] = MappingProxyType(
     {
         "visualization_msgs/msg/MarkerArray": MessageRule(
-            matched={"markers": Matched("pose.position", within=0.5, same=("action", "type"))}, ignore=("markers.id",)
+            matched={"markers": Matched("pose.position", within=0.5, same=("action", "type"))},
+            ignore=("markers.id",),
         ),
         "visualization_msgs/msg/Marker": MessageRule(ignore=("lifetime",)),  # how long RViz shows it
         _IMAGE: MessageRule(images={"": ImageTolerance()}),  # compared by pixel
@@ -117,12 +139,17 @@ BUILT_IN: Final[Rules] = MappingProxyType(
             matched={"detections": Matched("bbox.center.position", within=20.0)},  # pixels
             tolerances={"detections.bbox": Tolerance(absolute=0.1, relative=1e-3)},
         ),
-        "vision_msgs/msg/Detection3DArray": MessageRule(matched={"detections": Matched("bbox.center.position", 0.5)}),
+        "vision_msgs/msg/Detection3DArray": MessageRule(
+            matched={"detections": Matched("bbox.center.position", 0.5)}
+        ),
         "vision_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
         "geometry_msgs/msg/Pose2D": MessageRule(angles=("theta",)),
     }
 )
-"""The rules that count unless others are given for the same type; types that are not here are compared by `USUAL`."""
+"""The rules that count unless others are given for the same type.
+
+Types that are not here are compared by `USUAL`.
+"""
 
 
 def check_rules(rules: Rules) -> None:
@@ -137,7 +164,9 @@ def check_rules(rules: Rules) -> None:
             _type_of(type_name, path, type_name)
         for path in filter(None, rule.images):
             if (kind := _type_of(type_name, path, type_name)) not in _IMAGES:
-                raise RuleError(f"rule for {type_name}: {path!r} is no image, but {kind or 'a plain value'}")
+                raise RuleError(
+                    f"rule for {type_name}: {path!r} is no image, but {kind or 'a plain value'}"
+                )
         for path, matched in rule.matched.items():
             element = _type_of(type_name, path, type_name)
             for inner in (matched.position, *matched.same):
@@ -156,15 +185,18 @@ def _type_of(inside: str, path: str, rule: str) -> str:
 
 _EXACT: Final = Tolerance()
 _Seen = tuple[tuple[MessageRule, str], ...]
-"""A place in a message as the rules on the way to it see it: the rule and its path, the outermost one first."""
+"""A place in a message as the rules on the way to it see it.
+
+The rule and its path, the outermost one first.
+"""
 
 
 @dataclass(frozen=True)
 class Difference:
     """A field in which a message is not as the golden one.
 
-    The `error` is how far they are apart, in the field's unit, s for a time; NaN for what has no distance. Of an image,
-    of which `value` and `golden` are the worst pixels, it is the share of those that differ.
+    The `error` is how far they are apart, in the field's unit, s for a time; NaN for what has no distance.
+    Of an image, of which `value` and `golden` are the worst pixels, it is the share of those that differ.
     """
 
     path: str  # with indexes, for example `markers[3].pose.position.x`
@@ -182,11 +214,16 @@ class Difference:
     @property
     def shown(self) -> tuple[str, str]:
         """`error` and `allowed` for people; empty for what has no distance."""
-        return self.told or (("", "") if math.isnan(self.error) else (f"{self.error:.4g}", f"{self.allowed:.4g}"))
+        return self.told or (
+            ("", "") if math.isnan(self.error) else (f"{self.error:.4g}", f"{self.allowed:.4g}")
+        )
 
 
-def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401 - any message
-    """Where a message is not as the golden one of the same type; of each array of numbers only the worst element.
+# any message
+def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
+    """Where a message is not as the golden one of the same type.
+
+    Of each array of numbers only the worst element.
 
     NaN equals NaN. A quaternion and its negative are the same rotation.
 
@@ -209,22 +246,34 @@ def _values(value: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -> It
     elif isinstance(golden, np.ndarray) and len(value) != len(golden):
         yield Difference(path, f"{len(value)} elements", f"{len(golden)} elements")
     elif not np.array_equal(value, golden):
-        yield from _numbers(np.atleast_1d(value), np.atleast_1d(golden), path, seen, indexed=np.ndim(golden) > 0)
+        yield from _numbers(
+            np.atleast_1d(value), np.atleast_1d(golden), path, seen, indexed=np.ndim(golden) > 0
+        )
 
 
 def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:  # noqa: ANN401
     kind = golden.__msgtype__
     seen = (*seen, (rules.get(kind, MessageRule()), ""))
-    sign = -1.0 if kind == _QUATERNION and sum(getattr(message, i) * getattr(golden, i) for i in "xyzw") < 0.0 else None
+    sign = (
+        -1.0
+        if kind == _QUATERNION and sum(getattr(message, i) * getattr(golden, i) for i in "xyzw") < 0.0
+        else None
+    )
     found: list[Difference] = []
     names = [entry.name for entry in dataclasses.fields(golden) if not entry.name.startswith("__")]
-    if kind in _IMAGES and (allowed := _image_tolerance(seen)) is not None and _is_laid_out_alike(message, golden):
+    if (
+        kind in _IMAGES
+        and (allowed := _image_tolerance(seen)) is not None
+        and _is_laid_out_alike(message, golden)
+    ):
         names.remove("data")
         found += _images(message, golden, f"{path}.data" if path else "data", allowed)
     for name in names:
         value, wanted = getattr(message, name), getattr(golden, name)
         inside = tuple((rule, f"{own}.{name}" if own else name) for rule, own in seen)
-        found += _values(sign * value if sign else value, wanted, f"{path}.{name}" if path else name, inside, rules)
+        found += _values(
+            sign * value if sign else value, wanted, f"{path}.{name}" if path else name, inside, rules
+        )
     yield from _time(message, golden, path, found) if found and kind in _TIMES else found
 
 
@@ -273,7 +322,9 @@ def _numbers(
     # where nothing is allowed, several exceed it infinitely: the worst one is farthest off
     worst = int(np.argmax(np.where(excess == excess.max(), np.nan_to_num(error, nan=np.inf), -1.0)))
     path = f"{path}[{worst}]" if indexed else path
-    yield Difference(path, values[worst].item(), golden[worst].item(), float(error[worst]), float(allowed[worst]))
+    yield Difference(
+        path, values[worst].item(), golden[worst].item(), float(error[worst]), float(allowed[worst])
+    )
 
 
 def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
@@ -292,7 +343,10 @@ def _image_tolerance(seen: _Seen) -> ImageTolerance | None:
 def _is_laid_out_alike(message: Any, golden: Any) -> bool:  # noqa: ANN401
     if golden.__msgtype__ != _IMAGE:
         return True
-    layouts = [(of.height, of.width, of.encoding, of.is_bigendian, of.step, len(of.data)) for of in (message, golden)]
+    layouts = [
+        (of.height, of.width, of.encoding, of.is_bigendian, of.step, len(of.data))
+        for of in (message, golden)
+    ]
     return layouts[0] == layouts[1] and len(golden.data) == golden.height * golden.step
 
 
@@ -310,7 +364,9 @@ def _images(message: Any, golden: Any, path: str, allowed: ImageTolerance) -> It
     off = (np.nan_to_num(apart, nan=np.inf, posinf=np.inf) - limit).max(axis=2, initial=-math.inf)
     if (share := float(np.mean(off > 0.0)) if off.size else 0.0) > allowed.share:
         at = np.unravel_index(np.argmax(off), off.shape)
-        value, golden_value = (f"({', '.join(f'{channel:.6g}' for channel in array[at])})" for array in (mine, theirs))
+        value, golden_value = (
+            f"({', '.join(f'{channel:.6g}' for channel in array[at])})" for array in (mine, theirs)
+        )
         where = f"{value} at row {at[0]}, column {at[1]}"
         told = (
             f"{100 * share:.4g} % of {off.size:,} {parts}",
@@ -330,12 +386,19 @@ def _pixels(message: Any) -> tuple[NDArray[Any], str]:  # noqa: ANN401
     colour, bits, more_bits, kind, count = found.groups()
     channels = int(count) if count else {"rgb": 3, "bgr": 3, "rgba": 4, "bgra": 4}.get(colour, 1)
     order = ">" if message.is_bigendian else "<"
-    sample = np.dtype(f"{order}{ {'U': 'u', 'S': 'i', 'F': 'f'}[kind or 'U'] }{int(bits or more_bits) // 8}")
+    sample = np.dtype(
+        f"{order}{ {'U': 'u', 'S': 'i', 'F': 'f'}[kind or 'U'] }{int(bits or more_bits) // 8}"
+    )
     used = rows[:, : message.width * channels * sample.itemsize]
-    return np.ascontiguousarray(used).view(sample).reshape(message.height, message.width, channels), "pixels"
+    return (
+        np.ascontiguousarray(used).view(sample).reshape(message.height, message.width, channels),
+        "pixels",
+    )
 
 
-def _lists(values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen, rules: Rules) -> Iterator[Difference]:
+def _lists(
+    values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen, rules: Rules
+) -> Iterator[Difference]:
     matched = next((rule.matched[own] for rule, own in seen if own in rule.matched), None)
     if matched is not None:
         pairs = _pairs(values, golden, path, matched)
@@ -354,7 +417,10 @@ def _lists(values: Sequence[Any], golden: Sequence[Any], path: str, seen: _Seen,
 
 
 def _pairs(values: Sequence[Any], golden: Sequence[Any], path: str, rule: Matched) -> dict[int, int]:
-    """The golden element of each that has one: as many pairs as can be, and then those that are nearest together."""
+    """The golden element of each that has one.
+
+    As many pairs as can be, and then those that are nearest together.
+    """
     if not values or not golden:
         return {}
     try:

@@ -1,7 +1,10 @@
-"""pytest's plugin: replay a log in a test, and compare what comes out with golden outputs; see `docs/testing.md`.
+"""pytest's plugin.
 
-It costs other tests nothing: more than pytest is imported only when a test asks for `replay` or `golden`. As it is
-loaded into every run of pytest, it has to load with old ones, too: Humble's is 6.2, which lacks names of pytest 7.
+Replay a log in a test, and compare what comes out with golden outputs; see `docs/testing.md`.
+
+It costs other tests nothing: more than pytest is imported only when a test asks for `replay` or `golden`.
+As it is loaded into every run of pytest, it has to load with old ones, too: Humble's is 6.2, which lacks
+names of pytest 7.
 """
 
 from __future__ import annotations
@@ -25,19 +28,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the plugin's options."""
     group = parser.getgroup("torchperf", "replays of field logs (torchperf_ros)")
     group.addoption(
-        "--fieldlogs", metavar="DIR",
-        help="where the logs of @pytest.mark.fieldlog are that are not beside the tests;"
-        " default: $TORCHPERF_FIELDLOGS",
-    )  # fmt: skip
-    group.addoption("--refresh-golden", action="store_true", help="write golden outputs anew instead of comparing")
+        "--fieldlogs",
+        metavar="DIR",
+        help=(
+            "where the logs of @pytest.mark.fieldlog are that are not beside the tests;"
+            " default: $TORCHPERF_FIELDLOGS"
+        ),
+    )
+    group.addoption(
+        "--refresh-golden", action="store_true", help="write golden outputs anew instead of comparing"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     config.addinivalue_line(
         "markers",
-        "fieldlog(path, optional=False): the log that the test's `replay` replays, beside the test's file, in the root"
-        " folder or in --fieldlogs; with optional=True the test is skipped where it is not there",
+        "fieldlog(path, optional=False): the log that the test's `replay` replays, beside the test's file,"
+        " in the root folder or in --fieldlogs; with optional=True the test is skipped where it is not"
+        " there",
     )
 
 
@@ -45,7 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def replay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, torchperf_replays: Replays
 ) -> ReplayFixture:
-    """Replays a log: `replay(pace="fast", params="params.yaml")`; the log is that of `@pytest.mark.fieldlog`."""
+    """Replays a log.
+
+    `replay(pace="fast", params="params.yaml")`; the log is that of `@pytest.mark.fieldlog`.
+    """
     from torchperf_ros.replay.golden.fixtures import ReplayFixture
 
     return ReplayFixture(request, tmp_path_factory, torchperf_replays)

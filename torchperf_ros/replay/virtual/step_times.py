@@ -1,4 +1,7 @@
-"""How long the runs of a virtual replay take: as in the log or another run, or drawn from a table, for each tier."""
+"""How long the runs of a virtual replay take.
+
+As in the log or another run, or drawn from a table, for each tier.
+"""
 
 import math
 import random
@@ -74,8 +77,9 @@ class RunTimes:
     Attributes:
         steps: in ms.
         overhead_ms: besides them.
-        ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`: it takes
-            longer than anybody waits; `PARTIAL`: likewise, and at least one step of it was done by then.
+        ending: `ON_TIME`: the model decides; `CRASHED`: the worker dies at the end of it; `LATE`, `HUNG`:
+            it takes longer than anybody waits; `PARTIAL`: likewise, and at least one step of it was done by
+            then.
         tier: in a log: on which it ran; -1: not known.
         backup: in a log: whether it was the backup's run, which answered the frame.
     """
@@ -101,7 +105,10 @@ class StageTimes:
         return [tier.inference.calibration for tier in self.tiers]
 
     def run(self, stamp_ns: int, seq: int, tier: int, attempt: int) -> RunTimes:
-        """What a run of a frame on a tier takes; `attempt`: 0 for its first run, 1 for its backup, and so on."""
+        """What a run of a frame on a tier takes.
+
+        `attempt`: 0 for its first run, 1 for its backup, and so on.
+        """
         known = self._near(stamp_ns)
         drawn = self._draw(seq, tier, attempt)
         if known is None:
@@ -117,7 +124,11 @@ class StageTimes:
 
     def _near(self, stamp_ns: int) -> RunTimes | None:
         place = bisect_left(self._stamps, stamp_ns)
-        near = [stamp for stamp in self._stamps[max(0, place - 1) : place + 1] if abs(stamp - stamp_ns) <= _NEAR_NS]
+        near = [
+            stamp
+            for stamp in self._stamps[max(0, place - 1) : place + 1]
+            if abs(stamp - stamp_ns) <= _NEAR_NS
+        ]
         return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if stamp_ns and near else None
 
     def _draw(self, seq: int, tier: int, attempt: int) -> RunTimes:
@@ -145,7 +156,7 @@ def read_step_times(where: str, log: Path, config: NodeConfig, seed: int, say: S
     return [_of_stage(runs[0], index, stage, seed, path, say) for index, stage in enumerate(config.stages)]
 
 
-# -- recorded frames --------------------------------------------------------------------------------------------------
+# -- recorded frames
 
 
 def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path, say: Say) -> StageTimes:
@@ -153,7 +164,10 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
     if logged is None and index < len(run.stages) and run.stages[index].name == f"stage {index}":
         logged = run.stages[index]  # rows of /perf/latency_stages alone do not name it
     if logged is None or not len(logged):
-        msg = f"step times: {path} has no frame of stage {stage.name}; give --times a table, for example `{_EXAMPLE}`"
+        msg = (
+            f"step times: {path} has no frame of stage {stage.name}; give --times a table, for example"
+            f" `{_EXAMPLE}`"
+        )
         raise ConfigError(msg)
     # the index of a tier in the parameters by its index in the log; by name where the log has names
     names = logged.tiers or stage.tiers
@@ -161,22 +175,31 @@ def _of_stage(run: RunLog, index: int, stage: StageConfig, seed: int, path: Path
     runs = [_run_of(row, tier_of) for row in logged.frames]
     found = {}
     for tier in range(len(stage.tiers)):
-        if own := [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][:_MOST_SAMPLES]:
+        if own := [run for run in runs if run.ending is Outcome.ON_TIME and run.tier == tier][
+            :_MOST_SAMPLES
+        ]:
             steps = {part: _samples(getattr(run.steps, f"{part}_ms") for run in own) for part in _PARTS}
             found[tier] = TierTimes(**steps, overhead=_samples(run.overhead_ms for run in own))
-    known = {run_ns: run for run_ns, run in zip(logged.frames["stamp_ns"].tolist(), runs, strict=True) if run_ns}
+    known = {
+        run_ns: run for run_ns, run in zip(logged.frames["stamp_ns"].tolist(), runs, strict=True) if run_ns
+    }
     return StageTimes(_complete(found, stage, str(path), say), known, seed)
 
 
 def _run_of(row: np.void, tier_of: Mapping[int, int]) -> RunTimes:
     steps = [round(float(row[name]), 3) for name in _STEPS]
     outcome = Outcome(int(row["outcome"]))
-    rest_ms = float(row["total_ms"]) - sum(part for part in (float(row["wait_ms"]), *steps) if math.isfinite(part))
+    rest_ms = float(row["total_ms"]) - sum(
+        part for part in (float(row["wait_ms"]), *steps) if math.isfinite(part)
+    )
     counts = outcome is Outcome.ON_TIME and math.isfinite(rest_ms)
     return RunTimes(
-        StepTimes(*steps), round(max(0.0, rest_ms), 3) if counts else 0.0, outcome,
-        tier_of.get(int(row["tier"]), -1), row["fallback"] == Fallback.BACKUP,
-    )  # fmt: skip
+        StepTimes(*steps),
+        round(max(0.0, rest_ms), 3) if counts else 0.0,
+        outcome,
+        tier_of.get(int(row["tier"]), -1),
+        row["fallback"] == Fallback.BACKUP,
+    )
 
 
 def _samples(values: Iterable[float]) -> Spread:
@@ -184,26 +207,37 @@ def _samples(values: Iterable[float]) -> Spread:
 
 
 def _complete(found: Mapping[int, TierTimes], stage: StageConfig, where: str, say: Say) -> list[TierTimes]:
-    """Times for every tier: one that never ran is taken to be as slow as the next more accurate one that did.
+    """Times for every tier.
 
-    Where none of those ran either, it is taken to be too slow: the vehicle did not use it, and at the times of a lower
-    tier the ladder here would.
+    One that never ran is taken to be as slow as the next more accurate one that did.
+
+    Where none of those ran either, it is taken to be too slow: the vehicle did not use it, and at the times
+    of a lower tier the ladder here would.
     """
     if not found:
-        msg = f"step times: {where} has no run of {stage.name} that ended on time; give --times a table: `{_EXAMPLE}`"
+        msg = (
+            f"step times: {where} has no run of {stage.name} that ended on time; give --times a table:"
+            f" `{_EXAMPLE}`"
+        )
         raise ConfigError(msg)
     times = []
     for tier, name in enumerate(stage.tiers):
         like = max((other for other in found if other <= tier), default=None)
         if like is None:
-            say(f"{stage.name}: {where} has no times of tier {name}; taken to be too slow, as no better one has any")
+            say(
+                f"{stage.name}: {where} has no times of tier {name}; taken to be too slow, as no better one"
+                " has any"
+            )
         elif like != tier:
-            say(f"{stage.name}: {where} has no times of tier {name}; taken to be those of {stage.tiers[like]}")
+            say(
+                f"{stage.name}: {where} has no times of tier {name}; taken to be those of"
+                f" {stage.tiers[like]}"
+            )
         times.append(TierTimes(Spread((_TOO_SLOW * stage.budget_ms,))) if like is None else found[like])
     return times
 
 
-# -- a table ----------------------------------------------------------------------------------------------------------
+# -- a table
 
 
 def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[StageTimes]:
@@ -219,7 +253,10 @@ def _of_table(path: Path, config: NodeConfig, seed: int, say: Say) -> list[Stage
         if not isinstance(tiers, Mapping) or not tiers:
             raise ConfigError(f"{where}: {name} is not there; it has to be like `{_EXAMPLE}`")
         _check_names(tiers, stage.tiers, f"{where}: {name} has no tier", "it has")
-        found = {stage.tiers.index(tier): _tier(steps, f"{where}: {name}.{tier}") for tier, steps in tiers.items()}
+        found = {
+            stage.tiers.index(tier): _tier(steps, f"{where}: {name}.{tier}")
+            for tier, steps in tiers.items()
+        }
         times.append(StageTimes(_complete(found, stage, str(path), say), {}, seed, restart_ms))
     return times
 
@@ -234,7 +271,9 @@ def _tier(steps: object, what: str) -> TierTimes:
     if not isinstance(steps, Mapping) or "inference_ms" not in steps or set(steps) - set(parts):
         others = ", ".join(part for part in parts if part != "inference_ms")
         raise ConfigError(f"{what}: {steps!r} has to hold inference_ms, and may hold {others}")
-    return TierTimes(**{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()})
+    return TierTimes(
+        **{key.removesuffix("_ms"): _read_spread(value, f"{what}.{key}") for key, value in steps.items()}
+    )
 
 
 def _read_spread(value: object, what: str) -> Spread:
@@ -246,10 +285,17 @@ def _read_spread(value: object, what: str) -> Spread:
         return Spread(tuple(_number(each, what) for each in value))
     elif isinstance(value, (int, float)):
         return Spread((_number(value, what),))
-    raise ConfigError(f"{what}: {value!r} has to be ms, a list of ms, or {{median: ms, p99: ms}} with median <= p99")
+    raise ConfigError(
+        f"{what}: {value!r} has to be ms, a list of ms, or {{median: ms, p99: ms}} with median <= p99"
+    )
 
 
 def _number(value: object, what: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    ):
         return float(value)
     raise ConfigError(f"{what}: {value!r} has to be a number of ms, 0 or more")

@@ -1,8 +1,8 @@
 """A stage on a virtual clock: real processes compute, and the clock says how long that took.
 
-The replay goes from one event to the next, however long the work in between really takes. `VirtualPace` has the clock.
-Of what a stage runs on (`StageMachinery`), `_Pool` stands in for its thread's waiter and for its worker pool, and
-`_Worker` for each worker process.
+The replay goes from one event to the next, however long the work in between really takes. `VirtualPace` has
+the clock. Of what a stage runs on (`StageMachinery`), `_Pool` stands in for its thread's waiter and for its
+worker pool, and `_Worker` for each worker process.
 """
 
 import select
@@ -38,23 +38,26 @@ _TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 KeptPools = dict[int, WorkerPool]
 """Worker processes by the index of their stage, for one pace after the other, each with stages of the same parameters.
 
-For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive. For the same
-reason a death that is drawn ends none of them: its replacement is due when the clock says so, and is the same process.
-Who keeps them stops them.
+For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive.
+For the same reason a death that is drawn ends none of them: its replacement is due when the clock says so,
+and is the same process. Who keeps them stops them.
 """
 
 
 class VirtualPace(ReplayPace):
     """Deadlines, mailboxes, ladders and fallbacks on a clock that reads the log's time.
 
-    One thread does everything, in an order that only the log, the parameters, the times and the seed decide: of what
-    is due at the same time, workers come before messages, and stages in their own order.
+    One thread does everything, in an order that only the log, the parameters, the times and the seed
+    decide: of what is due at the same time, workers come before messages, and stages in their own order.
     """
 
     threaded = False
 
     def __init__(self, start_ns: int, times: Sequence[StageTimes], kept: KeptPools | None = None) -> None:
-        """Begin at this time of the log, with the times of each stage's runs; `kept`: workers that outlive the pace."""
+        """Begin at this time of the log, with the times of each stage's runs.
+
+        `kept`: workers that outlive the pace.
+        """
         self._clock = VirtualClock(start_ns)
         self._pools = [_Pool(each, self._clock, stage, kept) for stage, each in enumerate(times)]
 
@@ -93,10 +96,11 @@ class VirtualPace(ReplayPace):
 class _Pool:
     """Stands in for what a stage's thread waits for (`StageWaiter`), and for its `WorkerPool`.
 
-    Nobody blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced after
-    `restart_ms` of the clock and the delays of `RestartPolicy`, however long the process really takes to start. What is
-    not here is the real pool's (`ring`, `description`, `start`, `stop`). It is the listener of that, which closes a
-    dead worker's descriptors after `worker_died`, when nobody may be using them.
+    Nobody blocks: the pace asks when something is due, and hands it over. A worker that dies is replaced
+    after `restart_ms` of the clock and the delays of `RestartPolicy`, however long the process really takes
+    to start. What is not here is the real pool's (`ring`, `description`, `start`, `stop`). It is the
+    listener of that, which closes a dead worker's descriptors after `worker_died`, when nobody may be using
+    them.
     """
 
     def __init__(self, times: StageTimes, clock: Clock, stage: int, kept: KeptPools | None) -> None:
@@ -107,11 +111,15 @@ class _Pool:
         self._waited: dict[int, _Worker] = {}
         self._start_at_ns: dict[int, int] = {}
 
-    def opened(self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log) -> "_Pool":
+    def opened(
+        self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log
+    ) -> "_Pool":
         self.config, self._listener, self._log = config, listener, log
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
-        longest_ms = max(config.hang_ms, _LONGEST_RUN_MS)  # a slow machine is no hang: the virtual clock tells those
+        longest_ms = max(
+            config.hang_ms, _LONGEST_RUN_MS
+        )  # a slow machine is no hang: the virtual clock tells those
         self._starts = self._kept is None or self._stage not in self._kept
         if self._kept is not None and not self._starts:
             self._real = self._kept[self._stage]
@@ -165,7 +173,7 @@ class _Pool:
         states = ["waits for its restart" if worker is None else worker.state for worker in self.workers]
         return "; ".join(f"worker {number} {state}" for number, state in enumerate(states))
 
-    # -- the real pool's thread ---------------------------------------------------------------------------------------
+    # -- the real pool's thread
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         worker.usable = True
@@ -181,7 +189,7 @@ class _Pool:
     def worker_told(self, text: str) -> None:
         """The real pool has logged it."""
 
-    # -- the replay's thread ------------------------------------------------------------------------------------------
+    # -- the replay's thread
 
     def settle(self) -> None:
         """Wait until every process is ready; the stage gets them at the clock's time of now."""
@@ -197,12 +205,17 @@ class _Pool:
 
     def due(self, now_ns: int) -> list[int]:
         """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
-        due = sorted((w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns)
+        due = sorted(
+            (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
+        )
         timer = [_TIMER] if self._timer_ns and self._timer_ns <= now_ns else []
         return timer + [number for _, number in due]
 
     def worker(self, descriptor: int) -> "_Worker | None":
-        """The worker that has something to say; None for the timer, which is cleared, or a worker just dropped."""
+        """The worker that has something to say.
+
+        None for the timer, which is cleared, or a worker just dropped.
+        """
         if descriptor == _TIMER:
             self._timer_ns = _NEVER
         return self._waited.get(descriptor)
@@ -232,14 +245,20 @@ class _Pool:
                 self._start_at_ns[number] = max(after_ns, now_ns) + round(self.times.restart_ms * NS_PER_MS)
                 self.workers[number] = None
                 self.last_error = f"worker {number} ended: {worker.dead}"
-                self._log("warn", f"{self.config.name}: {self.last_error}, at {now_ns / NS_PER_S:.3f} s of the log")
+                self._log(
+                    "warn",
+                    f"{self.config.name}: {self.last_error}, at {now_ns / NS_PER_S:.3f} s of the log",
+                )
                 self._listener.worker_died(worker, self.last_error, lasting=policy.gave_up)  # type: ignore[arg-type]
             if self._start_at_ns.get(number, now_ns + 1) <= now_ns:
                 del self._start_at_ns[number]
                 self._place(number)
 
     def _place(self, number: int) -> None:
-        """Wait for the process that serves in this place, and let it; without one if none can be started."""
+        """Wait for the process that serves in this place, and let it.
+
+        Without one if none can be started.
+        """
         while not self._real.gave_up:
             with self.using:
                 process = self._real.workers[number]
@@ -255,7 +274,10 @@ class _Pool:
         return self._clock()
 
     def begin(self, tier: int, seq: int, offset: int, length: int, *, wanted: bool) -> RunTimes:
-        """What the run that begins takes: the frame's first, its backup, and so on; practice counts as a late one."""
+        """What the run that begins takes.
+
+        The frame's first, its backup, and so on; practice counts as a late one.
+        """
         if seq != self._seq:
             self._seq, self._runs = seq, 0
         attempt, self._runs = self._runs, self._runs + 1
@@ -266,8 +288,9 @@ class _Pool:
 class _Worker:
     """Stands in for a `WorkerProcess` in a stage's dispatcher.
 
-    A run is computed at once, and its response kept until the virtual clock says that it is due. What nobody waits for
-    (practice) is not computed at all. The process is used with the pool's lock: until then its descriptors stay open.
+    A run is computed at once, and its response kept until the virtual clock says that it is due. What
+    nobody waits for (practice) is not computed at all. The process is used with the pool's lock: until then
+    its descriptors stay open.
 
     Attributes:
         due_ns: virtual time of the response, or of the death; None while it has nothing to say.
@@ -308,9 +331,17 @@ class _Worker:
         return bool(self.dead)
 
     def run(
-        self, tier: int, seq: int, offset: int, length: int, now_ns: int, *, observe: bool, leave_ns: int = 0,
+        self,
+        tier: int,
+        seq: int,
+        offset: int,
+        length: int,
+        now_ns: int,
+        *,
+        observe: bool,
+        leave_ns: int = 0,
         missed: int = 0,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         self.seq, self.busy_since_ns, hang_ms = seq, now_ns, self._pool.config.hang_ms
         plan = self._pool.begin(tier, seq, offset, length, wanted=bool(leave_ns))
         took_ms = plan.steps.total_ms + plan.overhead_ms
@@ -330,7 +361,9 @@ class _Worker:
         return True
 
     def partial(self, seq: int) -> tuple[Response, bytes] | None:
-        """What an anytime model has of a frame that is answered now: of its steps the share that its time has passed.
+        """What an anytime model has of a frame that is answered now.
+
+        Of its steps the share that its time has passed.
 
         It then ends with the step that it is at.
         """
@@ -369,14 +402,20 @@ class _Worker:
         return received
 
     def _die(self, why: str) -> None:
-        """The process is to end, unless it is kept, or has ended; the stage learns of it when that is due."""
+        """The process is to end, unless it is kept, or has ended.
+
+        The stage learns of it when that is due.
+        """
         with self._using:
             if self._process.usable and not self._pool.keeps:
                 self._process.kill(why)
         self.dead, self._response = why, None
 
     def observe(self, seq: int, offset: int, length: int, now_ns: int, *, missed: int = 0) -> bool:
-        """Let it advance its histories, and wait until it has: the ring goes on faster than any live one."""
+        """Let it advance its histories, and wait until it has.
+
+        The ring goes on faster than any live one.
+        """
         if not self.usable or self.dead:
             return True
         with self._using:
@@ -404,6 +443,10 @@ class _Worker:
 def _timed(response: Response, plan: RunTimes) -> Response:
     """The response with the plan's times for the steps that were reached."""
     steps = [
-        step for step in ("decode", "preprocess", "inference", "postprocess") if getattr(response, f"{step}_ns") >= 0
+        step
+        for step in ("decode", "preprocess", "inference", "postprocess")
+        if getattr(response, f"{step}_ns") >= 0
     ]
-    return replace(response, **{f"{step}_ns": round(getattr(plan.steps, f"{step}_ms") * NS_PER_MS) for step in steps})
+    return replace(
+        response, **{f"{step}_ns": round(getattr(plan.steps, f"{step}_ms") * NS_PER_MS) for step in steps}
+    )

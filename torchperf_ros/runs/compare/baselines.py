@@ -27,8 +27,9 @@ class Baseline:
     """One baseline.
 
     Attributes:
-        card: what they are runs of: `saved_at` (ISO, UTC), `commit`, `log_sha256`, `log`, `fingerprint`, `cpu`, `model`
-            (hash by stage), `params_sha256`, `frames` (answered, by stage); texts may be empty.
+        card: what they are runs of: `saved_at` (ISO, UTC), `commit`, `log_sha256`, `log`, `fingerprint`,
+            `cpu`, `model` (hash by stage), `params_sha256`, `frames` (answered, by stage); texts may be
+            empty.
     """
 
     name: str
@@ -54,7 +55,9 @@ class BaselineStore:
         card: dict[str, Any] = {}
         for path in paths:
             if path.suffix not in SUFFIXES or not path.is_file():
-                raise RunLogError(f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote")
+                raise RunLogError(
+                    f"run {path}: has to be a .json or .parquet file that `torchperf replay` wrote"
+                )
             run = load_run(path)
             if run.fact("complete") is False:
                 raise RunLogError(f"run {path}: was interrupted; a baseline has to be complete")
@@ -88,7 +91,9 @@ class BaselineStore:
         """One baseline; a `RunLogError` names those that there are where there is none of this name."""
         folders = self._folders()
         if name not in folders:
-            raise RunLogError(f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}")
+            raise RunLogError(
+                f"no baseline {name!r} in {self.folder}; there are: {', '.join(folders) or 'none'}"
+            )
         return self._read(folders[name])
 
     def best_for(self, run: RunLog, across_machines: bool = False) -> Baseline:
@@ -112,8 +117,10 @@ class BaselineStore:
                 fitting.append((rank, one))
             reasons.append(f"{one.name} ({'another machine' if same['log_sha256'] else 'another log'})")
         if not fitting:
-            msg = (f"no baseline for {run.name} in {self.folder}: {', '.join(reasons) or 'it is empty'}; name one with "
-                   "--baseline, or save one with `torchperf compare RUN --save NAME`")  # fmt: skip
+            msg = (
+                f"no baseline for {run.name} in {self.folder}: {', '.join(reasons) or 'it is empty'}; name"
+                " one with --baseline, or save one with `torchperf compare RUN --save NAME`"
+            )
             raise RunLogError(msg)
         return max(fitting, key=lambda one: one[0])[1]
 
@@ -145,7 +152,9 @@ def _card(run: RunLog, commit: str) -> dict[str, Any]:
         "log": Path(text("log", "path")).name,
         "fingerprint": text("machine", "fingerprint"),
         "cpu": text("machine", "cpu"),
-        "model": {str(stage): str(value) for stage, value in model.items()} if isinstance(model, Mapping) else {},
+        "model": (
+            {str(stage): str(value) for stage, value in model.items()} if isinstance(model, Mapping) else {}
+        ),
         "params_sha256": text("params_sha256"),
         "frames": {stage.name: int(stage.counted.sum()) for stage in run.stages},
     }

@@ -11,14 +11,26 @@ import numpy as np
 from torchperf_ros.frame.percent import percent
 from torchperf_ros.runs.compare import estimates as statistics
 from torchperf_ros.runs.compare.estimates import pooled, stage_frames
-from torchperf_ros.runs.compare.verdict import JITTER, METRICS, OUTPUTS, Finding, Interval, Rules, Verdict, judge
+from torchperf_ros.runs.compare.verdict import (
+    JITTER,
+    METRICS,
+    OUTPUTS,
+    Finding,
+    Interval,
+    Rules,
+    Verdict,
+    judge,
+)
 from torchperf_ros.runs.run_log import RunLog, RunLogError, StageLog
 
 _MACHINE: Final = ("cpu", "cores", "memory_mib", "device")
 _FACTS: Final = {
-    "log": ("log", "sha256"), "parameters": ("params_sha256",), "seed": ("seed",), "torch": ("machine", "torch"),
+    "log": ("log", "sha256"),
+    "parameters": ("params_sha256",),
+    "seed": ("seed",),
+    "torch": ("machine", "torch"),
     "Python": ("machine", "python"),
-}  # fmt: skip
+}
 _UNKNOWN: Final = "unknown machine"
 _SHOWN: Final = 12
 _OTHER_TIERS: Final = 0.01  # by so much a tier's share of the answers has to differ to be worth a word
@@ -31,7 +43,8 @@ class StageComparison:
     """One stage on both sides.
 
     Attributes:
-        block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the sample.
+        block: frames in a block of the bootstrap, the longer of both sides; 0 where the runs are the
+            sample.
     """
 
     name: str
@@ -75,9 +88,12 @@ class Comparison:
         return [stage.name for stage in self.stages if len(stage.base) and not len(stage.new)]
 
     def status(self, strict: bool = False) -> int:
-        """The exit status: 0: nothing is worse, 1: something is or breaks its limit, 3: not enough data for any metric.
+        """The exit status.
 
-        With `strict` a stage that one side lacks counts as worse, and one metric with too little data is enough for 3.
+        0: nothing is worse, 1: something is or breaks its limit, 3: not enough data for any metric.
+
+        With `strict` a stage that one side lacks counts as worse, and one metric with too little data is
+        enough for 3.
         """
         lacking = any(not len(side) for stage in self.stages for side in (stage.base, stage.new))
         if self.with_verdict(Verdict.WORSE) or self.broken_limits or (strict and lacking):
@@ -102,15 +118,21 @@ def compare(
     rules = rules or Rules()
     known = [list(dict.fromkeys(one.name for run in side for one in run.stages)) for side in (base, new)]
     if not set(known[0]) & set(known[1]):
-        shown = [f"{side[0].name} has the stages {', '.join(found) or 'none'}"
-                 for side, found in zip((base, new), known, strict=True)]  # fmt: skip
+        shown = [
+            f"{side[0].name} has the stages {', '.join(found) or 'none'}"
+            for side, found in zip((base, new), known, strict=True)
+        ]
         raise RunLogError(f"{', '.join(shown)}; they need one in common")
     names = list(dict.fromkeys([*known[0], *known[1]]))
     rules.check_stages(names)
     differing = _differences(base, new, names, across_machines)
     notes = [f"{what}: {text}" for what, text in differing.items()]
     for run in (*base, *new):
-        notes += [f"stage {name}: not in {run.name}" for name in names if name not in [one.name for one in run.stages]]
+        notes += [
+            f"stage {name}: not in {run.name}"
+            for name in names
+            if name not in [one.name for one in run.stages]
+        ]
         notes += [f"{run.name} was interrupted"] if run.fact("complete") is False else []
     steady = {run.fact("pace") for run in (*base, *new)} <= _STEADY
     excuses = [*(set(differing) - {"Python", _UNKNOWN}), *([] if steady else ["pace"])]
@@ -144,13 +166,24 @@ def _remarks(stage: StageComparison) -> Iterator[str]:
         yield f"{stage.name}: the budget is {budgets[0]:g} ms in the base, {budgets[1]:g} ms in the new run"
     lacked = [int((side.frames["missing_inputs"] > 0).sum()) for side in (stage.base, stage.new)]
     if any(lacked):
-        of = (f"{count:,} of {len(side):,}" for count, side in zip(lacked, (stage.base, stage.new), strict=True))
-        yield f"{stage.name}: {' frames in the base, '.join(of)} in the new run had a synchronised input missing"
-    named = bool(stage.base.tiers and stage.new.tiers)  # a side that knows no names is compared by their numbers
+        of = (
+            f"{count:,} of {len(side):,}"
+            for count, side in zip(lacked, (stage.base, stage.new), strict=True)
+        )
+        yield (
+            f"{stage.name}: {' frames in the base, '.join(of)} in the new run had a synchronised input"
+            " missing"
+        )
+    named = bool(
+        stage.base.tiers and stage.new.tiers
+    )  # a side that knows no names is compared by their numbers
     shares, words = [], []
     for side in (stage.base, stage.new):
         counts = Counter(tier for tier in side.frames["tier"].tolist() if tier >= 0)
-        names = {tier: side.tiers[tier] if named and tier < len(side.tiers) else f"tier {tier}" for tier in counts}
+        names = {
+            tier: side.tiers[tier] if named and tier < len(side.tiers) else f"tier {tier}"
+            for tier in counts
+        }
         shares.append({names[tier]: count / counts.total() for tier, count in counts.most_common()})
         words.append(", ".join(f"{name} {percent(share, 0)}" for name, share in shares[-1].items()))
     moved = [abs(shares[0].get(name, 0.0) - shares[1].get(name, 0.0)) for name in {*shares[0], *shares[1]}]
@@ -161,8 +194,9 @@ def _remarks(stage: StageComparison) -> Iterator[str]:
 def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
     """Match the frames of a stage, by stamp where each has its own, else by number, and compare what was published.
 
-    `matched`: frames of both that were answered on time by the same tier, with their outputs known; `equal`: those
-    whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other one does not have.
+    `matched`: frames of both that were answered on time by the same tier, with their outputs known;
+    `equal`: those whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other
+    one does not have.
     """
     first, second = base.own_stamps, new.own_stamps
     by_stamp = first is not None and second is not None
@@ -173,12 +207,17 @@ def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
     before, after = base.frames["output_hash"][left][own], new.frames["output_hash"][right][own]
     known = (before != 0) & (after != 0)
     return {
-        "matched": int(known.sum()), "equal": int((before[known] == after[known]).sum()),
-        "base_only": len(base) - len(common), "new_only": len(new) - len(common), "by_stamp": by_stamp,
-    }  # fmt: skip
+        "matched": int(known.sum()),
+        "equal": int((before[known] == after[known]).sum()),
+        "base_only": len(base) - len(common),
+        "new_only": len(new) - len(common),
+        "by_stamp": by_stamp,
+    }
 
 
-def _stage(base: list[StageLog], new: list[StageLog], rules: Rules) -> tuple[StageComparison, list[Finding]]:
+def _stage(
+    base: list[StageLog], new: list[StageLog], rules: Rules
+) -> tuple[StageComparison, list[Finding]]:
     first, second = pooled(base), pooled(new)
     found: list[Finding] = []
     if min(len(base), len(new)) < statistics.RUNS:
@@ -197,8 +236,9 @@ def _stage(base: list[StageLog], new: list[StageLog], rules: Rules) -> tuple[Sta
 def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
     """The share of outputs that changed, in percent. It decides only where nothing else explains it.
 
-    Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another with another
-    machine or torch, and only if no frame was dropped for want of time: what a model remembers depends on what it saw.
+    Outputs have to be the same only for the same model, log, parameters and arithmetic, which is another
+    with another machine or torch, and only if no frame was dropped for want of time: what a model remembers
+    depends on what it saw.
     """
     one = stage.agreement
     if not (stage.base.frames["output_hash"].any() or stage.new.frames["output_hash"].any()):
@@ -210,21 +250,29 @@ def _outputs(stage: StageComparison, excuses: Sequence[str]) -> list[Finding]:
     why = (
         f"{one['equal']:,} of {one['matched']:,} outputs are the same, matched by "
         f"{'stamp' if one['by_stamp'] else 'number'}; {one['base_only']:,} frames only in the base, "
-        f"{one['new_only']:,} only in the new run" + (f"; does not decide: {', '.join(excuses)}" if excuses else "")
+        f"{one['new_only']:,} only in the new run"
+        + (f"; does not decide: {', '.join(excuses)}" if excuses else "")
     )
     certain = Interval(changed, changed, math.nan)
-    return [Finding(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)]
+    return [
+        Finding(stage.name, OUTPUTS, 0.0, changed, certain, one["matched"], why=why, decides=not excuses)
+    ]
 
 
 def _differences(
     base: Sequence[RunLog], new: Sequence[RunLog], stages: Sequence[str], across_machines: bool
 ) -> dict[str, str]:
-    """What the sides do not have in common, in words, by what it is; runs of other paces and machines are refused."""
+    """What the sides do not have in common, in words, by what it is.
+
+    Runs of other paces and machines are refused.
+    """
     runs = [*base, *new]
     paces = {str(run.fact("pace")): run.name for run in reversed(runs) if run.fact("pace")}
     if len(paces) > 1:
         shown = ", ".join(f"{name} at {pace}" for pace, name in reversed(paces.items()))
-        raise RunLogError(f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace")
+        raise RunLogError(
+            f"runs of different paces cannot be compared: {shown}; replay the log anew with one --pace"
+        )
     found = {}
     machines = {str(run.fact("machine", "fingerprint") or ""): run for run in reversed(runs)}
     if machines.pop("", None):

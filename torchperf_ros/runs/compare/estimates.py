@@ -1,7 +1,8 @@
 """What two sides say about each metric: values, and how far chance may move their difference.
 
-From one or two runs a side the frames are the sample. Frames that follow each other are alike, so a circular block
-bootstrap draws them in blocks, and shares count fewer frames than there are. From three runs a side on, the run is the
+From one or two runs a side the frames are the sample. Frames that follow each other are alike, so a
+circular block bootstrap draws them in blocks, and shares count fewer frames than there are. From three runs
+a side on, the run is the
 sample: each run gives a value of each metric, and Welch's test compares the values.
 """
 
@@ -40,14 +41,16 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 def stage_frames(stage: StageLog) -> StageLog:
     """The answered frames of a stage in the order of their numbers, without those that say nothing about it.
 
-    Left out are frames that came before the stage had started for the first time, and those that ran under a profiler.
-    Frames that found it starting again, after a crash, count: they were missed.
+    Left out are frames that came before the stage had started for the first time, and those that ran under
+    a profiler. Frames that found it starting again, after a crash, count: they were missed.
     """
     seq = stage.frames["seq"]
     order = np.argsort(seq, kind="stable") if len(np.unique(seq)) == len(seq) else np.arange(len(seq))
     gaps = np.maximum(np.diff(seq[order], prepend=seq[order][:1] - 1) - 1, 0)
     frames = stage.frames[order]
-    counted = np.logical_or.accumulate(stage.counted[order]) & ~np.isin(frames["t_ns"], list(stage.profiled))
+    counted = np.logical_or.accumulate(stage.counted[order]) & ~np.isin(
+        frames["t_ns"], list(stage.profiled)
+    )
     return StageLog(stage.name, stage.tiers, frames[counted], gaps=gaps[counted])
 
 
@@ -58,9 +61,14 @@ def pooled(stages: Sequence[StageLog]) -> StageLog:
 
 
 def figures(frames: StageLog, first: str = "") -> dict[Metric, float]:
-    """Every metric of a stage's frames, in its unit; NaN where nothing is known. `first` names the best tier."""
+    """Every metric of a stage's frames, in its unit.
+
+    NaN where nothing is known. `first` names the best tier.
+    """
     known = frames.total_ms[np.isfinite(frames.total_ms)]
-    quantiles = np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
+    quantiles = (
+        np.quantile(known, list(_QUANTILES.values())) if len(known) else [math.nan] * len(_QUANTILES)
+    )
     return {
         verdict.MAX: float(known.max()) if len(known) else math.nan,
         **{metric: float(value) for metric, value in zip(_QUANTILES, quantiles, strict=True)},
@@ -69,7 +77,9 @@ def figures(frames: StageLog, first: str = "") -> dict[Metric, float]:
     }
 
 
-def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float) -> Finding:
+def of_runs(
+    stage: str, metric: Metric, base: Sequence[float], new: Sequence[float], alpha: float
+) -> Finding:
     """The means of a metric over the runs of each side, and Welch's interval of their difference.
 
     Where a side has fewer than `RUNS` runs that know it, the means are shown and decide nothing.
@@ -91,7 +101,9 @@ def of_runs(stage: str, metric: Metric, base: Sequence[float], new: Sequence[flo
         from scipy.stats import ttest_ind
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # one side may be constant, which Welch's test bears
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # one side may be constant, which Welch's test bears
             test = ttest_ind(sides[1], sides[0], equal_var=False)
         bounds = test.confidence_interval(1 - alpha)
         interval = Interval(float(bounds.low), float(bounds.high), float(test.pvalue))
@@ -113,7 +125,9 @@ def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding
         intervals = dict.fromkeys(metrics, Interval(0.0, 0.0, math.nan))
     elif samples >= _LEAST_VALUES:
         streams = np.random.SeedSequence(rules.seed).spawn(2)
-        first, second = (one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True))
+        first, second = (
+            one.drawn(rules.resamples, stream) for one, stream in zip(series, streams, strict=True)
+        )
         moved = _measured(series[1].values, series[1].steps) - _measured(series[0].values, series[0].steps)
         blocks = min(len(one.values) / one.block for one in series)
         intervals = {
@@ -124,14 +138,21 @@ def latencies(base: StageLog, new: StageLog, rules: Rules) -> tuple[list[Finding
     found = [Finding(base.name, verdict.MAX, *longest, None, samples, why=_NO_INTERVAL, decides=False)]
     for metric in metrics:
         short = [one for one in series if not certain and len(one.values) < one.least[metric]]
-        enough, why = max(((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, ""))
+        enough, why = max(
+            ((one.least[metric], _few(len(one.values), one.block)) for one in short), default=(0.0, "")
+        )
         interval = intervals.get(metric)
-        found.append(Finding(base.name, metric, before[metric], after[metric], interval, samples, enough, why))
+        found.append(
+            Finding(base.name, metric, before[metric], after[metric], interval, samples, enough, why)
+        )
     return found, max(one.block for one in series)
 
 
 def shares(base: StageLog, new: StageLog, pairs: Pairs | None, block: int, alpha: float) -> list[Finding]:
-    """The shares of frames that went wrong; `pairs`: of `same_frames`; latencies depend on each other over `block`."""
+    """The shares of frames that went wrong.
+
+    `pairs`: of `same_frames`; latencies depend on each other over `block`.
+    """
     first = base.tiers[0] if base.tiers and new.tiers else ""
     same = np.array_equal(base.total_ms, new.total_ms, equal_nan=True)
     any_dropped = bool(base.gaps.any() or new.gaps.any())  # what one side dropped has no pair
@@ -188,10 +209,12 @@ def whole(base: Sequence[RunLog], new: Sequence[RunLog], alpha: float) -> list[F
 
 
 def block_length(values: Values) -> int:
-    """Frames over which successive values depend on each other: the automatic block length of a circular bootstrap.
+    """Frames over which successive values depend on each other.
 
-    Politis and White, Econometric Reviews 23 (2004), corrected by Patton, Politis and White, 28 (2009). 1 where values
-    are constant or too few.
+    The automatic block length of a circular bootstrap.
+
+    Politis and White, Econometric Reviews 23 (2004), corrected by Patton, Politis and White, 28 (2009). 1
+    where values are constant or too few.
     """
     if len(values) < _LEAST_VALUES or _constant(values):
         return 1
@@ -214,9 +237,9 @@ def inflation(values: Values, block: int) -> float:
 def widening(blocks: float, alpha: float) -> float:
     """By how much an interval is widened for how few blocks there are.
 
-    t / z, the quantiles of Student's t with `blocks` - 1 degrees of freedom and of the normal distribution, times
-    sqrt(blocks / (blocks - 1)): a variance from so few blocks is uncertain, and too small by that (as Efron and
-    Tibshirani 1993, ch. 12 and 14, say for independent values, whose place the blocks take).
+    t / z, the quantiles of Student's t with `blocks` - 1 degrees of freedom and of the normal distribution,
+    times sqrt(blocks / (blocks - 1)): a variance from so few blocks is uncertain, and too small by that (as
+    Efron and Tibshirani 1993, ch. 12 and 14, say for independent values, whose place the blocks take).
     """
     from scipy.stats import norm, t
 
@@ -234,18 +257,24 @@ class _Series:
         self.least[verdict.JITTER] = _LEAST_BLOCKS
         if len(self.values) >= _LEAST_VALUES:
             steps = np.abs(np.diff(self.values))
-            self.steps = np.append(steps, steps.mean())  # the ring has no step from its end to its beginning
+            self.steps = np.append(
+                steps, steps.mean()
+            )  # the ring has no step from its end to its beginning
             quantiles = np.quantile(self.values, list(_QUANTILES.values()))
             beyond = [np.asarray(self.values > quantile, np.float64) for quantile in quantiles]
             self.block = _blocks(self.values, *beyond, self.steps)
             for metric, one in zip(self.least, [*beyond, self.steps], strict=True):
                 self.least[metric] *= inflation(one, self.block)
-        self.least = {metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()}
+        self.least = {
+            metric: max(least, _LEAST_BLOCKS * self.block) for metric, least in self.least.items()
+        }
 
     def drawn(self, resamples: int, stream: np.random.SeedSequence) -> Values:
         from arch.bootstrap import CircularBlockBootstrap
 
-        bootstrap = CircularBlockBootstrap(self.block, self.values, self.steps, seed=np.random.default_rng(stream))
+        bootstrap = CircularBlockBootstrap(
+            self.block, self.values, self.steps, seed=np.random.default_rng(stream)
+        )
         return np.asarray(bootstrap.apply(_measured, resamples))
 
 
@@ -283,9 +312,10 @@ def _percentile(difference: float, resamples: Values, blocks: float, alpha: floa
     zero = difference * (1 - 1 / wider)  # where a resample lies that would be moved to no difference
     tail = int(min(np.count_nonzero(resamples <= zero), np.count_nonzero(resamples >= zero)))
     return Interval(
-        difference - wider * max(0.0, difference - float(low)), difference + wider * max(0.0, float(high) - difference),
+        difference - wider * max(0.0, difference - float(low)),
+        difference + wider * max(0.0, float(high) - difference),
         min(1.0, 2 * (tail + 1) / (len(resamples) + 1)),
-    )  # fmt: skip
+    )
 
 
 def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
@@ -294,8 +324,8 @@ def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
     Misses and dropped ones are of each frame that came: one that nothing answers is the worst miss.
     `first` names the best tier, which a side may lack; without names it is tier 0.
     """
-    # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is made
-    # shorter by the same factor, so that a single wrong number does not take all memory.
+    # Numbers of frames are a file's word: where they leave out far more frames than there are, each gap is
+    # made shorter by the same factor, so that a single wrong number does not take all memory.
     total = float(frames.gaps.sum(dtype=np.float64))
     most = max(_MOST_DROPPED, 8 * len(frames))
     gaps = frames.gaps if total <= most else (frames.gaps * (most / total)).astype(np.int64)
@@ -317,8 +347,9 @@ def _flags(frames: StageLog, first: str) -> dict[Metric, Values]:
 def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """The interval of the difference of two shares, by the variance of Agresti and Caffo, for frames in bursts.
 
-    The American Statistician 54 (2000). It counts as many frames as independent ones would say as much. Returns the
-    interval in percentage points, how many frames it takes to be believed (0 if there are), and why it is not.
+    The American Statistician 54 (2000). It counts as many frames as independent ones would say as much.
+    Returns the interval in percentage points, how many frames it takes to be believed (0 if there are), and
+    why it is not.
     """
     sides = [base, new]
     # A side without a miss does not show how misses come in bursts: the other one's bursts count for both.
@@ -337,17 +368,22 @@ def _of_shares(base: Values, new: Values, block: int, alpha: float) -> tuple[Int
 def _of_pairs(found: Finding, steps: Values, block: int, alpha: float) -> tuple[Interval, float, str]:
     """The interval of the difference of two shares of the same frames, as `_of_shares`.
 
-    Only frames that went wrong on one side alone say anything (McNemar 1947); the variance is that of Agresti and Min
-    (Statistics in Medicine 24 (2005)), for frames in bursts. From the metric's `plain` points on the frames are counted
-    one by one: so large a change is judged, even if it is a single stretch of frames.
+    Only frames that went wrong on one side alone say anything (McNemar 1947); the variance is that of
+    Agresti and Min (Statistics in Medicine 24 (2005)), for frames in bursts. From the metric's `plain`
+    points on the frames are counted one by one: so large a change is judged, even if it is a single stretch
+    of frames.
     """
     difference = found.difference
-    length = 1 if abs(difference) >= found.metric.plain else min(len(steps) // 2, max(block, _blocks(steps)))
+    length = (
+        1 if abs(difference) >= found.metric.plain else min(len(steps) // 2, max(block, _blocks(steps)))
+    )
     effective = len(steps) / inflation(steps, length)
     worse, better = (float(np.mean(steps == sign)) * effective for sign in (1.0, -1.0))
     moved = (worse - better) / (effective + 2)
     variance = ((worse + better + 1) / (effective + 2) - moved**2) / (effective + 2)
-    return _interval(difference, variance, len(steps) / length, alpha), *_needs(len(steps), length, effective)
+    return _interval(difference, variance, len(steps) / length, alpha), *_needs(
+        len(steps), length, effective
+    )
 
 
 def _interval(difference: float, variance: float, blocks: float, alpha: float) -> Interval:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torchperf_ros.frame.errors import ConfigError
 
 T = TypeVar("T")
-_CONSPICUOUS: Final = 10.0  # margins that a change has to make for people to look at it, though nothing judges it
+_CONSPICUOUS: Final = (
+    10.0  # margins that a change has to make for people to look at it, though nothing judges it
+)
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|pp|ms|s|MiB/h|MiB)")
 _DIGITS: Final = 2
 
@@ -29,7 +31,8 @@ class Metric:
         unit: of its values in tables.
         margin: the smallest change that matters, as in parameters.
         whole: one value for the whole run, instead of one for each stage.
-        plain: a share whose pairs of frames are counted one by one from so many percentage points of change on.
+        plain: a share whose pairs of frames are counted one by one from so many percentage points of change
+            on.
     """
 
     key: str
@@ -48,7 +51,8 @@ JITTER = Metric("jitter", "jitter", "ms", "10%,0.1ms")
 MISS = Metric("miss", "miss ratio", "%", "0.1pp", plain=10.0)
 FALLBACK = Metric("fallback", "fallback ratio", "%", "0.1pp", plain=10.0)
 DROPPED = Metric("dropped", "dropped ratio", "%", "0.5pp", plain=10.0)
-# After a disturbance the ladder is back at its first tier within 10 s: a tenth of a short log, without any reason.
+# After a disturbance the ladder is back at its first tier within 10 s: a tenth of a short log, without any
+# reason.
 LOWER_TIER = Metric("lower_tier", "lower tiers", "%", "1pp", plain=30.0)
 OUTPUTS = Metric("outputs", "outputs changed", "%", "0pp")
 MEMORY_PEAK = Metric("memory_peak", "memory peak", "MiB", "5%,16MiB", whole=True)
@@ -57,14 +61,31 @@ START_UP = Metric("start_up", "start-up time", "s", "50%,2s", whole=True)
 COMPILE = Metric("compile", "compile time", "s", "25%,2s", whole=True)
 METRICS: Final = {
     metric.key: metric
-    for metric in (P50, P95, P99, MAX, JITTER, MISS, FALLBACK, DROPPED, LOWER_TIER, OUTPUTS, MEMORY_PEAK, MEMORY_SLOPE,
-                   START_UP, COMPILE)
-}  # fmt: skip
+    for metric in (
+        P50,
+        P95,
+        P99,
+        MAX,
+        JITTER,
+        MISS,
+        FALLBACK,
+        DROPPED,
+        LOWER_TIER,
+        OUTPUTS,
+        MEMORY_PEAK,
+        MEMORY_SLOPE,
+        START_UP,
+        COMPILE,
+    )
+}
 """Every metric by its key, in the order of the tables."""
 
 
 Margin = tuple[float, float]
-"""The smallest change that matters: a share of the base, 0 to 1, or so much in the metric's unit if that is more."""
+"""The smallest change that matters.
+
+A share of the base, 0 to 1, or so much in the metric's unit if that is more.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,10 @@ class Rules:
     seed: int = 0
 
     def margin(self, stage: str, metric: Metric, base: float) -> float:
-        """The margin of a stage's metric in its unit; `stage` is empty for the whole run, `base` may be NaN."""
+        """The margin of a stage's metric in its unit.
+
+        `stage` is empty for the whole run, `base` may be NaN.
+        """
         found = self.margins.get(f"{stage}.{metric.key}", self.margins.get(metric.key))
         share, absolute = found or _margin(metric, metric.margin)
         return max(share * abs(base), absolute) if math.isfinite(base) else absolute
@@ -98,7 +122,11 @@ class Rules:
     def limited(self, stages: Iterable[str]) -> set[tuple[str, Metric]]:
         """Every stage, empty for the whole run, and metric that has a limit."""
         places = [(stage, METRICS[key]) for name in self.limits for stage, _, key in [name.rpartition(".")]]
-        return {(one, metric) for stage, metric in places for one in ([stage] if stage or metric.whole else stages)}
+        return {
+            (one, metric)
+            for stage, metric in places
+            for one in ([stage] if stage or metric.whole else stages)
+        }
 
     def check_stages(self, stages: Collection[str]) -> None:
         """Raise a `ConfigError` for a margin or limit of a stage that is not there, or of a metric that is skipped."""
@@ -106,9 +134,13 @@ class Rules:
             for name in names:
                 stage, dot, key = name.rpartition(".")
                 if dot and stage not in stages:
-                    raise ConfigError(f"{option} {name}: no stage {stage!r}; there are: {', '.join(stages)}")
+                    raise ConfigError(
+                        f"{option} {name}: no stage {stage!r}; there are: {', '.join(stages)}"
+                    )
                 if option == "--limit" and key in self.skip:
-                    raise ConfigError(f"--limit {key}: cannot be kept with --skip {key}; leave out one of them")
+                    raise ConfigError(
+                        f"--limit {key}: cannot be kept with --skip {key}; leave out one of them"
+                    )
 
 
 class Verdict(enum.Enum):
@@ -136,7 +168,8 @@ class Finding:
 
     Attributes:
         stage: empty for a metric of the whole run.
-        base, new: the values, in the metric's unit; of several runs the mean or that of all frames; NaN where unknown.
+        base, new: the values, in the metric's unit; of several runs the mean or that of all frames; NaN
+        where unknown.
         interval: of the difference; None where there can be none.
         samples: frames or runs (see `kind`) of the side that has fewer.
         enough: how many an interval takes to be believed; 0 where it is, or where more would not help.
@@ -145,7 +178,8 @@ class Finding:
         kind: what `samples` counts.
         margin: the smallest change that matters, in the metric's unit.
         p: p-value after the correction for the number of comparisons; NaN where nothing was tested.
-        needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be said.
+        needed: with about so many frames or runs a side a verdict could be expected; NaN where it cannot be
+            said.
         limit: the highest value that the new side may have, whatever the base was; NaN where there is none.
     """
 
@@ -187,7 +221,10 @@ class Finding:
 
     @property
     def conspicuous(self) -> bool:
-        """Whether people should look at what has no verdict: far more than its margin, or gone from the new side."""
+        """Whether people should look at what has no verdict.
+
+        Far more than its margin, or gone from the new side.
+        """
         gone = math.isfinite(self.base) and not math.isfinite(self.new) and not self.metric.whole
         far = self.difference >= _CONSPICUOUS * self.margin > 0
         if self.verdict is Verdict.INFORMATIVE:
@@ -196,11 +233,14 @@ class Finding:
 
 
 def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
-    """Judge all metrics of a comparison together, as one false alarm is one too many: p-values are corrected by Holm.
+    """Judge all metrics of a comparison together, as one false alarm is one too many.
+
+    P-values are corrected by Holm.
 
     Worse (better): the value has moved by the margin or more, and the corrected p-value is alpha or less.
-    Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha ask for
-    (Schuirmann 1987). Everything else is not enough data. A limit is no statistics: it is on what was measured.
+    Equivalent: the whole interval lies within the margins, which is more than two one-sided tests at alpha
+    ask for (Schuirmann 1987). Everything else is not enough data. A limit is no statistics: it is on what
+    was measured.
     """
     p_values = np.array([one.tested.p if one.tested else math.nan for one in findings])
     tests = np.isfinite(p_values)
@@ -212,7 +252,8 @@ def judge(findings: Sequence[Finding], rules: Rules) -> list[Finding]:
 def holm(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
     """P-values corrected for their number (Holm 1979), [n] as they came.
 
-    As statsmodels' `multipletests`, which has the whole process's garbage collected each time: 0.15 s and more.
+    As statsmodels' `multipletests`, which has the whole process's garbage collected each time: 0.15 s and
+    more.
     """
     order, count = np.argsort(p_values), len(p_values)
     corrected = np.empty(count)
@@ -265,18 +306,30 @@ def _read(option: str, parse: Callable[[Metric, str], T], settings: Iterable[str
         if metric is None:
             raise ConfigError(f"{option} {setting!r}: no metric {name!r}; there are: {', '.join(METRICS)}")
         if dot and metric.whole:
-            msg = f"{option} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be {key}={text}"
+            msg = (
+                f"{option} {setting!r}: {key} is of the whole run, not of stage {stage!r}; has to be"
+                f" {key}={text}"
+            )
             raise ConfigError(msg)
         try:
             values[name] = parse(metric, text)
         except ValueError as error:
-            like = f"2{metric.unit}" if parse is _limit else "0.5pp" if metric.unit == "%" else f"3%,2{metric.unit}"
+            like = (
+                f"2{metric.unit}"
+                if parse is _limit
+                else "0.5pp"
+                if metric.unit == "%"
+                else f"3%,2{metric.unit}"
+            )
             raise ConfigError(f"{option} {name}={text}: has to be like {like}") from error
     return values
 
 
 def _margin(metric: Metric, text: str) -> Margin:
-    """A margin out of its text, for example `3%` or `2%,0.2ms`; a share changes by percentage points, `0.5pp`."""
+    """A margin out of its text, for example `3%` or `2%,0.2ms`.
+
+    A share changes by percentage points, `0.5pp`.
+    """
     absolute = "pp" if metric.unit == "%" else metric.unit
     units = {absolute} if absolute == "pp" else {absolute, "%"}
     found = {unit: value for value, unit in (_quantity(part, units) for part in text.split(","))}
@@ -295,6 +348,12 @@ def _quantity(text: str, units: Collection[str]) -> tuple[float, str]:
 
 
 read_margins: Final = partial(_read, "--min-effect", _margin)
-"""Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`; a `ConfigError` where one cannot be read."""
+"""Margins by `metric` or `stage.metric`, from options like `p50=2%,0.2ms`.
+
+A `ConfigError` where one cannot be read.
+"""
 read_limits: Final = partial(_read, "--limit", _limit)
-"""The highest values of the new runs, by `metric` or `stage.metric`, in the metric's unit; a `ConfigError` likewise."""
+"""The highest values of the new runs, by `metric` or `stage.metric`, in the metric's unit.
+
+A `ConfigError` likewise.
+"""

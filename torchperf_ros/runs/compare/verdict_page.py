@@ -29,39 +29,59 @@ def verdict_page(comparison: Comparison) -> str:
     bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
     notes = text.remarks(comparison)
     known = comparison.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
-    page.top.append({"kind": "verdict", "lines": [("bad" if bad else "good" if known else "fair",
-                                                   text.headline(comparison))]})  # fmt: skip
-    page.section("", [
-        {"kind": "words", "lines": text.samples(comparison)},
-        {"kind": "note", "title": "What to know", "items": notes} if notes else None,
-    ])  # fmt: skip
+    page.top.append(
+        {
+            "kind": "verdict",
+            "lines": [("bad" if bad else "good" if known else "fair", text.headline(comparison))],
+        }
+    )
+    page.section(
+        "",
+        [
+            {"kind": "words", "lines": text.samples(comparison)},
+            {"kind": "note", "title": "What to know", "items": notes} if notes else None,
+        ],
+    )
     for stage in comparison.stages:
         findings = [one for one in comparison.findings if one.stage == stage.name]
-        page.section(stage.name, [
-            _table(comparison, findings), page.plots(("Latency: how many frames took longer", exceedance(stage))),
-            page.plots(("Latency over time", over_frames(stage))),
-        ])  # fmt: skip
+        page.section(
+            stage.name,
+            [
+                _table(comparison, findings),
+                page.plots(("Latency: how many frames took longer", exceedance(stage))),
+                page.plots(("Latency over time", over_frames(stage))),
+            ],
+        )
     sides = {"base": comparison.base, "new": comparison.new}
     if findings := [one for one in comparison.findings if not one.stage]:
         sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
         picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
         page.section("The whole run", [_table(comparison, findings), picture])
-    page.section("The runs", [{
-        "kind": "table", "css": "stack",
-        "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
-        "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
-    }])  # fmt: skip
+    page.section(
+        "The runs",
+        [
+            {
+                "kind": "table",
+                "css": "stack",
+                "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
+                "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
+            }
+        ],
+    )
     count = len(comparison.base) + len(comparison.new)
     return page.render(
         f"{text.side_name(comparison.new)} against {text.side_name(comparison.base)}",
         f"{count} runs compared; intervals are of {1 - comparison.rules.alpha:.0%}.",
-        f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number is of all"
-        " frames.",
+        f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number"
+        " is of all frames.",
     )
 
 
 def exceedance(stage: StageComparison) -> go.Figure:
-    """What share of the frames took as long or longer: the ECDF turned over, whose logarithmic axis shows the tail."""
+    """What share of the frames took as long or longer.
+
+    The ECDF turned over, whose logarithmic axis shows the tail.
+    """
     figure = go.Figure()
     longest_ms = 0.0
     for word, frames in (("base", stage.base), ("new", stage.new)):
@@ -70,12 +90,23 @@ def exceedance(stage: StageComparison) -> go.Figure:
         shares = _WHOLE * (1.0 - np.arange(len(values)) / max(len(values), 1))
         shown = np.unique(np.round(len(values) - np.geomspace(max(len(values), 1), 1, _POINTS)).astype(int))
         shown = shown[: len(values)]  # none of none
-        _line(figure, word, draw.rounded(values[shown]), shares[shown], "%{y:.2f} % took %{x:.2f} ms or more",
-              name=f"{word} ({len(values):,})", line={"color": _COLOURS[word], "width": 2, "shape": "hv"})  # fmt: skip
-    if stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms:  # of other paces than real the budget may be a day
+        _line(
+            figure,
+            word,
+            draw.rounded(values[shown]),
+            shares[shown],
+            "%{y:.2f} % took %{x:.2f} ms or more",
+            name=f"{word} ({len(values):,})",
+            line={"color": _COLOURS[word], "width": 2, "shape": "hv"},
+        )
+    if (
+        stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms
+    ):  # of other paces than real the budget may be a day
         draw.mark_budget(figure, stage.new.budget_ms)
     figure.update_yaxes(type="log", dtick=1)
-    return draw.laid_out(figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True)
+    return draw.laid_out(
+        figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True
+    )
 
 
 def over_frames(stage: StageComparison) -> go.Figure:
@@ -83,8 +114,15 @@ def over_frames(stage: StageComparison) -> go.Figure:
     figure = go.Figure()
     for word, frames in (("base", stage.base), ("new", stage.new)):
         shown = draw.envelope(frames.total_ms, _POINTS)
-        _line(figure, word, shown.tolist(), frames.total_ms[shown], "frame %{x}: %{y:.2f} ms", opacity=0.75,
-              line={"color": _COLOURS[word], "width": 1})  # fmt: skip
+        _line(
+            figure,
+            word,
+            shown.tolist(),
+            frames.total_ms[shown],
+            "frame %{x}: %{y:.2f} ms",
+            opacity=0.75,
+            line={"color": _COLOURS[word], "width": 1},
+        )
     return draw.laid_out(figure, 300, "frame", "ms", showlegend=True)
 
 
@@ -94,11 +132,18 @@ def memory(sides: dict[str, tuple[RunLog, ...]]) -> go.Figure:
     for word, run in ((word, run) for word, runs in sides.items() for run in runs):
         _, seconds, mib = run.used_memory
         shown = draw.envelope(mib, _POINTS)
-        _line(figure, word, draw.rounded(seconds[shown] - seconds[:1]), mib[shown], "%{x:.0f} s: %{y:,.1f} MiB")
+        _line(
+            figure,
+            word,
+            draw.rounded(seconds[shown] - seconds[:1]),
+            mib[shown],
+            "%{x:.0f} s: %{y:,.1f} MiB",
+        )
     return draw.laid_out(figure, 260, "s", "MiB", showlegend=True)
 
 
-def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look: Any) -> None:  # noqa: ANN401 - plotly's
+# plotly's
+def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look: Any) -> None:  # noqa: ANN401
     look = {"name": word, "line": {"color": _COLOURS[word], "width": 2}, **look}
     figure.add_scatter(x=x, y=draw.rounded(y), mode="lines", hovertemplate=hover, **look)
 
@@ -114,11 +159,20 @@ def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
             verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
         title = f"{finding.metric.title} [{finding.metric.unit}]"
         lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
-    head = [(heads[0], ""), (heads[-1], ""), *((name, "n") for name in heads[1:-1])]  # a phone shows the verdict, too
+    head = [
+        (heads[0], ""),
+        (heads[-1], ""),
+        *((name, "n") for name in heads[1:-1]),
+    ]  # a phone shows the verdict, too
     return {"kind": "table", "head": head, "rows": lines}
 
 
 def _run(word: str, run: RunLog) -> list[Any]:
     machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
-    shown = (Path(run.name).as_posix(), run.fact("commit") or "-", run.fact("log", "path") or "-", machine or "-")
+    shown = (
+        Path(run.name).as_posix(),
+        run.fact("commit") or "-",
+        run.fact("log", "path") or "-",
+        machine or "-",
+    )
     return [word, *({"text": str(cell), "css": "text"} for cell in shown)]

@@ -13,7 +13,16 @@ from torchperf_ros.runs.markdown_table import markdown_table
 from torchperf_ros.runs.run_log import RunLog
 
 JSON_VERSION: Final = 1
-_COLUMNS: Final = ("metric", "base", "new", "change", "{:.0%} interval of the change", "margin", "p", "verdict")
+_COLUMNS: Final = (
+    "metric",
+    "base",
+    "new",
+    "change",
+    "{:.0%} interval of the change",
+    "margin",
+    "p",
+    "verdict",
+)
 _FACTS: Final = ("log", "model", "params_sha256", "pace", "seed", "machine", "commit", "complete")
 _MOST_NAMED: Final = 3
 _TINY_P: Final = 0.001
@@ -26,7 +35,10 @@ def columns(comparison: Comparison) -> list[str]:
 
 
 def headline(comparison: Comparison) -> str:
-    """The verdict in one line: what breaks a limit, what is worse or else what is not, what people have to look at."""
+    """The verdict in one line.
+
+    What breaks a limit, what is worse or else what is not, what people have to look at.
+    """
     verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
     worse, better, same, short = map(comparison.with_verdict, verdicts)
     broken = comparison.broken_limits
@@ -49,23 +61,38 @@ def conspicuous(comparison: Comparison) -> list[str]:
     """What has no verdict and should be looked at all the same, in words, unless it breaks its limit."""
     found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
     return found + [
-        f"{one.title} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
-        if math.isfinite(one.difference) else f"{one.title} is missing in the new run"
+        (
+            f"{one.title} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
+            if math.isfinite(one.difference)
+            else f"{one.title} is missing in the new run"
+        )
         for one in comparison.findings
         if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
-    ]  # fmt: skip
+    ]
 
 
 def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """A row of `columns` for each finding."""
     found: list[tuple[str, ...]] = []
     for one in findings:
-        bounds = [number(value, signed=True) for value in (one.interval.low, one.interval.high)] if one.interval else []
+        bounds = (
+            [number(value, signed=True) for value in (one.interval.low, one.interval.high)]
+            if one.interval
+            else []
+        )
         p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
-        found.append((
-            f"{one.title} [{one.metric.unit}]", number(one.base), number(one.new), _change(one),
-            " to ".join(bounds) or "-", f"±{number(one.margin)}", p, _verdict(one),
-        ))  # fmt: skip
+        found.append(
+            (
+                f"{one.title} [{one.metric.unit}]",
+                number(one.base),
+                number(one.new),
+                _change(one),
+                " to ".join(bounds) or "-",
+                f"±{number(one.margin)}",
+                p,
+                _verdict(one),
+            )
+        )
     return found
 
 
@@ -110,10 +137,17 @@ def side_name(runs: Sequence[RunLog]) -> str:
 
 def markdown(comparison: Comparison) -> str:
     """For a pull request: the verdict, what decided it, and everything else folded away."""
-    decided = [one for one in comparison.findings
-               if one.verdict in {Verdict.WORSE, Verdict.BETTER} or one.breaks_limit or one.conspicuous]  # fmt: skip
+    decided = [
+        one
+        for one in comparison.findings
+        if one.verdict in {Verdict.WORSE, Verdict.BETTER} or one.breaks_limit or one.conspicuous
+    ]
     heads = columns(comparison)
-    lines = [f"**{headline(comparison)}**", "", f"`{side_name(comparison.new)}` against `{side_name(comparison.base)}`"]
+    lines = [
+        f"**{headline(comparison)}**",
+        "",
+        f"`{side_name(comparison.new)}` against `{side_name(comparison.base)}`",
+    ]
     lines += [f"- {note}" for note in comparison.notes]
     if decided:
         lines += ["", *markdown_table("", heads, rows(decided))[3:]]
@@ -127,16 +161,27 @@ def to_json(comparison: Comparison, status: int) -> str:
     """Everything that the verdict rests on, and the exit status."""
     rules = comparison.rules
     content = {
-        "v": JSON_VERSION, "kind": "regress", "status": status, "verdict": headline(comparison),
-        "notes": list(comparison.notes), "base": _side(comparison.base), "new": _side(comparison.new),
-        "alpha": rules.alpha, "resamples": rules.resamples, "seed": rules.seed,
+        "v": JSON_VERSION,
+        "kind": "regress",
+        "status": status,
+        "verdict": headline(comparison),
+        "notes": list(comparison.notes),
+        "base": _side(comparison.base),
+        "new": _side(comparison.new),
+        "alpha": rules.alpha,
+        "resamples": rules.resamples,
+        "seed": rules.seed,
         "findings": [_finding(finding) for finding in comparison.findings],
         "stages": [
-            {"name": stage.name, "frames": [len(stage.base), len(stage.new)], "block": stage.block,
-             "agreement": stage.agreement}
+            {
+                "name": stage.name,
+                "frames": [len(stage.base), len(stage.new)],
+                "block": stage.block,
+                "agreement": stage.agreement,
+            }
             for stage in comparison.stages
         ],
-    }  # fmt: skip
+    }
     plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is null in JSON
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
@@ -150,12 +195,25 @@ def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
 def _finding(one: Finding) -> dict[str, Any]:
     low, high, p = (one.interval.low, one.interval.high, one.interval.p) if one.interval else (None,) * 3
     return {
-        "stage": one.stage, "metric": one.metric.key, "unit": one.metric.unit, "base": one.base, "new": one.new,
-        "low": low, "high": high, "p": p, "p_corrected": one.p, "margin": one.margin,
-        "limit": one.limit, "breaks_limit": one.breaks_limit, "conspicuous": one.conspicuous,
-        "verdict": one.verdict.value, "samples": one.samples, "needed": one.needed, "counted_in": one.kind,
+        "stage": one.stage,
+        "metric": one.metric.key,
+        "unit": one.metric.unit,
+        "base": one.base,
+        "new": one.new,
+        "low": low,
+        "high": high,
+        "p": p,
+        "p_corrected": one.p,
+        "margin": one.margin,
+        "limit": one.limit,
+        "breaks_limit": one.breaks_limit,
+        "conspicuous": one.conspicuous,
+        "verdict": one.verdict.value,
+        "samples": one.samples,
+        "needed": one.needed,
+        "counted_in": one.kind,
         "notes": [one.why] if one.why else [],
-    }  # fmt: skip
+    }
 
 
 def _change(one: Finding) -> str:

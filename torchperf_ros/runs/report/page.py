@@ -1,4 +1,7 @@
-"""The page that reports and comparisons are: sections of blocks and figures, in one file that needs no network."""
+"""The page that reports and comparisons are.
+
+Sections of blocks and figures, in one file that needs no network.
+"""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +22,9 @@ class Page:
         self._sections: list[dict[str, Any]] = []
         self._figures: list[str] = []
 
-    def section(self, title: str, blocks: Sequence[Block | None], anchor: str = "", subtitle: str = "") -> None:
+    def section(
+        self, title: str, blocks: Sequence[Block | None], anchor: str = "", subtitle: str = ""
+    ) -> None:
         """Append a section; blocks that are None are left out."""
         shown = [block for block in blocks if block]
         self._sections.append({"title": title, "blocks": shown, "id": anchor, "subtitle": subtitle})
@@ -44,7 +49,12 @@ class Page:
 
         template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text(encoding="utf-8"))
         return template.render(
-            title=title, subtitle=f"{subtitle} In a picture: drag to zoom, double-click to go back.", links=links,
-            top=self.top, sections=self._sections, footer=footer, plotly=get_plotlyjs(),
+            title=title,
+            subtitle=f"{subtitle} In a picture: drag to zoom, double-click to go back.",
+            links=links,
+            top=self.top,
+            sections=self._sections,
+            footer=footer,
+            plotly=get_plotlyjs(),
             figures="{" + ",".join(self._figures) + "}",
-        )  # fmt: skip
+        )

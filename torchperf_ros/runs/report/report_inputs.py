@@ -31,7 +31,10 @@ _QUALITY: Final = 70
 
 
 Picture = dict[str, str]
-"""Of a frame in `page.html`: the JPEG (`data:` URI) of its input or a neighbour, whose it is, and how far it is off."""
+"""Of a frame in `page.html`.
+
+The JPEG (`data:` URI) of its input or a neighbour, whose it is, and how far it is off.
+"""
 
 
 def input_pictures(
@@ -39,12 +42,14 @@ def input_pictures(
 ) -> tuple[dict[tuple[str, int], Picture], str]:
     """Pictures by trigger and stamp in ns, and why some are missing, empty if none is.
 
-    They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the run's
-    recordings; what stages publish shows no input. `side`: longest side of a picture in pixels.
+    They are of frames that are `chosen` by stage and index, if their stamps are known, and come from the
+    run's recordings; what stages publish shows no input. `side`: longest side of a picture in pixels.
     """
     if not run.recordings:
         return {}, "no recorded inputs beside these figures, so the worst frames are shown without pictures"
-    rows = [(stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())]
+    rows = [
+        (stage.trigger, stage.frames[index]) for stage in run.stages for index in chosen.get(stage.name, ())
+    ]
     frames = {(trigger, int(row["stamp_ns"])): int(row["t_ns"]) for trigger, row in rows if row["stamp_ns"]}
     found: dict[tuple[str, int], Picture] = {}
     failures: dict[tuple[str, int], str] = {}
@@ -53,12 +58,20 @@ def input_pictures(
     for path in run.recordings:
         try:
             with LogReader(path) as log:
-                shown = {one.name: one.type_name for one in log.topics.values()
-                         if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD} and one.count
-                         and not f"/{one.name}".endswith(ends)}  # fmt: skip
-                images = [name for name, kind in shown.items() if kind != _CLOUD and "depth" not in name.lower()]
+                shown = {
+                    one.name: one.type_name
+                    for one in log.topics.values()
+                    if one.type_name in {_IMAGE, _COMPRESSED, _CLOUD}
+                    and one.count
+                    and not f"/{one.name}".endswith(ends)
+                }
+                images = [
+                    name for name, kind in shown.items() if kind != _CLOUD and "depth" not in name.lower()
+                ]
                 for key in [key for key in frames if key not in found] if shown else ():
-                    topics = [key[0]] if key[0] in shown else [*triggers & set(shown)] or images or list(shown)
+                    topics = (
+                        [key[0]] if key[0] in shown else [*triggers & set(shown)] or images or list(shown)
+                    )
                     try:
                         found[key] = _nearest(log, topics, key[1], frames[key], side)
                     except (ValueError, IndexError, OSError, BadInput, struct.error) as error:
@@ -73,14 +86,22 @@ def input_pictures(
 
 def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> Picture:
     """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
-    near = [(abs(off_ms), off_ms, message) for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
-            if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS]  # fmt: skip
+    near = [
+        (abs(off_ms), off_ms, message)
+        for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)
+        if abs(off_ms := (_stamp_ns(message.data) - stamp_ns) / _NS_PER_MS) <= _NEAR_MS
+    ]
     if not near:
         raise ValueError(_NONE_NEAR)
     _, off_ms, message = min(near, key=lambda one: one[0])
     decoded = log.decode(message)
-    picture = _from_above(decoded) if message.type_name == _CLOUD else Image.fromarray(
-        (raw_pixels if message.type_name == _IMAGE else compressed_pixels)(decoded).rgb())  # fmt: skip
+    picture = (
+        _from_above(decoded)
+        if message.type_name == _CLOUD
+        else Image.fromarray(
+            (raw_pixels if message.type_name == _IMAGE else compressed_pixels)(decoded).rgb()
+        )
+    )
     picture.thumbnail((side, side))
     data = io.BytesIO()
     picture.save(data, "JPEG", quality=_QUALITY, optimize=True)
@@ -102,8 +123,14 @@ def _from_above(cloud: Any) -> Image.Image:  # noqa: ANN401 - sensor_msgs/PointC
     offsets = {field.name: field.offset for field in cloud.fields if field.datatype == _FLOAT32}
     if not {"x", "y"} <= set(offsets):
         raise ValueError("a point cloud without x and y as 32-bit floats is not drawn")
-    kind = np.dtype({"names": ["x", "y"], "formats": [">f4" if cloud.is_bigendian else "<f4"] * 2,
-                     "offsets": [offsets["x"], offsets["y"]], "itemsize": cloud.point_step})  # fmt: skip
+    kind = np.dtype(
+        {
+            "names": ["x", "y"],
+            "formats": [">f4" if cloud.is_bigendian else "<f4"] * 2,
+            "offsets": [offsets["x"], offsets["y"]],
+            "itemsize": cloud.point_step,
+        }
+    )
     points = np.frombuffer(bytes(cloud.data), kind, len(cloud.data) // cloud.point_step)
     x, y = points["x"].astype(np.float64), points["y"].astype(np.float64)
     near = (np.abs(x) < _CLOUD_M) & (np.abs(y) < _CLOUD_M)  # false for NaN, too

@@ -31,9 +31,23 @@ _NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
-_HEAD: Final = [("log", ""), ("stage", ""), *((name, "n") for name in (
-    "frames", "on time", "p50 ms", "p99 ms", "longest ms", "budget ms", "latest answer ms", "anomalies",
-))]  # fmt: skip
+_HEAD: Final = [
+    ("log", ""),
+    ("stage", ""),
+    *(
+        (name, "n")
+        for name in (
+            "frames",
+            "on time",
+            "p50 ms",
+            "p99 ms",
+            "longest ms",
+            "budget ms",
+            "latest answer ms",
+            "anomalies",
+        )
+    ),
+]
 """The columns of a table of runs, and their style."""
 
 
@@ -59,10 +73,12 @@ class Overview:
 def write_report(
     runs: list[RunLog], path: Path, progress: Callable[[str], None], overview: Overview | None = None
 ) -> int:
-    """Write the page; series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
+    """Write the page.
 
-    A log of several runs of the node is several. Where `runs` are only some, the `overview` is of all. `progress` is
-    called with what is done now.
+    Series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
+
+    A log of several runs of the node is several. Where `runs` are only some, the `overview` is of all.
+    `progress` is called with what is done now.
 
     Raises:
         RunLogError: there is too much even so; fewer logs would do.
@@ -81,26 +97,40 @@ def write_report(
             several = len(runs) > 1
             page.top += [_verdicts(run, f"{run.name}: " * several) for run in runs]
             if several:
-                rows = [_row(OverviewRow(run.name, stage.name, words.stage_figures(stage), 0), f"#run{number}")[:-1]
-                        for number, run in enumerate(runs) for stage in run.stages]  # fmt: skip
+                rows = [
+                    _row(OverviewRow(run.name, stage.name, words.stage_figures(stage), 0), f"#run{number}")[
+                        :-1
+                    ]
+                    for number, run in enumerate(runs)
+                    for stage in run.stages
+                ]
                 page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
             _section(page, run, f"run{number}", points, side)
         begin_ns = min((run.span_ns[0] for run in runs if run.span_ns[0]), default=0)
-        versions = dict.fromkeys(f"{name} {word}" for run in runs for name, word in run.versions.items() if word)
+        versions = dict.fromkeys(
+            f"{name} {word}" for run in runs for name, word in run.versions.items() if word
+        )
         data = page.render(
             f"How the models did: {title}",
             f"{count:,} {'log' if count == 1 else 'logs'}, from {_utc(begin_ns)} on; all times are UTC.",
-            f"{' · '.join([f'torchperf report {__version__}', *versions])}. Long series are thinned so that the first,"
-            " last, lowest and highest value of each stretch stay; every number is of all frames.",
-            [(run.name, f"#run{number}") for number, run in enumerate(runs)] if len(runs) > 1 and not overview else (),
-        ).encode()  # fmt: skip
+            f"{' · '.join([f'torchperf report {__version__}', *versions])}. Long series are thinned so that"
+            " the first, last, lowest and highest value of each stretch stay; every number is of all"
+            " frames.",
+            (
+                [(run.name, f"#run{number}") for number, run in enumerate(runs)]
+                if len(runs) > 1 and not overview
+                else ()
+            ),
+        ).encode()
         if len(data) <= MOST_BYTES:
             path.write_bytes(data)
             return len(data)
         points, side = points // 4, side // 2
-    msg = f"{len(runs)} logs make a page of more than {MOST_BYTES // 1_000_000} MB; report on fewer at a time"
+    msg = (
+        f"{len(runs)} logs make a page of more than {MOST_BYTES // 1_000_000} MB; report on fewer at a time"
+    )
     raise RunLogError(msg)
 
 
@@ -124,23 +154,36 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     for stage in stages:
         none = "" if stage.on_time.any() else "; no frame was on time"
         steps = draw.waterfall(stage) or f"There is no frame with all of its steps known{none}."
-        shown = "Latency of every frame, tier and health" if stage.health else "Latency of every frame, and its tier"
+        shown = (
+            "Latency of every frame, tier and health"
+            if stage.health
+            else "Latency of every frame, and its tier"
+        )
         blocks += [
             {"kind": "heading", "text": f"{stage.name} over time"},
             page.plots((f"{shown}{none}", draw.timeline(stage, points, run.anomalies))),
-            page.plots((f"How long answers took, by tier{none}", draw.distribution(stage)),
-                       ("Where the time goes", steps)),
-        ]  # fmt: skip
+            page.plots(
+                (f"How long answers took, by tier{none}", draw.distribution(stage)),
+                ("Where the time goes", steps),
+            ),
+        ]
     if np.isfinite(np.concatenate([[math.nan], *run.memory.values()])).any():
         blocks += [{"kind": "heading", "text": "Memory"}, page.plots(("", draw.memory(run, points)))]
     for stage in stages:
         if frames := [_frame(stage, int(index), pictures) for index in worst[stage.name]]:
-            blocks.append({
-                "kind": "frames", "title": f"The {len(frames)} worst frames of {stage.name}", "frames": frames,
-                "folded": words.verdict(stage)[0] == "good", "pictured": any("picture" in frame for frame in frames),
-                "soft": "Answered past the deadline first, then those not on time, the emptiest answer first, then the "
-                        "slowest others.",
-            })  # fmt: skip
+            blocks.append(
+                {
+                    "kind": "frames",
+                    "title": f"The {len(frames)} worst frames of {stage.name}",
+                    "frames": frames,
+                    "folded": words.verdict(stage)[0] == "good",
+                    "pictured": any("picture" in frame for frame in frames),
+                    "soft": (
+                        "Answered past the deadline first, then those not on time, the emptiest answer"
+                        " first, then the slowest others."
+                    ),
+                }
+            )
     blocks += [_document(path) for path in run.documents]
     begin_ns, end_ns = run.span_ns
     span = f"{_utc(begin_ns)} UTC · {(end_ns - begin_ns) / _NS_PER_S:,.1f} s"
@@ -149,12 +192,21 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
 
 def _candidate(said: Mapping[str, str]) -> Block:
     """The two versions of a stage's model, as they stood at the end."""
-    rows = [[title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)]
-    return {"kind": "table", "css": "stack", "head": [("two versions", ""), ("at the end", "")], "rows": rows}
+    rows = [
+        [title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)
+    ]
+    return {
+        "kind": "table",
+        "css": "stack",
+        "head": [("two versions", ""), ("at the end", "")],
+        "rows": rows,
+    }
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
-    lines = [words.verdict(stage) for stage in run.stages if len(stage)] or [("bad", "no frame was answered")]
+    lines = [words.verdict(stage) for stage in run.stages if len(stage)] or [
+        ("bad", "no frame was answered")
+    ]
     return {"kind": "verdict", "lines": [(css, prefix + text) for css, text in lines]}
 
 
@@ -165,24 +217,41 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     share = on_time / frames if frames else math.nan
     line = f"{len({row.run for row in rows}):,} logs, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
-    page.top.append({"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]})
-    page.top.append({"kind": "tiles", "tiles": [
-        (f"{len({row.run for row in rows}):,}", "logs", ""),
-        (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
-        (f"{frames:,}", "frames that came, of all stages", ""),
-        (_share(share), "on time", words.share_word(share)),
-        (f"{sum(row.anomalies for row in rows):,}", "anomalies", ""),
-    ]})  # fmt: skip
+    page.top.append(
+        {"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]}
+    )
+    page.top.append(
+        {
+            "kind": "tiles",
+            "tiles": [
+                (f"{len({row.run for row in rows}):,}", "logs", ""),
+                (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
+                (f"{frames:,}", "frames that came, of all stages", ""),
+                (_share(share), "on time", words.share_word(share)),
+                (f"{sum(row.anomalies for row in rows):,}", "anomalies", ""),
+            ],
+        }
+    )
     if overview.failed:
         page.top.append({"kind": "note", "title": "Not replayed", "items": overview.failed})
     if rows:
         shown, left = rows[:MOST_ROWS], len(rows) - MOST_ROWS
         page.top += [
-            {"kind": "soft", "text": "The worst logs come first; those that are links have a section below. A click "
-                                     "on a column sorts."},
-            {"kind": "table", "sortable": True, "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
-             "head": _HEAD, "more": f"{left:,} more rows, of the best, are left out." if left > 0 else ""},
-        ]  # fmt: skip
+            {
+                "kind": "soft",
+                "text": (
+                    "The worst logs come first; those that are links have a section below. A click "
+                    "on a column sorts."
+                ),
+            },
+            {
+                "kind": "table",
+                "sortable": True,
+                "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
+                "head": _HEAD,
+                "more": f"{left:,} more rows, of the best, are left out." if left > 0 else "",
+            },
+        ]
 
 
 def _row(row: OverviewRow, href: str) -> list[Any]:
@@ -190,49 +259,77 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
-        (f"{one.came:,}", one.came), (_share(one.on_time_share), one.on_time_share),
+        (f"{one.came:,}", one.came),
+        (_share(one.on_time_share), one.on_time_share),
         *((_ms(value), value) for value in (one.p50_ms, one.p99_ms, one.max_ms, one.budget_ms)),
-        (late, one.worst_lateness_ms), (f"{row.anomalies:,}", row.anomalies),
-    ]  # fmt: skip
-    numbers = [{"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
-               for text, value in cells]  # fmt: skip
+        (late, one.worst_lateness_ms),
+        (f"{row.anomalies:,}", row.anomalies),
+    ]
+    numbers = [
+        {"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
+        for text, value in cells
+    ]
     return [{"text": row.run, "href": href} if href else row.run, row.stage, *numbers]
 
 
 def _tiles(figures: words.StageFigures) -> Block:
     late = figures.worst_lateness_ms
-    return {"kind": "tiles", "tiles": [
-        (f"{figures.frames:,}", "frames answered", ""),
-        *([(f"{figures.superseded:,}", "had no answer", "bad")] if figures.superseded else []),
-        (_share(figures.on_time_share), "on time", words.share_word(figures.on_time_share)),
-        (f"{_ms(figures.p50_ms)} ms", "p50", ""),
-        (f"{_ms(figures.p95_ms)} ms", "p95", ""),
-        (f"{_ms(figures.p99_ms)} ms", "p99", ""),
-        (f"{_ms(figures.max_ms)} ms", f"longest{_of(figures.budget_ms)}", ""),
-        (f"{late:+.1f} ms" if math.isfinite(late) else "-", "latest answer, to its deadline",
-         "bad" if late > words.PUNCTUAL_MS else ""),
-        (f"{sum(figures.fallbacks.values()):,}", "fallbacks", ""),
-        *([(f"{sum(figures.checks.values()):,}", "not accepted by the guard", "bad" if figures.checks else "good")]
-          if figures.guarded else []),
-    ]}  # fmt: skip
+    return {
+        "kind": "tiles",
+        "tiles": [
+            (f"{figures.frames:,}", "frames answered", ""),
+            *([(f"{figures.superseded:,}", "had no answer", "bad")] if figures.superseded else []),
+            (_share(figures.on_time_share), "on time", words.share_word(figures.on_time_share)),
+            (f"{_ms(figures.p50_ms)} ms", "p50", ""),
+            (f"{_ms(figures.p95_ms)} ms", "p95", ""),
+            (f"{_ms(figures.p99_ms)} ms", "p99", ""),
+            (f"{_ms(figures.max_ms)} ms", f"longest{_of(figures.budget_ms)}", ""),
+            (
+                f"{late:+.1f} ms" if math.isfinite(late) else "-",
+                "latest answer, to its deadline",
+                "bad" if late > words.PUNCTUAL_MS else "",
+            ),
+            (f"{sum(figures.fallbacks.values()):,}", "fallbacks", ""),
+            *(
+                [
+                    (
+                        f"{sum(figures.checks.values()):,}",
+                        "not accepted by the guard",
+                        "bad" if figures.checks else "good",
+                    )
+                ]
+                if figures.guarded
+                else []
+            ),
+        ],
+    }
 
 
 def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Picture"]) -> dict[str, Any]:
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
-    fallback = "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
+    fallback = (
+        "" if row["fallback"] == UNKNOWN else f" → {Fallback(int(row['fallback'])).word.replace('_', ' ')}"
+    )
     check = GuardVerdict(int(row["check"])) if row["check"] != UNKNOWN else GuardVerdict.ACCEPT
     guard = "" if check is GuardVerdict.ACCEPT else f" → guard: {check.word}"
-    steps = ", ".join(f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name]))
+    steps = ", ".join(
+        f"{name.removesuffix('_ms')} {row[name]:.1f}" for name in STEPS if math.isfinite(row[name])
+    )
     time = f"{_utc(t_ns)[11:]}.{t_ns // _NS_PER_MS % 1000:03d}"
     late = f"{row['lateness_ms']:.1f} ms after its deadline" if row["lateness_ms"] > 0 else ""
     shown: dict[str, Any] = {
-        "took": f"{_ms(row['total_ms'])} ms", "of": _of(row["budget_ms"]),
+        "took": f"{_ms(row['total_ms'])} ms",
+        "of": _of(row["budget_ms"]),
         "css": "good" if outcome in IN_TIME and not guard else "bad",
         "outcome": outcome.word.replace("_", " ") + fallback + guard,
-        "lines": [f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}", steps or "steps unknown",
-                  *([late] if late else []), *([stage.reasons[t_ns]] if t_ns in stage.reasons else [])],
-    }  # fmt: skip
+        "lines": [
+            f"frame {int(row['seq'])}, {time}, {stage.tier_name(int(row['tier']))}",
+            steps or "steps unknown",
+            *([late] if late else []),
+            *([stage.reasons[t_ns]] if t_ns in stage.reasons else []),
+        ],
+    }
     return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
 
 
@@ -241,20 +338,27 @@ def _anomalies(run: RunLog) -> Block:
     kept = sorted(ranked[:_MOST_ANOMALIES], key=lambda anomaly: anomaly.t_ns)
     left = len(run.anomalies) - len(kept)
     return {
-        "kind": "table", "css": "stack", "head": [(name, "") for name in ("UTC", "level", "what", "message")],
+        "kind": "table",
+        "css": "stack",
+        "head": [(name, "") for name in ("UTC", "level", "what", "message")],
         "rows": [_anomaly(anomaly, run.source) for anomaly in kept],
         "low": len(kept) > _WORST,  # it scrolls by itself: the charts are what people look for next
         "more": f"{left:,} more, of the mildest, are left out." if left else "",
-    }  # fmt: skip
+    }
 
 
 def _anomaly(anomaly: LoggedAlert, source: Path | None) -> list[Any]:
-    places = [_existing(value, source) for key, value in anomaly.values.items() if any(word in key for word in _LINKED)]
+    places = [
+        _existing(value, source)
+        for key, value in anomaly.values.items()
+        if any(word in key for word in _LINKED)
+    ]
     message = {
-        "text": anomaly.message, "css": "text",
+        "text": anomaly.message,
+        "css": "text",
         "details": "; ".join(f"{key} {value}" for key, value in anomaly.values.items() if value),
         "links": [(f"evidence {place.name}", place.as_uri()) for place in places if place],
-    }  # fmt: skip
+    }
     level = {"text": anomaly.level, "tag": _LEVEL_CLASS.get(anomaly.level, "")}
     return [{"text": _utc(anomaly.t_ns)[11:], "css": "time"}, level, anomaly.name, message]
 

@@ -1,6 +1,7 @@
 """The pictures of pages, as plotly figures; colours of text and grid are the page's, light or dark.
 
-The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their mark, too.
+The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their
+mark, too.
 """
 
 import html
@@ -58,7 +59,8 @@ _HALF: Final = 0.5  # of the height of a word of health
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     """Indexes of the points to keep, in order, so that no spike is lost (the M4 aggregation, Jugel et al., 2014).
 
-    There are `most` points, at least 4; a shorter series is kept. NaN, unknown, is kept only as first or last.
+    There are `most` points, at least 4; a shorter series is kept. NaN, unknown, is kept only as first or
+    last.
     """
     count = len(values)
     if count <= most:
@@ -67,7 +69,12 @@ def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
     kept: set[int] = set()
     low, high = np.where(np.isnan(values), np.inf, values), np.where(np.isnan(values), -np.inf, values)
     for begin, end in zip(edges[:-1], edges[1:], strict=True):
-        kept |= {begin, end - 1, begin + int(low[begin:end].argmin()), begin + int(high[begin:end].argmax())}
+        kept |= {
+            begin,
+            end - 1,
+            begin + int(low[begin:end].argmin()),
+            begin + int(high[begin:end].argmax()),
+        }
     return np.array(sorted(kept), dtype=np.int64)
 
 
@@ -86,18 +93,26 @@ def stretches(t_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> go.Figure:
     """Latency of every frame with its budget, and below, on the same axis, the tier that ran and, if known, the health.
 
-    There are `most` points at most for the frames that were on time, and again for each outcome. Lines break where no
-    frames were answered. Alerts of this stage, and of what all stages share, are marked; SAFE_STOP is a red band.
+    There are `most` points at most for the frames that were on time, and again for each outcome. Lines
+    break where no frames were answered. Alerts of this stage, and of what all stages share, are marked;
+    SAFE_STOP is a red band.
     """
-    heights = _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]  # the axis without data would take its labels with it
+    heights = (
+        _HEIGHTS_PX if stage.health else _HEIGHTS_PX[:2]
+    )  # the axis without data would take its labels with it
     rows, height_px = len(heights), sum(heights) + _GAP_PX * (len(heights) - 1)
     figure = make_subplots(
-        rows=rows, cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=_GAP_PX / height_px
+        rows=rows,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=list(heights),
+        vertical_spacing=_GAP_PX / height_px,
     )
     frames, total_ms = stage.frames, stage.total_ms
     stretch = stretches(frames["t_ns"])
 
-    def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401 - plotly's
+    # plotly's
+    def draw(chosen: Any, name: str, row: int = 1, y: Any = None, **look: Any) -> None:  # noqa: ANN401
         values = rounded(total_ms[chosen]) if y is None else y
         look = {"hovertemplate": "%{y:.2f} ms", **look}
         x, y = _times(frames["t_ns"][chosen]), values
@@ -106,53 +121,121 @@ def timeline(stage: StageLog, most: int, alerts: Sequence[LoggedAlert] = ()) -> 
         figure.add_scatter(x=x, y=y, name=name, row=row, col=1, **look)
 
     fine = np.flatnonzero(stage.on_time)
-    draw(fine[envelope(total_ms[fine], most)], "on time", mode="lines+markers",
-         line={"color": "rgba(0,114,178,0.35)", "width": 1}, marker={"size": 3, "color": BLUE})  # fmt: skip
+    draw(
+        fine[envelope(total_ms[fine], most)],
+        "on time",
+        mode="lines+markers",
+        line={"color": "rgba(0,114,178,0.35)", "width": 1},
+        marker={"size": 3, "color": BLUE},
+    )
     for outcome, (colour, symbol) in _MARKS.items():
         hit = np.flatnonzero(frames["outcome"] == outcome)
         if len(hit):
-            draw(hit[envelope(total_ms[hit], most)], f"{outcome.word.replace('_', ' ')} ({len(hit):,})", mode="markers",
-                 marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 0.5}})  # fmt: skip
+            draw(
+                hit[envelope(total_ms[hit], most)],
+                f"{outcome.word.replace('_', ' ')} ({len(hit):,})",
+                mode="markers",
+                marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 0.5}},
+            )
     profiled = np.flatnonzero(np.isin(frames["t_ns"], list(stage.profiled)))
     if len(profiled):
-        draw(profiled, f"under a profiler ({len(profiled):,})", mode="markers", hovertemplate=None, hoverinfo="skip",
-             marker={"color": GREY, "symbol": "circle-open", "size": 12})  # fmt: skip
+        draw(
+            profiled,
+            f"under a profiler ({len(profiled):,})",
+            mode="markers",
+            hovertemplate=None,
+            hoverinfo="skip",
+            marker={"color": GREY, "symbol": "circle-open", "size": 12},
+        )
     if np.isfinite(frames["budget_ms"]).any():
         budget = _changes(np.asarray(frames["budget_ms"]), stretch)
-        draw(budget, "budget", y=rounded(frames["budget_ms"][budget]), mode="lines", hovertemplate="%{y:.1f} ms",
-             line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"})  # fmt: skip
+        draw(
+            budget,
+            "budget",
+            y=rounded(frames["budget_ms"][budget]),
+            mode="lines",
+            hovertemplate="%{y:.1f} ms",
+            line={"color": VERMILION, "width": 1.5, "dash": "dash", "shape": "hv"},
+        )
     ran = np.asarray(frames["tier"], dtype=np.float64)
     shown = _changes(ran, stretch)
     shown = shown[envelope(ran[shown], most)]
-    draw(shown, "tier", 2, [stage.tier_name(int(tier)) for tier in ran[shown]], mode="lines", showlegend=False,
-         hovertemplate="%{y}", line={"color": GREEN, "width": 1.5, "shape": "hv"})  # fmt: skip
+    draw(
+        shown,
+        "tier",
+        2,
+        [stage.tier_name(int(tier)) for tier in ran[shown]],
+        mode="lines",
+        showlegend=False,
+        hovertemplate="%{y}",
+        line={"color": GREEN, "width": 1.5, "shape": "hv"},
+    )
     if stage.health:
         times, words = zip(*stage.health, strict=True)
         end_ns = max(int(frames["t_ns"][-1]) if len(stage) else 0, times[-1])
         figure.add_scatter(
-            x=_times([*times, end_ns]), y=[*words, words[-1]], name="health", mode="lines", showlegend=False,
-            line={"color": ORANGE, "width": 2, "shape": "hv"}, hovertemplate="%{y}", row=3, col=1,
-        )  # fmt: skip
-        figure.update_yaxes(title_text="health", categoryorder="array", categoryarray=[one.name for one in Health],
-                            range=[len(Health) - _HALF, -_HALF], dtick=1, row=3, col=1)  # fmt: skip
+            x=_times([*times, end_ns]),
+            y=[*words, words[-1]],
+            name="health",
+            mode="lines",
+            showlegend=False,
+            line={"color": ORANGE, "width": 2, "shape": "hv"},
+            hovertemplate="%{y}",
+            row=3,
+            col=1,
+        )
+        figure.update_yaxes(
+            title_text="health",
+            categoryorder="array",
+            categoryarray=[one.name for one in Health],
+            range=[len(Health) - _HALF, -_HALF],
+            dtick=1,
+            row=3,
+            col=1,
+        )
     for begin_ns, end_ns in safe_stops(stage):
         begin, end = _times([begin_ns, end_ns])
-        figure.add_shape(type="rect", x0=begin, x1=end, y0=0, y1=1, yref="paper", fillcolor=_STOP_BAND, layer="below",
-                         line={"width": 0})  # fmt: skip
+        figure.add_shape(
+            type="rect",
+            x0=begin,
+            x1=end,
+            y0=0,
+            y1=1,
+            yref="paper",
+            fillcolor=_STOP_BAND,
+            layer="below",
+            line={"width": 0},
+        )
     concerned = {stage.name, "machine", "node"}  # what all stages share, too
-    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned][:_MOST_MARKS]
+    marked = [one for one in alerts if one.level != "OK" and one.name.partition(": ")[0] in concerned][
+        :_MOST_MARKS
+    ]
     colours = [VERMILION if one.level == "ERROR" else ORANGE for one in marked]
     if marked:
         figure.add_scatter(
-            x=_times([one.t_ns for one in marked]), y=[0] * len(marked), name=f"anomalies ({len(marked):,})",
-            text=[html.escape(f"{one.name}: {one.message}"[:_LONGEST_HOVER]) for one in marked], mode="markers",
-            hovertemplate="%{text}", row=1, col=1, cliponaxis=False,
+            x=_times([one.t_ns for one in marked]),
+            y=[0] * len(marked),
+            name=f"anomalies ({len(marked):,})",
+            text=[html.escape(f"{one.name}: {one.message}"[:_LONGEST_HOVER]) for one in marked],
+            mode="markers",
+            hovertemplate="%{text}",
+            row=1,
+            col=1,
+            cliponaxis=False,
             marker={"color": colours, "size": 10, "symbol": "star"},
-        )  # fmt: skip
+        )
     for one, colour in zip(marked, colours, strict=True):
         (at,) = _times([one.t_ns])
-        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", layer="below",
-                         line={"color": colour, "width": 1, "dash": "dot"})  # fmt: skip
+        figure.add_shape(
+            type="line",
+            x0=at,
+            x1=at,
+            y0=0,
+            y1=1,
+            yref="paper",
+            layer="below",
+            line={"color": colour, "width": 1, "dash": "dot"},
+        )
     names = [stage.tier_name(number) for number in sorted({int(tier) for tier in ran}, reverse=True)]
     figure.update_yaxes(title_text="ms", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="tier", categoryorder="array", categoryarray=names, row=2, col=1)
@@ -168,7 +251,9 @@ def distribution(stage: StageLog) -> go.Figure:
     known = stage.counted & np.isfinite(total_ms)
     highest = float(total_ms[known].max(initial=1.0))
     if np.isfinite(budget_ms):
-        highest = min(highest * 1.02, max(budget_ms * _BUDGETS_SHOWN, float(np.percentile(total_ms[known], 99.9))))
+        highest = min(
+            highest * 1.02, max(budget_ms * _BUDGETS_SHOWN, float(np.percentile(total_ms[known], 99.9)))
+        )
     edges, most = np.linspace(0.0, highest, _BINS + 1), 1
     for tier in sorted({int(tier) for tier in stage.frames["tier"][known]}):
         chosen = total_ms[known & (stage.frames["tier"] == tier)]
@@ -176,18 +261,30 @@ def distribution(stage: StageLog) -> go.Figure:
         most = max(most, int(counts.max()))
         colour = _TIER_COLOURS[tier if tier < 0 else tier % (len(_TIER_COLOURS) - 1)]
         figure.add_bar(
-            x=np.round((edges[:-1] + edges[1:]) / 2, 3).tolist(), y=counts.tolist(), opacity=0.7,
-            name=f"{stage.tier_name(tier)} ({len(chosen):,})", hovertemplate="%{x:.1f} ms: %{y:,} frames",
+            x=np.round((edges[:-1] + edges[1:]) / 2, 3).tolist(),
+            y=counts.tolist(),
+            opacity=0.7,
+            name=f"{stage.tier_name(tier)} ({len(chosen):,})",
+            hovertemplate="%{x:.1f} ms: %{y:,} frames",
             marker={"color": colour, "line": {"width": 0}},
-        )  # fmt: skip
+        )
     mark_budget(figure, budget_ms)
     figure.update_yaxes(type="log", dtick=1, range=[_LEAST, float(np.log10(2 * most))])
-    return laid_out(figure, 320, "ms, receipt to publish; last bar: and more", "frames", barmode="overlay", bargap=0,
-                    showlegend=True)  # fmt: skip
+    return laid_out(
+        figure,
+        320,
+        "ms, receipt to publish; last bar: and more",
+        "frames",
+        barmode="overlay",
+        bargap=0,
+        showlegend=True,
+    )
 
 
 def waterfall(stage: StageLog) -> go.Figure | None:
-    """Where the time goes, as means over frames whose steps are all known: all, each tier, and the slowest 1 %.
+    """Where the time goes, as means over frames whose steps are all known.
+
+    All, each tier, and the slowest 1 %.
 
     None where there is no such frame.
     """
@@ -198,23 +295,32 @@ def waterfall(stage: StageLog) -> go.Figure | None:
     if not known.any():
         return None
     groups = [("all", known)]
-    groups += [(stage.tier_name(tier), known & (stage.frames["tier"] == tier))
-               for tier in sorted({int(tier) for tier in stage.frames["tier"][known]})]  # fmt: skip
+    groups += [
+        (stage.tier_name(tier), known & (stage.frames["tier"] == tier))
+        for tier in sorted({int(tier) for tier in stage.frames["tier"][known]})
+    ]
     groups.append(("slowest 1 %", known & (total_ms >= np.quantile(total_ms[known], 1 - _SLOWEST))))
     means = [steps[:, chosen].mean(axis=1) for _, chosen in groups]
-    means = [[*mean, max(total_ms[chosen].mean() - mean.sum(), 0.0)]
-             for (_, chosen), mean in zip(groups, means, strict=True)]  # fmt: skip
+    means = [
+        [*mean, max(total_ms[chosen].mean() - mean.sum(), 0.0)]
+        for (_, chosen), mean in zip(groups, means, strict=True)
+    ]
     for number, (name, colour) in enumerate(zip(_STEP_NAMES, _STEP_COLOURS, strict=True)):
         figure.add_bar(
             y=[f"{group} ({int(chosen.sum()):,})" for group, chosen in groups],
             x=np.round([mean[number] for mean in means], 3).tolist(),
-            name=name, orientation="h", marker={"color": colour}, hovertemplate=f"{name}: %{{x:.2f}} ms",
-        )  # fmt: skip
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            hovertemplate=f"{name}: %{{x:.2f}} ms",
+        )
     mark_budget(figure, stage.budget_ms, text="")
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="ms, mean")
     height_px = 190 + 34 * len(groups)
-    figure.update_layout(height=height_px, barmode="stack", bargap=0.3, legend={**LEGEND, "traceorder": "normal"})
+    figure.update_layout(
+        height=height_px, barmode="stack", bargap=0.3, legend={**LEGEND, "traceorder": "normal"}
+    )
     return figure
 
 
@@ -222,16 +328,21 @@ def memory(run: RunLog, most: int) -> go.Figure:
     """Memory by whom, in MiB."""
     figure = go.Figure()
     stretch = stretches(run.memory_t_ns)
-    sizes = {label: column for label, column in run.memory.items() if label.endswith("_mib")}  # the rest are counts
+    sizes = {
+        label: column for label, column in run.memory.items() if label.endswith("_mib")
+    }  # the rest are counts
     for number, (label, column) in enumerate(sizes.items()):
         if np.isfinite(column).any() and np.nanmax(column) > 0:
             shown, turn = envelope(column, most), divmod(number, len(_MEMORY_COLOURS))
             x, y = broken(_times(run.memory_t_ns[shown]), rounded(column[shown]), stretch[shown])
             figure.add_scatter(
-                x=x, y=y, mode="lines",
-                name=label.removesuffix("_mib").replace("_", " "), hovertemplate="%{y:,.1f} MiB",
+                x=x,
+                y=y,
+                mode="lines",
+                name=label.removesuffix("_mib").replace("_", " "),
+                hovertemplate="%{y:,.1f} MiB",
                 line={"color": _MEMORY_COLOURS[turn[1]], "width": 2, "dash": ("solid", "dot")[turn[0] % 2]},
-            )  # fmt: skip
+            )
     figure.update_xaxes(type="date")
     return laid_out(figure, 280, "", "MiB", hovermode="x unified")
 
@@ -239,12 +350,19 @@ def memory(run: RunLog, most: int) -> go.Figure:
 def mark_budget(figure: go.Figure, budget_ms: float, text: str = "budget") -> None:
     """Draw a line where the budget is, if it is known."""
     if np.isfinite(budget_ms):
-        figure.add_vline(x=budget_ms, line={"color": VERMILION, "dash": "dash", "width": 1.5},
-                         **({"annotation_text": text, "annotation_position": "top left"} if text else {}))  # fmt: skip
+        figure.add_vline(
+            x=budget_ms,
+            line={"color": VERMILION, "dash": "dash", "width": 1.5},
+            **({"annotation_text": text, "annotation_position": "top left"} if text else {}),
+        )
 
 
-def laid_out(figure: go.Figure, height_px: int, x: str, y: str, **layout: Any) -> go.Figure:  # noqa: ANN401 - plotly's
-    """A figure with titles of its axes, a legend above it, and more of plotly's layout; its values begin at 0."""
+# plotly's
+def laid_out(figure: go.Figure, height_px: int, x: str, y: str, **layout: Any) -> go.Figure:  # noqa: ANN401
+    """A figure with titles of its axes, a legend above it, and more of plotly's layout.
+
+    Its values begin at 0.
+    """
     figure.update_xaxes(title_text=x or None)
     figure.update_yaxes(title_text=y, **({} if figure.layout.yaxis.type else {"rangemode": "tozero"}))
     return figure.update_layout(height=height_px, legend=LEGEND, **layout)
@@ -264,7 +382,10 @@ def broken(x: Sequence[Any], y: Sequence[Any], stretch: NDArray[np.int64]) -> tu
 
 
 def _changes(values: NDArray[np.float64], stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where a series changes, and where each stretch begins; the points before those, and the last one, too."""
+    """Where a series changes, and where each stretch begins.
+
+    The points before those, and the last one, too.
+    """
     changed = np.flatnonzero(np.diff(np.nan_to_num(values, nan=-1.0))) + 1
     begins = np.flatnonzero(np.diff(stretch)) + 1
     return np.unique(np.concatenate([[0], changed, begins - 1, begins, [len(values) - 1]])).astype(np.int64)

@@ -1,4 +1,7 @@
-"""A run in numbers and words: what a stage's frames came to, the verdict and its cause, and the frames to look at."""
+"""A run in numbers and words.
+
+What a stage's frames came to, the verdict and its cause, and the frames to look at.
+"""
 
 import math
 import re
@@ -23,9 +26,11 @@ _FAIR_SHARE: Final = 0.99
 _NS_PER_S: Final = 1e9
 _NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 _INSTEAD: Final = {
-    Fallback.BACKUP: "the backup worker's result", Fallback.HOLD_LAST: "the last result held",
-    Fallback.STOP: "a stop output", Fallback.NONE: "nothing at all",
-}  # fmt: skip
+    Fallback.BACKUP: "the backup worker's result",
+    Fallback.HOLD_LAST: "the last result held",
+    Fallback.STOP: "a stop output",
+    Fallback.NONE: "nothing at all",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class StageFigures:
         superseded: and those that had no answer, as a newer one came first; 0 where the log does not say.
         on_time_share: 0 to 1, of `came`.
         worst_lateness_ms: the latest answer; negative: before its deadline.
-        outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent first.
+        outcomes, fallbacks, checks: how many, without zeros, `on_time` and `accept`, the most frequent
+        first.
         guarded: whether the stage had a guard.
         incomplete: that ran without a synchronised input.
     """
@@ -72,20 +78,32 @@ def stage_figures(stage: StageLog) -> StageFigures:
     p50, p95, p99, highest = np.percentile(total_ms, (50, 95, 99, 100)) if len(total_ms) else [math.nan] * 4
     frames = stage.frames[counted]
     answered, superseded = len(frames), _superseded(stage)
-    seen = {name: zip(*np.unique(frames[name], return_counts=True), strict=True)
-            for name in ("outcome", "fallback", "check")}  # fmt: skip
+    seen = {
+        name: zip(*np.unique(frames[name], return_counts=True), strict=True)
+        for name in ("outcome", "fallback", "check")
+    }
     often = {name: sorted(counts, key=lambda one: -int(one[1])) for name, counts in seen.items()}
     return StageFigures(
-        answered, int((~counted).sum()), superseded,
+        answered,
+        int((~counted).sum()),
+        superseded,
         int(stage.on_time[counted].sum()) / (answered + superseded) if answered else math.nan,
-        float(p50), float(p95), float(p99), float(highest), stage.budget_ms,
+        float(p50),
+        float(p95),
+        float(p99),
+        float(highest),
+        stage.budget_ms,
         float(np.fmax.reduce(stage.lateness_ms[counted], initial=math.nan)),
         {Outcome(one): int(count) for one, count in often["outcome"] if one != Outcome.ON_TIME},
         {Fallback(one): int(count) for one, count in often["fallback"] if one != UNKNOWN},
-        {GuardVerdict(one): int(count) for one, count in often["check"] if one not in {UNKNOWN, GuardVerdict.ACCEPT}},
+        {
+            GuardVerdict(one): int(count)
+            for one, count in often["check"]
+            if one not in {UNKNOWN, GuardVerdict.ACCEPT}
+        },
         bool((frames["check"] != UNKNOWN).any()),
         int((frames["missing_inputs"] > 0).sum()),
-    )  # fmt: skip
+    )
 
 
 def verdict(stage: StageLog) -> tuple[str, str]:
@@ -119,14 +137,19 @@ def safe_stops(stage: StageLog) -> list[tuple[int, int]]:
     """From when to when, in ns of ROS time, the stage was in SAFE_STOP."""
     end_ns = max([int(stage.frames["t_ns"].max(initial=0)), *(t_ns for t_ns, _ in stage.health)])
     changes = pairwise([*stage.health, (end_ns, "")])
-    return [(begin_ns, over_ns) for (begin_ns, word), (over_ns, _) in changes if word == Health.SAFE_STOP.name]
+    return [
+        (begin_ns, over_ns) for (begin_ns, word), (over_ns, _) in changes if word == Health.SAFE_STOP.name
+    ]
 
 
 def _cause(stage: StageLog) -> str:
     """Why most frames that were not on time were not; reasons that differ in their numbers are the same."""
     missed = stage.frames[stage.counted & ~stage.on_time]
-    reasons = [stage.reasons[t_ns].rpartition(PUBLISHED_ON_TIME)[2]
-               for t_ns in missed["t_ns"].tolist() if stage.reasons.get(t_ns)]  # fmt: skip
+    reasons = [
+        stage.reasons[t_ns].rpartition(PUBLISHED_ON_TIME)[2]
+        for t_ns in missed["t_ns"].tolist()
+        if stage.reasons.get(t_ns)
+    ]
     if not reasons and stage.last_reason:
         return stage.last_reason.rpartition(PUBLISHED_ON_TIME)[2]
     if not reasons:
@@ -164,16 +187,18 @@ def in_words(run: RunLog) -> list[str]:
 def worst_frames(stage: StageLog, count: int) -> NDArray[np.int64]:
     """Indexes of the frames that a person should look at first.
 
-    Frames answered more than 1 ms after their deadline come first, by lateness; then those that were not on time, the
-    emptier the answer the earlier (none, stop, hold_last, backup), and the longer they took; then those whose output
-    the guard did not accept; then the slowest others.
+    Frames answered more than 1 ms after their deadline come first, by lateness; then those that were not on
+    time, the emptier the answer the earlier (none, stop, hold_last, backup), and the longer they took; then
+    those whose output the guard did not accept; then the slowest others.
     """
     late = np.nan_to_num(stage.lateness_ms, nan=-math.inf)
     past = np.where(late > PUNCTUAL_MS, late, 0.0)
     missed = stage.counted & ~stage.on_time
     fallback = np.asarray(stage.frames["fallback"], dtype=np.float64) + 1.0  # 0: own result ... 4: none
     total_ms = np.nan_to_num(stage.total_ms, nan=-math.inf)
-    refused = np.maximum(stage.frames["check"], 0) * stage.counted  # the harder the guard had to do it, the earlier
+    refused = (
+        np.maximum(stage.frames["check"], 0) * stage.counted
+    )  # the harder the guard had to do it, the earlier
     order = np.lexsort((total_ms, np.where(missed, fallback, 0.0), refused, missed, past))[::-1]
     return np.asarray(order[stage.counted[order]][:count])
 
@@ -182,7 +207,9 @@ def _stage_words(stage: StageLog) -> str:
     figures, text = stage_figures(stage), ""
     if figures.outcomes:
         instead = ", ".join(f"{_INSTEAD[one]} ({count:,})" for one, count in figures.fallbacks.items())
-        text = f" Not on time: {_counts(figures.outcomes)}" + (f"; published instead: {instead}." if instead else ".")
+        text = f" Not on time: {_counts(figures.outcomes)}" + (
+            f"; published instead: {instead}." if instead else "."
+        )
     if figures.incomplete:
         text += f" {_count(figures.incomplete, 'frame')} had a synchronised input missing."
     if figures.starting:
@@ -199,8 +226,14 @@ def _memory_words(run: RunLog) -> str:
     label, slope = run.used_memory[0], run.memory_slope
     if not label:
         return "Memory was sampled, but no figure is known."
-    text = f"{MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
-    return f"{text}, trend {slope:+,.1f} MiB per hour." if math.isfinite(slope) else f"{text}; too short for a trend."
+    text = (
+        f"{MEMORY[label]}: {np.nanmin(run.memory[label]):,.0f} to {np.nanmax(run.memory[label]):,.0f} MiB"
+    )
+    return (
+        f"{text}, trend {slope:+,.1f} MiB per hour."
+        if math.isfinite(slope)
+        else f"{text}; too short for a trend."
+    )
 
 
 def _count(number: int, word: str, words: str = "") -> str:
