@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.config.message_types import empty_message
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import empty_message
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.networks import CLASSES, LIDAR_WEIGHTS, build_trained, tier_width
@@ -32,9 +32,8 @@ from torchperf_ros.models.pillars import (
 from torchperf_ros.models.planner import read_ego
 from torchperf_ros.models.point_cloud import CLOUD, Cloud, Points, at_stamp, cloud_message, read_cloud
 
-_MARGIN_M: Final = (
-    8.0  # around the grid: points come so far in as the vehicle moves and turns during a sweep
-)
+# around the grid: points come so far in as the vehicle moves and turns during a sweep
+_MARGIN_M: Final = 8.0
 _BOUNDS: Final = (-_MARGIN_M, AHEAD_M + _MARGIN_M, -BESIDE_M - _MARGIN_M, BESIDE_M + _MARGIN_M)
 _TELL_EVERY_S: Final = 10.0
 _MS: Final = 1_000_000  # ns

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchperf_ros.config.message_types import stamp_ns_of
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.frame.stop_output import PATH, TimedPath
-from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.model.history_buffer import HistoryBuffer
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.histories import HistoryBuffer
+from torchperf_ros.api.messages import stamp_ns_of
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,
@@ -28,6 +27,7 @@ from torchperf_ros.models.networks import (
     PlannerNet,
 )
 from torchperf_ros.models.options import OptionReader
+from torchperf_ros.safety.stop_output import PATH, TimedPath
 
 _SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
 _ADD: Final = 0  # Marker.ADD

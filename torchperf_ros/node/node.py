@@ -13,11 +13,8 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from torchperf_ros import __version__
-from torchperf_ros.config.build_options import version_of
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.clock import monotonic_ns
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
-from torchperf_ros.frame.frame import Answer
+from torchperf_ros.api.clock import monotonic_ns
+from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import (
@@ -32,13 +29,16 @@ from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
-from torchperf_ros.recorder.recording import Recording
+from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.telemetry.diagnostics import warm_up
+from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
+from torchperf_ros.observe.telemetry.metrics import MetricsExporter
+from torchperf_ros.settings.build_options import version_of
+from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
-from torchperf_ros.telemetry.diagnostics import warm_up
-from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
-from torchperf_ros.telemetry.metrics import MetricsExporter
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -234,9 +234,8 @@ class PerfNode(LifecycleNode):
 
     def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
         stage, record = config.stages[index], LatencyRecord(index)
-        ros_now = (
-            self.get_clock().handle.get_now
-        )  # what `now()` asks; its objects take longer than the question
+        # what `now()` asks; its objects take longer than the question
+        ros_now = self.get_clock().handle.get_now
         last = stage is config.stages[-1]
         ports = StagePorts(
             publish=functools.partial(self._endpoints.publish, index),

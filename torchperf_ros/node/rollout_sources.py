@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from torchperf_ros.config.build_options import version_of
-from torchperf_ros.config.candidate import BASE, Candidate, candidate_of, read_candidate
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.rollout_options import RolloutOptions
-from torchperf_ros.config.user_folder import node_folder, user_folder
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
-from torchperf_ros.rollout.guards import Figures, Guards
-from torchperf_ros.rollout.targeting import TargetingError, facts_of
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.fleet.guards import Figures, Guards
+from torchperf_ros.fleet.targeting import TargetingError, facts_of
+from torchperf_ros.settings.build_options import version_of
+from torchperf_ros.settings.candidate import BASE, Candidate, candidate_of, read_candidate
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.rollout_options import RolloutOptions
+from torchperf_ros.settings.user_folder import node_folder, user_folder
 from torchperf_ros.stage.pair_figures import PairBlock
 
 if TYPE_CHECKING:
-    from torchperf_ros.rollout.vehicle import Decision
-    from torchperf_ros.rollout.vehicle_state import Version
+    from torchperf_ros.fleet.vehicle import Decision
+    from torchperf_ros.fleet.vehicle_state import Version
 
 Values = Callable[[], Mapping[str, Any]]
 """Gives a stage's own parameters as they are now, by name without the stage's."""
@@ -147,8 +147,8 @@ class PlanSource(Source):
         folder = Path(now.folder).expanduser() if now.folder else default
         self._drive = _drive_id()
         try:
-            from torchperf_ros.rollout.vehicle import VehicleRollout
-            from torchperf_ros.rollout.vehicle_state import RolloutStateError
+            from torchperf_ros.fleet.vehicle import VehicleRollout
+            from torchperf_ros.fleet.vehicle_state import RolloutStateError
         except ImportError as error:
             msg = f"parameter {stage.name}.rollout_plan: {error}; `pip install 'torchperf_ros[rollout]'`"
             raise ConfigError(msg) from error
@@ -218,7 +218,7 @@ class PlanSource(Source):
 
     def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
         """Keep the minute; a candidate that has served its probation is good."""
-        from torchperf_ros.rollout.records import SERVING, SHADOW, Block, paired_figures
+        from torchperf_ros.fleet.records import SERVING, SHADOW, Block, paired_figures
 
         plan = None if self._decision is None else self._decision.plan
         if plan is None:

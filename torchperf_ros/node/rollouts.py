@@ -14,18 +14,19 @@ from typing import Any, Final
 
 import psutil
 
-from torchperf_ros.config.candidate import BASE, read_candidate
-from torchperf_ros.config.config import NodeConfig, StageConfig, stage_config
-from torchperf_ros.config.rollout_options import RolloutOptions
-from torchperf_ros.frame.alert_rules import Alert, change_alert
-from torchperf_ros.frame.clock import monotonic_ns
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
-from torchperf_ros.frame.outcome import Health
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import monotonic_ns
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.api.outcome import Health
+from torchperf_ros.fleet.comparer import OutputComparer
+from torchperf_ros.fleet.guards import Figures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
-from torchperf_ros.rollout.comparer import OutputComparer
-from torchperf_ros.rollout.guards import Figures, Guards, broken_guard, why_not_to_serve
+from torchperf_ros.observe.watch.memory_watch import MemoryTrend
+from torchperf_ros.settings.candidate import BASE, read_candidate
+from torchperf_ros.settings.config import NodeConfig, StageConfig, stage_config
+from torchperf_ros.settings.rollout_options import RolloutOptions
+from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.watch.memory_watch import MemoryTrend
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -254,9 +255,8 @@ class Rollouts:
         self._later_s: dict[str, float] = {}  # by stage: when there may be memory for a candidate
         self._said: dict[str, str] = {}  # by stage: what was said last of its candidate
         self._begins: dict[str, tuple[str, dict[str, Any]]] = {}  # by stage: a version that it begins with
-        self._unpromoted: set[str] = (
-            set()
-        )  # stages whose version may have had to serve before it had all its workers
+        # stages whose version may have had to serve before it had all its workers
+        self._unpromoted: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -339,9 +339,8 @@ class Rollouts:
         for stage in stages:
             if stage.config.name in self._begins:
                 stage.begin_as(*self._begins[stage.config.name])
-        self._stopping = (
-            threading.Event()
-        )  # of its own: one that hangs on a disk is not to go on with these stages
+        # of its own: one that hangs on a disk is not to go on with these stages
+        self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
             args=(self._stopping, stages, dict(self._sources)),
