@@ -129,10 +129,11 @@ def modules_of(*layers):
     ]
 
 
-def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_then_neither_torch_nor_rclpy_is_loaded():
+def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_no_torch_is_loaded_and_rclpy_by_those_that_listen_only():
     loaded = loaded_by(*modules_of(*NODE_SIDE))
     assert "torchperf_ros.settings.config" in loaded
-    assert loaded & {"torch", "rclpy"} == set()
+    assert "torch" not in loaded
+    assert "rclpy" not in loaded_by(*modules_of("settings", "safety", "workers", "stage"))
 
 
 def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority():

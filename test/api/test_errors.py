@@ -61,7 +61,7 @@ def test_given_an_error_that_says_little_when_cut_to_one_line_then_the_place_tha
         return [1].index(3)
 
     assert caught(find).startswith("ValueError: ")
-    assert caught(find).endswith(" (test_errors.py:49: return [1].index(3))")
+    assert caught(find).endswith(" (test_errors.py:61: return [1].index(3))")
 
 
 def test_given_users_code_that_this_package_calls_when_it_fails_then_the_line_of_the_user_is_there():

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("mmh3", reason="mmh3 is not installed")
 
-from test.rollout.conftest import NAME, Desk, serving
-
+from test.fleet.conftest import NAME, Desk, serving
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.guards import Figures
 from torchperf_ros.fleet.plan import Step, utc_now

@@ -271,8 +271,7 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
     tmp_path, monkeypatch
 ):
     pytest.importorskip("mmh3", reason="mmh3 is not installed")
-    from test.rollout.conftest import Desk, serving
-
+    from test.fleet.conftest import Desk, serving
     from torchperf_ros.fleet.plan import Step, utc_now
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -12,8 +12,8 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from test.config.test_bounded_file import MIB, NO_FILES
 
+from test.settings.test_bounded_file import MIB, NO_FILES
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet.plan import Step
 from torchperf_ros.fleet.records import read_records, record_files

@@ -18,9 +18,9 @@ from torchperf_ros.models.detection_messages import KINDS
 from torchperf_ros.models.networks import CLASSES, GRID_CELLS, IMAGE_HEIGHT, IMAGE_WIDTH
 from torchperf_ros.models.road_scene import RoadScene
 
-from ..config.test_image_pixels import compressed as compressed_message
-from ..config.test_image_pixels import file_of, picture
-from ..config.test_image_pixels import image as image_message
+from ..api.test_pixels import compressed as compressed_message
+from ..api.test_pixels import file_of, picture
+from ..api.test_pixels import image as image_message
 
 # The module filters this warning itself, but pytest resets filters.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")

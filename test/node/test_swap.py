@@ -12,7 +12,8 @@ import weakref
 from pathlib import Path
 
 import pytest
-from test.config.test_bounded_file import NO_FILES
+
+from test.settings.test_bounded_file import NO_FILES
 
 pytest.importorskip("rclpy")
 

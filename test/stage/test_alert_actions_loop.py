@@ -26,7 +26,7 @@ from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.workers.frame_ring import InputBytes
 
-from ..telemetry.frame_records import frame_record
+from ..observe.telemetry.frame_records import frame_record
 
 IMAGE, CLOUD, MARKERS = "sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", MarkerArrays(70.0)
 HZ = 5

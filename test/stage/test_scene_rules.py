@@ -12,7 +12,7 @@ from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.scene_options import ODOMETRY
 from torchperf_ros.stage.scenes import DEFAULT, SceneChooser, situation_budget_ms
 
-from .sensor_messages import odometry_bytes
+from ..safety.sensor_messages import odometry_bytes
 
 S = 1_000_000_000
 INTERSECTION, HIGHWAY, PARKING, EMERGENCY = 1, 2, 3, 4

@@ -13,7 +13,7 @@ import pytest
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
 
-from .conftest import PATIENCE_S, wait_until
+from ..stage.conftest import PATIENCE_S, wait_until
 
 STEPS = {"tested/full", "decode", "preprocess", "inference", "postprocess"}
 

@@ -19,7 +19,7 @@ from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.workers import fork_server
 from torchperf_ros.workers.fork_server import ForkServer
 
-from .conftest import wait_until
+from ..stage.conftest import wait_until
 
 FINE = "adapters_under_test"
 

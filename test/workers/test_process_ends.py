@@ -11,7 +11,7 @@ from torchperf_ros.api.errors import ProtocolError, how_it_ended
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.workers import worker_process
 
-from .conftest import wait_until
+from ..stage.conftest import wait_until
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 17, 0x4206, 0x40
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -13,7 +13,7 @@ from torchperf_ros.stage import dispatcher
 from torchperf_ros.workers import worker_pool as pool_module
 from torchperf_ros.workers.fork_server import ForkServer, start_base
 
-from .conftest import wait_until
+from ..stage.conftest import wait_until
 
 HOPELESS = {
     "no_such_module": ({"adapter": "nowhere:Nothing"}, "importing nowhere failed: ModuleNotFoundError"),

@@ -17,7 +17,7 @@ from torchperf_ros.stage.frame_table import FRAME
 
 from . import report_logs as logs
 
-FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
+FIELD_LOGS = Path(__file__).parents[4] / "shared" / "fieldlogs"
 STAMP_NS = logs.START_NS
 
 

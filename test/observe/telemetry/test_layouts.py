@@ -17,7 +17,7 @@ from torchperf_ros.observe.telemetry import latency_record, memory
 from torchperf_ros.observe.telemetry.diagnostics import stage_status
 from torchperf_ros.settings.config import STAGE_DEFAULTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "config"
 LENGTHS = {"/perf/latency_stages": len(latency_record.LABELS), "/perf/memory_stats": len(memory.LABELS)}
 NUMBERS = {"/perf/latency", "/perf/memory"}

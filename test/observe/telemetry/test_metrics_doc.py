@@ -11,7 +11,7 @@ from torchperf_ros.api.outcome import Health
 from torchperf_ros.observe.telemetry.metrics import METRICS
 from torchperf_ros.stage.stage_figures import STEPS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "config/prometheus/torchperf_rules.yaml"
 EXAMPLES = Path(__file__).with_name("torchperf_rules_test.yaml")
 DOC = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")

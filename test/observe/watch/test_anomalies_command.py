@@ -62,7 +62,7 @@ def test_given_options_and_stdout_when_scored_then_rows_alone_go_there_with_the_
     options = ["-o", "-", "--direction", "up", "--floor", "60", "--caution", "1.5"]
     command = [sys.executable, "-c", code, "anomalies", series, *options]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2]
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[3]
     )
     detector = SeriesDetector("up", 60.0, 1.5)
     expected = [detector.update(300.0 * i, float(row[1])).score for i, row in enumerate(read(series)[1:])]

@@ -15,7 +15,7 @@ from torchperf_ros.observe.watch.content_input import InputContent
 from torchperf_ros.observe.watch.picture import Picture, Stillness, blindness, raw_picture
 from torchperf_ros.workers.frame_ring import InputBytes
 
-from ..safety.sensor_messages import cloud_bytes
+from ...safety.sensor_messages import cloud_bytes
 
 IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 CLOUD, ODOMETRY = "sensor_msgs/msg/PointCloud2", "nav_msgs/msg/Odometry"

@@ -13,7 +13,7 @@ from torchperf_ros.replay.logs.log_reader import LogError, LogFindings, LogReade
 
 from . import small_logs as logs
 
-FIELD_LOGS = Path(__file__).parents[3] / "shared" / "fieldlogs"
+FIELD_LOGS = Path(__file__).parents[4] / "shared" / "fieldlogs"
 
 
 @pytest.mark.parametrize("kind", logs.KINDS)

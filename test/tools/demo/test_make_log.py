@@ -29,7 +29,7 @@ from torchperf_ros.tools.demo.make_log import (
 )
 from torchperf_ros.tools.main import app
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = DriveLog(seconds=1.0, width=64, height=36)
 MS = 1_000_000
 
