@@ -129,7 +129,7 @@ def modules_of(*layers):
     ]
 
 
-def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_no_torch_is_loaded_and_rclpy_by_those_that_listen_only():
+def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_torch_is_not_and_rclpy_for_listening_only():
     loaded = loaded_by(*modules_of(*NODE_SIDE))
     assert "torchperf_ros.settings.config" in loaded
     assert "torch" not in loaded
