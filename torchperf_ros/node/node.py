@@ -41,7 +41,7 @@ from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
-from torchperf_ros.workers.worker_setup import worker_setup
+from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
 
 _DESCRIBE_POLL_S = 0.02
 _TOPICS = (
@@ -193,7 +193,7 @@ class PerfNode(LifecycleNode):
 
     # -- building and taking down
 
-    def _build(self, config: NodeConfig, setups: Sequence[dict[str, Any]]) -> None:
+    def _build(self, config: NodeConfig, setups: Sequence[WorkerSetup]) -> None:
         """Make the lane, the endpoints and the stages, and start the workers."""
         self._reporter.facts = _set_up_process(config)
         self._lane = EmergencyLane(config) if config.emergency.sensors else None
@@ -232,7 +232,7 @@ class PerfNode(LifecycleNode):
         self._export_metrics(config)
         return True
 
-    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
+    def _make_stage(self, index: int, setup: WorkerSetup, config: NodeConfig) -> StageActor:
         stage, record = config.stages[index], LatencyRecord(index)
         # what `now()` asks; its objects take longer than the question
         ros_now = self.get_clock().handle.get_now

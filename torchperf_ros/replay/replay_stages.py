@@ -6,6 +6,7 @@ And how they go through the log's time.
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -54,7 +55,7 @@ class ReplayStages:
         beside those that are installed.
         """
         self._config, self._pace, self._record, self._say = config, pace, record, say
-        self._own = {"identify": True, "compile_first": True, "definitions": definitions, "seed": seed}
+        self._definitions, self._seed = definitions, seed
         self.actors = [self._actor(index, stage) for index, stage in enumerate(config.stages)]
         set_right_of_way(
             self.actors, config, None if pace.threaded else 0
@@ -73,7 +74,13 @@ class ReplayStages:
             anomaly=self._record.found,
             log=self._log,
         )
-        setup = {**worker_setup(stage, self._config), **self._own}
+        setup = replace(
+            worker_setup(stage, self._config),
+            identify=True,
+            compile_first=True,
+            definitions=self._definitions,
+            seed=self._seed,
+        )
         return StageActor(stage, setup, ports, self._pace.now, self._pace.machinery(index))
 
     def _log(self, severity: str, text: str) -> None:
@@ -141,8 +148,8 @@ class ReplayStages:
         self.start_up_s = time.monotonic() - self._started_s
         for actor in self.actors:
             worker = next(worker for worker in actor.pool.workers if worker is not None)
-            if worker.missing:
-                tiers = ", ".join(worker.missing)
+            if worker.said.missing:
+                tiers = ", ".join(worker.said.missing)
                 why = "in eager, as there is no package; `torchperf compile` makes them"
                 self._say(f"{actor.config.name}: {tiers} {why}")
             actor.activate()

@@ -27,16 +27,16 @@ from torchperf_ros.stage.frame_in_flight import FrameInFlight
 from torchperf_ros.stage.pair_figures import Pair, PairFigures
 from torchperf_ros.stage.stage_figures import StageCounters
 from torchperf_ros.stage.tier_ladder import TierClock, TierLadder
+from torchperf_ros.workers.control import Description
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
-from torchperf_ros.workers.worker_process import Description, WorkerProcess
+from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage_waiter import StageWaiter
 
 _PAIRS = 64  # that nobody has taken yet
 _NICE = 19
-_PRIORITIES = ("nice", "stream_priority")
-_SERVING = (*_PRIORITIES, "loaded")  # what the workers of the version that serves are told otherwise
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Shadow:
         version: str,
         config: StageConfig,
         changes: Mapping[str, Any],
-        setup: Mapping[str, Any],
+        setup: WorkerSetup,
         pool: WorkerPool,
         parts: ShadowParts,
     ) -> None:
@@ -83,16 +83,12 @@ class Shadow:
         """
         self.version, self.config, self.changes = version, config, dict(changes)
         self.refused, self.deaths, self.skipped, self.lost_pairs = "", 0, 0, 0
-        self.setup, self.figures = dict(setup), PairFigures()
+        self.setup, self.figures = setup, PairFigures()
         self._parts = parts
         clocks = [TierClock() for _ in config.tiers]
         self.ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
-        alone = {
-            **self.setup,
-            "loaded": list(range(len(config.tiers))),
-            "nice": _NICE,
-            "stream_priority": 0,
-        }
+        tiers = tuple(range(len(config.tiers)))
+        alone = replace(setup, loaded=tiers, nice=_NICE, stream_priority=0)
         self.pool = WorkerPool(replace(config, backup="none"), alone, self, parts.log, pool.ring)
         self.dispatcher = Dispatcher(self.pool, self.ladders, FallbackOutputs(), StageCounters())
         self._running: tuple[FrameInFlight, FrameInFlight, Answer] | None = None  # its own, the stage's
@@ -164,7 +160,7 @@ class Shadow:
 
     def drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone."""
-        worker.usable = False
+        worker.withdraw()
         self._held = None if self._held is worker else self._held
         if self._parts.waiter.drop(worker):
             self.dispatcher.lost(worker)
@@ -235,7 +231,7 @@ class Shadow:
             if not self.pool.ready:
                 for ladder in self.ladders:
                     ladder.calibrate(worker.calibrations)
-            worker.usable = True
+            worker.serve()
             self._parts.waiter.add(worker)
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
@@ -252,7 +248,7 @@ class Shadow:
         with self._parts.lock:
             if not worker.idle:
                 return False
-            worker.usable = False
+            worker.withdraw()
             self._parts.waiter.drop(worker)
             for ladder in self.ladders:
                 ladder.calibrate(successor.calibrations)
@@ -262,7 +258,7 @@ class Shadow:
         """The pool has logged it."""
 
 
-def promote(pool: WorkerPool, setup: Mapping[str, Any], config: StageConfig) -> bool:
+def promote(pool: WorkerPool, setup: WorkerSetup, config: StageConfig) -> bool:
     """Take the next step towards workers as a version has that serves.
 
     False if none is left; on any thread.
@@ -271,16 +267,23 @@ def promote(pool: WorkerPool, setup: Mapping[str, Any], config: StageConfig) -> 
     if not renewal.outcome:
         return True  # workers are being replaced
     if _gives_way(pool, setup):
-        renewal.swap(**{name: setup[name] for name in _SERVING})
+        renewal.swap(
+            replace(
+                renewal.proven.setup,
+                nice=setup.nice,
+                stream_priority=setup.stream_priority,
+                loaded=setup.loaded,
+            )
+        )
         return True
     pool.grow(config)
     return False
 
 
-def _gives_way(pool: WorkerPool, setup: Mapping[str, Any]) -> bool:
+def _gives_way(pool: WorkerPool, setup: WorkerSetup) -> bool:
     """Whether its workers have a lower priority than a version has that serves."""
     proven = pool.rolling_update.renewal.proven.setup
-    return any(proven[name] != setup[name] for name in _PRIORITIES)
+    return (proven.nice, proven.stream_priority) != (setup.nice, setup.stream_priority)
 
 
 def why_not_beside(served: Description, own: Description) -> str:

@@ -30,6 +30,7 @@ from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_versions import LIVE, StageMachinery, StagePorts, StageVersions
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
@@ -48,7 +49,7 @@ class StageActor(StageVersions):
     def __init__(
         self,
         config: StageConfig,
-        setup: dict[str, Any],
+        setup: WorkerSetup,
         ports: StagePorts,
         ros_now: Callable[[], int],
         machinery: StageMachinery = LIVE,

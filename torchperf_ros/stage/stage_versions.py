@@ -38,6 +38,7 @@ from torchperf_ros.stage.tier_ladder import MemoryGuard, TierClock, TierLadder
 from torchperf_ros.stage.waiting import PublishMargin
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _LOOK_AGAIN_NS = NS_PER_MS
 _FIRST_WAKE_MS = 2.0
@@ -99,7 +100,7 @@ class StageVersions:
     def __init__(
         self,
         config: StageConfig,
-        setup: dict[str, Any],
+        setup: WorkerSetup,
         ports: StagePorts,
         ros_now: Callable[[], int],
         machinery: StageMachinery,
@@ -127,7 +128,7 @@ class StageVersions:
         self._waiter: StageWaiter = machinery.waiter()
         self._outputs = FallbackOutputs()
         self.version, self._changes = BASE, dict[str, Any]()
-        self.setup = {**setup, "loaded": self.scenes.tiers_to_load()}
+        self.setup = replace(setup, loaded=tuple(self.scenes.tiers_to_load()))
         self.pool = machinery.pool(config, self.setup, self, ports.log)
         self._dispatcher = Dispatcher(self.pool, self.ladders, self._outputs, self.statistics.counters)
         self.hedge_rule = self._dispatcher.hedge_rule
@@ -178,7 +179,7 @@ class StageVersions:
         self.version, self._changes = version, changes
 
     def add_shadow(
-        self, version: str, config: StageConfig, changes: dict[str, Any], setup: dict[str, Any]
+        self, version: str, config: StageConfig, changes: dict[str, Any], setup: WorkerSetup
     ) -> None:
         """Have another version get the same frames from now on.
 
@@ -357,7 +358,7 @@ class StageVersions:
         with self._lock:
             if not self.pool.ready:
                 self._calibrate(worker)
-            worker.usable = True
+            worker.serve()
             self._note_loaded()
             self._waiter.add(worker)
             self.statistics.health.ready()
@@ -384,7 +385,7 @@ class StageVersions:
         with self._lock:
             if not worker.idle:
                 return False
-            worker.usable = False
+            worker.withdraw()
             self._waiter.drop(worker)
             self._calibrate(successor)
             self._note_loaded()
@@ -401,7 +402,7 @@ class StageVersions:
 
     def _drop(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
-        worker.usable = False
+        worker.withdraw()
         if worker is self.scenes.word_of:
             self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         self._note_loaded()

@@ -47,7 +47,7 @@ def main() -> int:
     node.set_inheritable(False)
     gc.disable()  # what is imported stays: the collector would look through it again and again
     importlib.import_module(
-        "torchperf_ros.worker.session"
+        "torchperf_ros.worker.preparation"
     )  # imports torch, which takes seconds; not before the
     # priority is right: what starts threads at its import, as numpy does, gives them the one of this moment
     for module in ("numpy.ma", "numpy.random"):  # percentiles import the one, each worker seeds the other
@@ -233,7 +233,7 @@ def _be_stage_server(node: socket.socket, module: str) -> int:
 
 
 def _be_worker(passed: list[int], folder: str) -> int:
-    from torchperf_ros.worker import session
+    from torchperf_ros.worker import preparation
 
     *sockets, prints = passed
     os.dup2(prints, 1)
@@ -245,7 +245,7 @@ def _be_worker(passed: list[int], folder: str) -> int:
     importlib.import_module("numpy").random.seed()  # its parent's state would be every worker's
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    return session.main(*sockets)
+    return preparation.main(*sockets)
 
 
 def _settle_memory() -> None:

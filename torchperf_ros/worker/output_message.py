@@ -1,10 +1,7 @@
 """From a model's outputs to the bytes of the message that answers a frame, and what can be wrong on that way."""
 
 import math
-import sys
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -13,6 +10,7 @@ from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import AdapterError
 from torchperf_ros.api.messages import encode
 from torchperf_ros.engines.outputs import described
+from torchperf_ros.worker.reports import place_of
 from torchperf_ros.worker.tier import InvalidOutput
 
 _BYTES_PER_PIXEL: Final = {
@@ -89,15 +87,6 @@ def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method
         )
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, torch.Tensor) for each in given):
         raise AdapterError(f"preprocess gave {described(given)}; it has to give a tuple of tensors")
-
-
-def place_of(error: BaseException, adapter: Adapter) -> str:
-    """The last line in the adapter's own file that an error came through; empty if none."""
-    own = getattr(sys.modules.get(type(adapter).__module__), "__file__", None)
-    lines = [
-        line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == own
-    ]
-    return f" ({Path(own).name}:{lines[-1]})" if own and lines else ""
 
 
 # a message of rosbags, whose arrays are numpy's

@@ -7,7 +7,7 @@ import cmath
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.workers.calibration import Calibration
+from torchperf_ros.workers.control import TierFacts
 
 _WARM_UP_RUNS = 3
 _CALIBRATION_RUNS = 20
@@ -122,44 +123,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return not (is_float8 or tensor.is_complex() or tensor.is_quantized)
 
 
-@dataclass
-class TierFacts:
-    """What `/diagnostics` shows of a tier's engine.
-
-    Attributes:
-        engine: what runs it now; `why` that is not the engine that was asked for.
-        choice: how engine auto has come to it, in words; "" for other engines.
-        graphs, breaks, cache_hits, package, parts: see `Runner`.
-        recompiles: calls that would have compiled again, answered in eager instead; `guards` has why.
-        engine_errors: calls in which the engine raised.
-        eager_answers: frames that eager answered in place of the engine.
-        shapes: policy for sizes that is in force.
-        hits, misses, waste: see `ShapeRunner`.
-        model: hash of weights and code, if it was asked for at the start; "" otherwise.
-        load_s: how long it took to make it ready, compiling included.
-    """
-
-    name: str
-    engine: str
-    why: str = ""
-    choice: str = ""
-    graphs: int = 0
-    breaks: int = 0
-    cache_hits: int = 0
-    package: str = ""
-    parts: str = ""
-    recompiles: int = 0
-    engine_errors: int = 0
-    eager_answers: int = 0
-    guards: str = ""
-    shapes: str = ""
-    hits: int = 0
-    misses: int = 0
-    waste: float = 0.0
-    model: str = ""
-    load_s: float = 0.0
-
-
 class Tier:
     """Runs a model by its engine, and in eager where that fails and the time allows.
 
@@ -202,16 +165,14 @@ class Tier:
         # whether outputs hold generators, which run when somebody asks for their numbers
         self._is_lazy = False
 
-    def report(self) -> dict[str, Any]:
-        """The facts as they are now, for JSON."""
-        if self._shapes is not None:
-            shown = {"shapes": self._shapes.policy}
-            return (
-                asdict(self.facts)
-                | shown
-                | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
-            )
-        return asdict(self.facts)
+    def report(self) -> TierFacts:
+        """The facts as they are now."""
+        shapes = self._shapes
+        if shapes is None:
+            return self.facts
+        return replace(
+            self.facts, shapes=shapes.policy, hits=shapes.hits, misses=shapes.misses, waste=shapes.waste
+        )
 
     def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
         """Outputs and inference time in ns, copies to the device included.

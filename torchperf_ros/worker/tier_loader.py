@@ -6,10 +6,9 @@ By the engine that was asked for if it is there and right, else by eager.
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,11 +33,12 @@ from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, depends_on_state, random_inputs
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
-from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
+from torchperf_ros.workers.control import TierFacts
 from torchperf_ros.workers.engine_choice import EAGER
 from torchperf_ros.workers.package_cache import open_cache
 from torchperf_ros.workers.package_manifest import Identity, PackageError, check_package
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _NOT_YET = "not compiled yet"
 _PROBE = 77  # the seed of inputs that no check draws
@@ -52,7 +52,7 @@ class TierLoader:
     """
 
     def __init__(
-        self, adapter: Adapter, setup: Mapping[str, Any], device: Device, say: Callable[[str], None]
+        self, adapter: Adapter, setup: WorkerSetup, device: Device, say: Callable[[str], None]
     ) -> None:
         """Take the worker's setup; `say` takes lines for log and `/perf/anomaly`."""
         self.missing: list[str] = []
@@ -62,7 +62,7 @@ class TierLoader:
         self._device = device
         self._on = device.device
         self._say = say
-        self._cache = open_cache(setup.get("cache_dir", ""), setup.get("cache_mib", 1024))
+        self._cache = open_cache(setup.cache_dir, setup.cache_mib)
         self._models: dict[str, tuple[torch.nn.Module, KeptState]] = {}
 
     def load(self, number: int) -> Tier:
@@ -72,9 +72,9 @@ class TierLoader:
             AdapterError: the adapter's model or inputs cannot be used.
         """
         started_s = time.monotonic()
-        name, package = self._setup["tiers"][number], self._setup["packages"][number]
-        options = BuildOptions(**self._setup["build"][number])
-        if self._setup.get("without_graphs"):  # a worker before this one has ended as its capture failed
+        setup = self._setup
+        name, package, options = setup.tiers[number], setup.packages[number], setup.build[number]
+        if setup.without_graphs:  # a worker before this one has ended as its capture failed
             options = options.without_graphs()
         example = self._device.to_device(self._adapter.example_inputs(name))
         if self._adapter.anytime and package:
@@ -84,24 +84,20 @@ class TierLoader:
             with torch.inference_mode(mode=False):
                 runner = load_ready_package(
                     Path(package),
-                    self._setup["package_dirs"],
+                    setup.package_dirs,
                     self._on,
                     example,
                     varying_dims(options, self._dims),
                 )
                 runner = finished(runner, replace(options, engine="aoti"), example, self._on)
             hashes = runner.model
-            tier = self._with_package(
-                name, runner, options, example, strict=self._setup.get("swapped") == number
-            )
+            tier = self._with_package(name, runner, options, example, strict=setup.swapped == number)
         else:
             model = self._model(name)
-            if self._setup.get(
-                "identify"
-            ):  # what a replay's outputs depend on, `preprocess` and `postprocess` too
+            if setup.identify:  # what a replay's outputs depend on, `preprocess` and `postprocess` too
                 hashes = weights_hash(model), code_hash(model), files_hash(type(self._adapter))
             tier = self._with_engine(name, self._built(name, model, example), options)
-        if hashes and self._setup.get("identify"):
+        if hashes and setup.identify:
             tier.facts.model = hashlib.sha256("".join(hashes).encode()).hexdigest()
         tier.facts.load_s = time.monotonic() - started_s
         self.forget_runs(name, example)  # another tier may share modules with it
@@ -243,7 +239,7 @@ class TierLoader:
         Raises:
             ParityError: not even the example's results are eager's.
         """
-        shapes = ShapeOptions.from_dict(self._setup.get("shapes", {}))
+        shapes = self._setup.shapes
         if runner.call is eager and shapes.policy != "bucket":
             return None
         fitted = ShapeRunner(
@@ -281,7 +277,7 @@ class TierLoader:
         self, name: str, tier: BuiltTier, options: BuildOptions, identity: Identity | None
     ) -> Runner | None:
         """The engine, unchecked; None where it has to be compiled first."""
-        if options.engine == "eager" or (options.engine == "compile" and self._setup.get("compile", True)):
+        if options.engine == "eager" or (options.engine == "compile" and self._setup.compile):
             return make_runner(tier, options)
         if engine := ENGINES.get(options.engine):
             tier = replace(tier, dims=varying_dims(options, self._dims))

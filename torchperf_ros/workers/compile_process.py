@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _TAIL = 4_000
 _END_S = 10.0
@@ -155,7 +156,7 @@ class PackageBuilder:
     """
 
     def __init__(
-        self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]
+        self, setup: WorkerSetup, built: Callable[[str], None], warn: Callable[[str], None]
     ) -> None:
         self.progress = ""
         self._setup = setup
@@ -177,17 +178,20 @@ class PackageBuilder:
     def want(self, tiers: Iterable[str]) -> None:
         """Compile these tiers, unless that was tried before or something is being compiled."""
         wanted = [tier for tier in tiers if tier not in self._tried]
-        if not wanted or self._process is not None or not self._setup.get("compile_missing", True):
+        if not wanted or self._process is not None or not self._setup.compile_missing:
             return
-        numbers = [self._setup["tiers"].index(tier) for tier in wanted]
+        setup = self._setup
+        numbers = [setup.tiers.index(tier) for tier in wanted]
         job = {
-            **{
-                key: self._setup[key]
-                for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")
-            },
+            "adapter": setup.adapter,
+            "options": setup.options,
+            "device": setup.device,
+            "threads": setup.threads,
+            "cache_dir": setup.cache_dir,
+            "cache_mib": setup.cache_mib,
             "tiers": wanted,
-            "build": [self._setup["build"][number] for number in numbers],
-            "packages": [self._setup["packages"][number] for number in numbers],
+            "build": [setup.build[number].as_dict() for number in numbers],
+            "packages": [setup.packages[number] for number in numbers],
         }
         self._tried |= set(wanted)
         self._count = len(wanted)

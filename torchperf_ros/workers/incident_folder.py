@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -163,6 +164,15 @@ class IncidentFolder:
                     shutil.rmtree(path)
                 self._remove_abandoned()
         return removed, size_bytes
+
+
+@dataclass(frozen=True)
+class EvidenceLimits:
+    """The parameters of the folder, by their names."""
+
+    evidence_dir: str
+    evidence_count: int
+    evidence_mib: int
 
 
 def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) -> IncidentFolder:

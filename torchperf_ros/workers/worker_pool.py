@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import psutil
@@ -19,11 +20,22 @@ from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.capture import Capture
+from torchperf_ros.workers.control import (
+    Description,
+    LastWords,
+    MemoryReport,
+    Progress,
+    Ready,
+    Remark,
+    Report,
+    TierReport,
+)
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
-from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, Description, WorkerProcess
+from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _FIRST_DELAY_NS = NS_PER_S // 2
 _LONGEST_DELAY_NS = 30 * NS_PER_S
@@ -89,28 +101,29 @@ class TierTally:
 
     def left(self, worker: WorkerProcess) -> None:
         """Keep what a worker counted that is gone."""
-        self._out_of_memory += worker.out_of_memory
-        for kept, last in zip(self._gone, worker.tiers, strict=False):
-            kept.update({name: kept[name] + last[name] for name in COUNTERS})
+        self._out_of_memory += worker.said.out_of_memory
+        for kept, last in zip(self._gone, worker.said.tiers, strict=False):
+            kept.update({name: kept[name] + getattr(last, name) for name in COUNTERS})
 
     def out_of_memory(self, workers: Iterable[WorkerProcess]) -> int:
         """Frames for which a tier had not enough memory."""
-        return self._out_of_memory + sum(worker.out_of_memory for worker in workers)
+        return self._out_of_memory + sum(worker.said.out_of_memory for worker in workers)
 
     def rows(self, workers: Iterable[WorkerProcess]) -> list[dict[str, Any]]:
         """One row per tier, see `TierFacts`; empty before any worker is ready."""
-        said = [worker.tiers for worker in workers if worker.tiers]
-        return (
-            []
-            if not said
-            else [
-                {
-                    **said[0][tier],
-                    **{name: gone[name] + sum(tiers[tier][name] for tiers in said) for name in COUNTERS},
-                }
-                for tier, gone in enumerate(self._gone)
-            ]
-        )
+        said = [worker.said.tiers for worker in workers if worker.said.tiers]
+        if not said:
+            return []
+        return [
+            {
+                **asdict(said[0][tier]),
+                **{
+                    name: gone[name] + sum(getattr(tiers[tier], name) for tiers in said)
+                    for name in COUNTERS
+                },
+            }
+            for tier, gone in enumerate(self._gone)
+        ]
 
 
 _TICK_MS = 50
@@ -155,7 +168,7 @@ class WorkerPool:
     def __init__(
         self,
         config: StageConfig,
-        setup: dict[str, Any],
+        setup: WorkerSetup,
         listener: PoolListener,
         log: Log,
         ring: FrameRing | None = None,
@@ -174,16 +187,16 @@ class WorkerPool:
         self.policies = [RestartPolicy(time.monotonic_ns) for _ in self.workers]
         self.rolling_update = RollingUpdate(config, setup, self._tell)
         self.tally = TierTally(config.tiers)
-        self.capture = Capture(config.name, setup.get("evidence"), log)
+        self.capture = Capture(config.name, setup.evidence, log)
         room = _RING_FRAMES * config.max_frame_bytes + _RING_HEADERS
         self.owns_ring = ring is None
-        self.ring = ring or FrameRing(room, room + (int(setup.get("black_box_mib", 0)) << 20))
+        self.ring = ring or FrameRing(room, room + (setup.black_box_mib << 20))
         self._log = log
         self._start_at_ns = [0] * config.workers
-        self._start_timeout_s = float(setup["start_timeout_s"])
+        self._start_timeout_s = setup.start_timeout_s
         self._server: ForkServer | None = None
         # of the first worker of which kit
-        self._calibrated: tuple[int, list[tuple[float, float]]] | None = None
+        self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
         # Held while the pool tells its listener something: until then the two versions of a stage do not
@@ -225,7 +238,7 @@ class WorkerPool:
         return [
             name
             for number, name in enumerate(self.config.tiers)
-            if any(tiers is None or number in tiers for tiers in loaded)
+            if any(number in tiers for tiers in loaded)
         ]
 
     @property
@@ -272,7 +285,7 @@ class WorkerPool:
             own = psutil.Process(worker.pid).memory_full_info().uss
         except psutil.Error:  # it has just died
             return ""
-        memory = worker.memory_bytes
+        memory = worker.said.memory_bytes
         kinds = [("", own, psutil.virtual_memory().available)]
         if {"reserved", "free"} <= memory.keys():
             kinds.append((" on the device", memory["reserved"], memory["free"]))
@@ -336,7 +349,7 @@ class WorkerPool:
                 worker.kill("it could not be looked after")
         now_ns = time.monotonic_ns()
         for worker in self._leaving:
-            if worker.is_overdue(now_ns) and not worker.unended:
+            if worker.is_overdue(now_ns):
                 self._give_up(worker)
                 self._log("error", f"{self.config.name}: {worker.death_reason()}")
         self._leaving = [worker for worker in self._leaving if not worker.reap()]
@@ -424,15 +437,16 @@ class WorkerPool:
         """Start a worker: of the pool's own, or beside them (`len(workers)`)."""
         assert self._server is not None
         kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
-        # the first one has to serve at once; what takes long to compile is left to those that come beside
-        # it, unless nobody waits: `compile_first`
-        begins = self.ready or bool(kit.setup.get("compile_first"))
-        compiles = begins and self.rolling_update.may_compile
-        setup = {**kit.setup, "background": self.ready, "compile": compiles}
+        # The first one has to serve at once. What takes long to compile is left to those that come beside
+        # it, unless no frame waits: `compile_first`.
+        begins = self.ready or kit.setup.compile_first
+        setup = replace(
+            kit.setup, background=self.ready, compile=begins and self.rolling_update.may_compile
+        )
         if self.description is not None:  # a worker that finds no GPU any more must not come up on the CPU
-            setup["device_before"] = self.description.device
+            setup = replace(setup, device_before=self.description.device)
         if self._calibrated is not None and self._calibrated[0] == kit.number:
-            setup["calibrations"] = self._calibrated[1]
+            setup = replace(setup, calibrations=self._calibrated[1])
         worker = WorkerProcess(
             number, setup, self.ring, self.config.max_frame_bytes, self._server, self._look_after_all
         )
@@ -473,8 +487,8 @@ class WorkerPool:
         dead = worker.is_dead()
         self._print_output(worker)
         try:
-            while (message := worker.receive_control()) is not None:
-                self._take(worker, message)
+            while (report := worker.receive_report()) is not None:
+                self._take(worker, report)
         except ProtocolError as error:
             worker.kill(str(error))
         now_ns = time.monotonic_ns()
@@ -492,14 +506,14 @@ class WorkerPool:
         stuck_ms = worker.stuck_ms(now_ns)
         if stuck_ms > self.config.hang_ms and worker is not self.capture.busy_with:
             doing = "observing a frame" if worker.seq is None else f"on frame {worker.seq}"
-            worker.hung = True
-            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {self.config.hang_ms:.0f}")
+            hang_ms = self.config.hang_ms
+            worker.kill(f"hung: {stuck_ms:.0f} ms {doing}, hang_ms is {hang_ms:.0f}", hung=True)
         if worker.ready_at_ns is None:
             if not self.ready:
                 worker.hurry()
-            timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.compiles else 1)
+            timeout_s = self._start_timeout_s * (_COMPILING_TAKES if worker.setup.compiles else 1)
             if now_ns - worker.started_ns > timeout_s * NS_PER_S:
-                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.progress})")
+                worker.kill(f"not ready after {timeout_s:.0f} s ({worker.said.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
         who = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
@@ -509,48 +523,41 @@ class WorkerPool:
         if left_out:
             self._log("warn", f"{who}: and {left_out} bytes more, which are not shown")
 
-    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "hello":
-            inputs = tuple((str(topic), str(name)) for topic, name in message["inputs"])
-            output, observes, device = (message[name] for name in ("output", "observes", "device"))
-            found = Description(
-                inputs, output, observes, device, message.get("card", ""), message["scores"]
-            )
-            if self.description not in {None, found}:
-                worker.kill(f"its adapter describes itself as {found}, the first one as {self.description}")
-                return
-            self.description = found
-        elif kind == "progress":
-            worker.progress = message["text"]
-        elif kind == "ready":
-            worker.calibrations = [Calibration(*pair) for pair in message["calibrations"]]
-            worker.tiers, worker.missing = message["tiers"], message["missing"]
-            self._ready(worker)
-        elif kind == "tiers":
-            worker.tiers, worker.out_of_memory = message["tiers"], message["out_of_memory"]
-        elif kind == "anomaly":
-            self._tell(message["text"])
-        elif kind in {"recording", "recorded", "evidence"}:
-            self.capture.take(worker, message, time.monotonic_ns())
-        elif kind == "memory":
-            worker.memory_bytes = message["bytes"]
-        elif kind == "error":
-            self._ends(worker, message)
-        elif kind == "warn":
-            self._log("warn", f"{self.config.name} worker {worker.number}: {message['text']}")
-        else:
-            worker.kill(f"unknown control message {kind!r}")
+    def _take(self, worker: WorkerProcess, report: Report) -> None:
+        said = worker.said
+        match report:
+            case Description():
+                if self.description not in {None, report}:
+                    first = self.description
+                    worker.kill(f"its adapter describes itself as {report}, the first one as {first}")
+                    return
+                self.description = report
+            case Progress(text):
+                said.progress = text
+            case Ready(calibrations, tiers, missing):
+                said.calibrations, said.tiers, said.missing = calibrations, tiers, missing
+                self._ready(worker)
+            case TierReport(tiers, out_of_memory):
+                said.tiers, said.out_of_memory = tiers, out_of_memory
+            case MemoryReport(bytes=sizes):
+                said.memory_bytes = sizes
+            case Remark(text, alert=True):
+                self._tell(text)
+            case Remark(text):
+                self._log("warn", f"{self.config.name} worker {worker.number}: {text}")
+            case LastWords():
+                self._ends(worker, report)
+            case _:
+                self.capture.take(worker, report, time.monotonic_ns())
 
-    def _ends(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
         """It says why it is about to end."""
-        worker.error = self.last_error = message["text"]
-        if message.get("without_graphs"):
+        worker.said.error = self.last_error = words.text
+        if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
-            self._tell(f"{message['text']}; the next worker runs without CUDA graphs")
-        if (
-            message["permanent"] and worker is not self.rolling_update.candidate
-        ):  # that is not tried again anyway
+            self._tell(f"{words.text}; the next worker runs without CUDA graphs")
+        # a candidate is not tried again anyway
+        if words.permanent and worker is not self.rolling_update.candidate:
             self.policies[worker.number].give_up()
 
     def _ready(self, worker: WorkerProcess) -> None:
@@ -560,10 +567,7 @@ class WorkerPool:
             worker.kill(refusal)
             return
         if self._calibrated is None or self._calibrated[0] != worker.generation:
-            self._calibrated = (
-                worker.generation,
-                [(each.median_ms, each.p99_ms) for each in worker.calibrations],
-            )
+            self._calibrated = worker.generation, worker.said.calibrations
         worker.ready_at_ns = time.monotonic_ns()
         with self.telling:
             self.listener.worker_ready(worker)
@@ -593,7 +597,7 @@ class WorkerPool:
 
     def _give_up(self, worker: WorkerProcess) -> None:
         """Do not wait any longer for the end of a process that SIGKILL does not end."""
-        worker.unended = True
+        worker.give_up()
         self.unended += 1
 
     def _release(self, worker: WorkerProcess) -> None:

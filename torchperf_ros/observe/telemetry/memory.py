@@ -131,7 +131,7 @@ def sample_memory(
     workers = [worker for stage in stages for worker in stage.everyone]
     told: dict[str, int] = {}
     for worker in workers:
-        for key, value in worker.memory_bytes.items():
+        for key, value in worker.said.memory_bytes.items():
             if key in {"free", "total"}:
                 told[key] = min(told.get(key, value), value)
             else:

@@ -315,7 +315,7 @@ def _samples(use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int) -
                 key = f"{worker.pid} resident"
                 yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
             for kind, words in _SERIES.items():
-                if (used := worker.memory_bytes.get(kind)) is not None:
+                if (used := worker.said.memory_bytes.get(kind)) is not None:
                     left = rss_room if kind == "history" else min(room, use.told["free"] / _MIB)
                     yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
 

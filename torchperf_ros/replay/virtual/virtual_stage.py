@@ -25,6 +25,7 @@ from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import Log, PoolListener, RestartPolicy, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 _POLL_S: Final = 0.005
 _LOOK_S: Final = 0.05
@@ -111,9 +112,7 @@ class _Pool:
         self._waited: dict[int, _Worker] = {}
         self._start_at_ns: dict[int, int] = {}
 
-    def opened(
-        self, config: StageConfig, setup: dict[str, Any], listener: PoolListener, log: Log
-    ) -> "_Pool":
+    def opened(self, config: StageConfig, setup: WorkerSetup, listener: PoolListener, log: Log) -> "_Pool":
         self.config, self._listener, self._log = config, listener, log
         self.policies = [RestartPolicy(self._clock) for _ in range(config.workers)]
         self.workers: list[_Worker | None] = [None] * config.workers
@@ -176,12 +175,12 @@ class _Pool:
     # -- the real pool's thread
 
     def worker_ready(self, worker: WorkerProcess) -> None:
-        worker.usable = True
+        worker.serve()
 
     def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
         if worker is not None:
             with self.using:
-                worker.usable = False
+                worker.withdraw()
 
     def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
         return False  # nothing is compiled and nothing swapped in a replay
@@ -301,7 +300,7 @@ class _Worker:
     def __init__(self, process: WorkerProcess, pool: _Pool, ready_at_ns: int) -> None:
         self.number = self.pid = process.number
         self.calibrations = pool.times.calibrations()
-        self.tiers, self.missing, self.loaded = process.tiers, process.missing, process.loaded
+        self.said, self.loaded = process.said, process.loaded
         self.usable = self.hung = self.has_run = False
         self.seq: int | None = None
         self.busy_since_ns = 0
@@ -312,6 +311,12 @@ class _Worker:
         self._process, self._pool, self._using = process, pool, pool.using
         self._response: tuple[Response, bytes] | None = None
         self._of, self._plan = (0, 0, 0, 0), RunTimes(StepTimes())  # the last run
+
+    def serve(self) -> None:
+        self.usable = True
+
+    def withdraw(self) -> None:
+        self.usable = False
 
     @property
     def idle(self) -> bool:
