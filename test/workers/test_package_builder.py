@@ -6,22 +6,14 @@ import time
 
 import pytest
 
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.workers import compile_process
 from torchperf_ros.workers.compile_process import CompileProcess, PackageBuilder
+from torchperf_ros.workers.worker_setup import WorkerSetup
 
 from ..stage.conftest import wait_until
 
-SETUP = {
-    "adapter": "a:B",
-    "options": {},
-    "device": "cpu",
-    "threads": 1,
-    "cache_dir": "",
-    "cache_mib": 1,
-    "tiers": ["full", "fast"],
-    "build": [{}, {}],
-    "packages": ["", ""],
-}
+SETUP = WorkerSetup("tested", "a:B", {}, ("full", "fast"), (BuildOptions(),) * 2, ("", ""), (0, 1), (1, -1))
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ def test_given_a_users_package_when_set_up_then_its_folder_is_one_that_packages_
     package = tmp_path / "mine" / "full.pt2"
     package.parent.mkdir()
     package.touch()
-    assert setup_of(tmp_path, packages=[str(package)])["package_dirs"] == [
+    assert setup_of(tmp_path, packages=[str(package)]).package_dirs == (
         str(tmp_path / "cache"),
         str(package.parent),
-    ]
+    )
 
 
 def test_given_a_package_that_others_can_write_when_set_up_then_the_parameter_is_named(tmp_path):
@@ -38,4 +38,4 @@ def test_given_a_cache_that_others_can_write_when_set_up_then_it_is_refused_wher
     (tmp_path / "cache").chmod(0o775)
     with pytest.raises(ConfigError, match=rf"parameter cache_dir: .*`chmod 700 {tmp_path}/cache`"):
         setup_of(tmp_path)
-    assert setup_of(tmp_path, engine="eager")["build"][0]["engine"] == "eager"
+    assert setup_of(tmp_path, engine="eager").build[0].engine == "eager"

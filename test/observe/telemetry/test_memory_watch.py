@@ -28,7 +28,9 @@ def follow(watch, stages, seconds, rss_mib, *, limit_mib=0, told=(), start=0, no
     found = []
     for second in range(start, start + seconds):
         for worker in stages[0].pool.everyone:
-            worker.memory_bytes = {key: round(value(second) * MIB) for key, value in dict(told).items()}
+            worker.said.memory_bytes = {
+                key: round(value(second) * MIB) for key, value in dict(told).items()
+            }
         summed = {key: round(value(second) * MIB) for key, value in dict(told).items()}
         rss = {pid: round(value(second) * MIB) for pid, value in rss_mib.items()}
         use = MemoryUse(round(node_mib(second) * MIB), rss, summed, 0)
