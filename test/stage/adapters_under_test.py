@@ -385,6 +385,18 @@ class GivesPoints(Controlled):
     output = TRIGGER
 
 
+class Joints(Controlled):
+    """Takes names of joints, of which one message may list millions."""
+
+    inputs = {"point": "sensor_msgs/msg/JointState"}
+
+    def observe(self, messages):
+        pass
+
+    def preprocess(self, messages):
+        return torch.zeros(1), torch.zeros(1)
+
+
 class Wordy(Controlled):
     """From its first frame on there is more to say of each tier than a message holds."""
 
