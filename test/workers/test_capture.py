@@ -149,7 +149,7 @@ def test_given_a_worker_busy_with_evidence_when_it_handles_no_frames_for_long_th
     while time.monotonic() < until:
         stage.ask()  # which it is to observe
         time.sleep(0.05)
-    assert (busy.caught_up, busy.kill_reason, pool.restarts) == (False, "", 0)
+    assert (busy.backlog.is_empty, busy.kill_reason, pool.restarts) == (False, "", 0)
     back_at = time.monotonic()
     pool.capture.take(busy, CaptureBegan("profile", ""), time.monotonic_ns())
     wait_until(lambda: busy.kill_reason, lambda: "it is killed")

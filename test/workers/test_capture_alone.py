@@ -24,7 +24,8 @@ EVIDENCE = EvidenceLimits("there", 5, 64)
 class WorkerOnPaper:
     def __init__(self, busy_since_ns=0):
         self.busy_since_ns = busy_since_ns
-        self.seq, self.usable, self.caught_up, self.available = None, True, True, True
+        self.seq, self.usable, self.available = None, True, True
+        self.backlog = SimpleNamespace(is_empty=True, wait_from=self.excuse)
         self.capturing = self.kill_reason = ""
         self.ready_at_ns, self.pid, self.setup = 0, os.getpid(), SimpleNamespace(nice=0)
         self.told = []
@@ -37,7 +38,7 @@ class WorkerOnPaper:
         self.told.append(command)
         return True
 
-    def has_not_waited(self, now_ns):
+    def excuse(self, now_ns):
         self.excused_until_ns = now_ns
 
     def kill(self, reason):
@@ -60,19 +61,19 @@ def test_given_two_workers_when_asked_then_the_serving_one_goes_through_every_ph
     serving.seq = 7  # it was being handed a frame
     capture.step(workers, 50 * MS)
     assert serving.told == []
-    serving.seq, serving.caught_up = None, False  # it observes one
+    serving.seq, serving.backlog.is_empty = None, False  # it observes one
     capture.step(workers, 75 * MS)
     assert (serving.told, capture.busy_with) == ([], None)
-    serving.caught_up = True
+    serving.backlog.is_empty = True
     capture.step(workers, 100 * MS)
     assert serving.told == [BeginCapture("profile", EVIDENCE)]
     assert capture.busy_with is serving
     capture.take(serving, CaptureBegan("profile", ""), S)
     assert (capture.busy_with, serving.excused_until_ns) == (None, S)
-    serving.caught_up = False
+    serving.backlog.is_empty = False
     capture.step(workers, S)
     assert not serving.available
-    serving.caught_up = True
+    serving.backlog.is_empty = True
     capture.step(workers, S)
     assert (serving.available, serving.capturing) == (True, "profile: records")
     capture.take(serving, CaptureFull("profile"), 2 * S)

@@ -276,7 +276,6 @@ class MemoryRecording:
 
 
 def _objects_by_type() -> Counter[str]:
-    """How many objects there are that the collector knows, by type."""
     found: Counter[str] = Counter()
     for kind, count in Counter(map(type, gc.get_objects())).items():
         found[f"{kind.__module__}.{kind.__qualname__}"] += count

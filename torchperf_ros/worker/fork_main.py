@@ -74,7 +74,6 @@ class _Forks:
         self._poll = select.poll()
 
     def serve(self) -> int:
-        """Returns the exit status."""
         self._poll.register(self._node, select.POLLIN)
         while True:
             for descriptor, _ in self._poll.poll(_REAP_AGAIN_MS if self._unreaped else None):
@@ -174,7 +173,7 @@ class _Forks:
         False: it cannot be reaped yet.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # until it is reaped, nobody else has its number
+            os.killpg(pid, signal.SIGKILL)  # until it is reaped, no other process has its number
         try:
             reaped, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # the adapter's module has the kernel reap every child
@@ -191,7 +190,7 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
     """Be what was asked for, in a new process; never returns."""
     code = _FAILED
     try:
-        # a group of its own: a signal to it reaches nobody else, and the kernel shares out time by groups
+        # a group of its own: a signal to it reaches no other process, and the kernel shares out time by groups
         os.setsid()
         die_with_parent(parent)
         if request["kind"] == "server":

@@ -51,7 +51,7 @@ def output_message(
         PostprocessError: it raised what comes of taking the outputs for something else; or it gave no such
             message.
         InvalidOutput: the message contradicts itself.
-        Exception: whatever else it raises.
+        Exception: what else it raises.
     """
     try:
         message = adapter.postprocess(outputs, messages)
@@ -65,7 +65,7 @@ def output_message(
         raise PostprocessError(f"postprocess gave None; it has to give a {kind}")
     try:
         data = encode(message, kind)
-    except Exception as error:  # whatever wrong fields lead the encoder to
+    except Exception as error:  # wrong fields may lead the encoder to any
         said = f"{described(message)}, which cannot be encoded as {kind} ({type(error).__name__}: {error})"
         hint = "lists of numbers have to be numpy arrays of one dimension, of the field's type"
         raise PostprocessError(f"postprocess gave {said}; {hint}") from error
@@ -74,7 +74,7 @@ def output_message(
     return data
 
 
-def check_inputs(given: Any) -> None:  # noqa: ANN401 - whatever a user's method gives
+def check_inputs(given: Any) -> None:  # noqa: ANN401 - what a user's method gives
     """Pass a tuple of tensors.
 
     Raises:
@@ -123,5 +123,5 @@ def contradiction(message: Any, kind: str) -> str:  # noqa: ANN401
         found, sizes = len(message.data), [dim.size for dim in message.layout.dim]
         said = message.layout.data_offset + math.prod(sizes)
         labelled = set(sizes) == {1}  # one entry for each label, as in this package
-        why = "" if labelled or found >= said else f"data has {found} values; its dimensions say {said}"
+        why = "" if labelled or found >= said else f"data has {found} values; its dimensions make {said}"
     return why

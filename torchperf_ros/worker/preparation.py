@@ -94,7 +94,6 @@ class Preparation:
     """Imports an adapter, builds its tiers, and measures them."""
 
     def __init__(self, setup: WorkerSetup, reports: Reports) -> None:
-        """Take the setup, and where to report progress."""
         self._setup, self._reports = setup, reports
         device = choose_device(setup.device, before=setup.device_before)
         self._device = Device(device, setup.threads, stream_priority=setup.stream_priority)
@@ -179,7 +178,6 @@ class Preparation:
             self._reports.warn(f"tier {tier.facts.name}: its first whole frame, of examples, failed: {why}")
 
     def _each_tier(self, doing: str) -> Iterator[tuple[int, str]]:
-        """Number and name of each tier that is to be loaded."""
         loaded = sorted(self._setup.loaded)
         for place, number in enumerate(loaded, start=1):
             tier = self._setup.tiers[number]

@@ -30,7 +30,6 @@ class Reports:
     """The worker's end of the control socket, and what it reports once a second."""
 
     def __init__(self, control: socket.socket, every_s: float = EVERY_S) -> None:
-        """Take the socket."""
         self._control = control
         self._every_s = every_s
         self._reported_at_s = 0.0

@@ -85,7 +85,6 @@ class Session:
         ring_fd: int,
         result_fd: int,
     ) -> None:
-        """Take what the start has made, and the descriptors that the node has passed."""
         self.limited: Callable[..., dict[str, Received]] = _call
         self._stage, self._names, self._lower = setup.stage, setup.tiers, setup.lower
         self._seed = setup.seed
@@ -129,7 +128,7 @@ class Session:
         return self._frames.recv(256)
 
     def _answer(self, request: Request) -> None:
-        """Do what is asked for; whatever comes of it is an outcome of this frame."""
+        """Do what is asked for; any error is an outcome of this frame."""
         seed_from(self._seed, request.seq)
         self._device.part_threads()
         response = Response(Outcome.ERROR, request.tier, request.seq, 0, -1, -1, -1, -1)
@@ -195,7 +194,6 @@ class Session:
         return payload
 
     def _shapes_of(self, tensors: tuple[torch.Tensor, ...]) -> bytes:
-        """As text, which is made once for all frames of these shapes."""
         is_row = isinstance(tensors, (tuple, list))
         shapes = tuple(getattr(tensor, "shape", ()) for tensor in tensors) if is_row else None
         if (text := self._shape_texts.get(shapes)) is None:

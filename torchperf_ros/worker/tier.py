@@ -29,7 +29,7 @@ _CALIBRATION_SECONDS = 1.5
 _FEWEST_RUNS = 5
 _EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
 _DEMOTE_AFTER = 3
-# a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+# a GPU shares its time out evenly, without regard to priorities: a quarter is left to this one
 _RESTS = 3.0
 _RECOMPILE = "recompile"
 _END: Final = object()
@@ -48,11 +48,10 @@ class OutputCheck:
     A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
 
     Attributes:
-        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where
+        unchecked: which outputs cannot be looked into, and are published as they come; "" where
             everything can be.
     """
 
-    # whatever a model returns
     def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401
         self._fixed_sizes = fixed_sizes
         tensors = list(tensors_in(example))
@@ -97,14 +96,12 @@ class OutputCheck:
             self._check_plain(outputs)
 
     def _check_plain(self, outputs: Any) -> None:  # noqa: ANN401
-        """Likewise, of numbers that are no tensors."""
         for leaf in leaves_in(outputs):
             if isinstance(leaf, _PLAIN_NUMBERS) and not cmath.isfinite(leaf):
                 raise InvalidOutput(f"an output that is a plain number is {leaf}")
 
 
 def _words(signature: Sequence[tuple[object, ...]]) -> str:
-    """A signature for people: `float32 (1, 4), int64 (1,)`."""
     return (
         ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
         or "none"
@@ -162,7 +159,7 @@ class Tier:
         self._steps = steps
         self._eager_ms = 0.0
         self._errors_in_a_row = 0
-        # whether outputs hold generators, which run when somebody asks for their numbers
+        # whether outputs hold generators, which run when their numbers are asked for
         self._is_lazy = False
 
     def report(self) -> TierFacts:

@@ -54,7 +54,6 @@ class TierLoader:
     def __init__(
         self, adapter: Adapter, setup: WorkerSetup, device: Device, say: Callable[[str], None]
     ) -> None:
-        """Take the worker's setup; `say` takes lines for log and `/perf/anomaly`."""
         self.missing: list[str] = []
         self._adapter = adapter
         self._dims = adapter.dynamic_dims()
@@ -117,7 +116,6 @@ class TierLoader:
             kept.restore()
 
     def _model(self, name: str) -> torch.nn.Module:
-        """What the adapter builds, on the device."""
         model = build_model(self._adapter, name).to(self._on)
         self._models[name] = model, KeptState(model)
         return model
@@ -234,7 +232,7 @@ class TierLoader:
         example: Inputs,
         parity: Parity | None,
     ) -> ShapeRunner | None:
-        """What runs inputs of other sizes than the engine's; None where eager takes whatever comes.
+        """What runs inputs of other sizes than the engine's; None where eager takes inputs of any size.
 
         Raises:
             ParityError: not even the example's results are eager's.
@@ -305,7 +303,6 @@ class TierLoader:
         return None
 
     def _remove(self, package: Path) -> None:
-        """Remove a package from the cache, if that is ours."""
         try:
             self._cache.remove(package)
         except ConfigError as error:

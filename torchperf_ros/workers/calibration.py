@@ -16,7 +16,6 @@ class SortedWindow:
     """
 
     def __init__(self, size: int) -> None:
-        """Keep `size` >= 1 samples."""
         self._arrived: deque[float] = deque()
         self._ordered: list[float] = []
         self._size = size

@@ -135,13 +135,13 @@ class Capture:
     def _advance(self, worker: WorkerProcess, now_ns: int) -> None:
         waited_ns = now_ns - self._since_ns
         if self._phase is _Phase.CLEARING:
-            is_free = worker.seq is None and worker.caught_up and waited_ns >= _SETTLE_NS
+            is_free = worker.seq is None and worker.backlog.is_empty and waited_ns >= _SETTLE_NS
             if is_free and worker.command(self._command()):
                 self._enter(_Phase.ASKED, now_ns)
         elif self._phase is _Phase.RETURNING:
-            if worker.caught_up and self._ends:
+            if worker.backlog.is_empty and self._ends:
                 self._end("")
-            elif worker.caught_up:
+            elif worker.backlog.is_empty:
                 self._enter(_Phase.RECORDING, now_ns)
         elif self._phase is _Phase.RECORDING:
             if waited_ns > _LONGEST_WINDOW_NS:  # too few frames came
@@ -170,7 +170,7 @@ class Capture:
             case CaptureDone(path=path, summary=summary):
                 self.last = f"{path}: {summary}"
                 self._log("info", f"{self._stage}: {self._what} in {self.last}")
-        worker.has_not_waited(now_ns)  # what it was given to observe meanwhile has
+        worker.backlog.wait_from(now_ns)  # what it was given to observe meanwhile has
         self._enter(_Phase.RETURNING, now_ns)
 
     def give_up(self, problem: str) -> None:
@@ -194,7 +194,6 @@ class Capture:
         return can
 
     def _end(self, problem: str) -> None:
-        """Nothing more to do with the worker, which takes frames as before."""
         assert self._worker is not None
         if problem:
             self.last = f"{self._what}: {problem}"

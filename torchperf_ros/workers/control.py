@@ -256,7 +256,6 @@ def _typed(kind: Any, value: Any, name: str) -> Any:  # noqa: ANN401, PLR0911 - 
 
 
 def _filled(kind: Any, value: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - a dataclass
-    """The dataclass of these fields."""
     hints = _hints(kind)
     try:
         return kind(**{key: _typed(hints[key], entry, f"{name}.{key}") for key, entry in value.items()})

@@ -79,7 +79,7 @@ def _surroundings() -> tuple[dict[str, str], str]:
 
 
 def _end(node: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a base that nobody needs any more, whatever it is importing."""
+    """End a base that is not needed any more, also in the middle of an import."""
     node.close()
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk, and nothing for it
@@ -99,7 +99,7 @@ class ForkServer:
         ended: whether it is gone, and its workers with it.
         why_bare: why workers import the adapter's module themselves, which takes them longer; "" if they
             need not.
-        failure: why it could not be started; "" if it could, or nobody knows.
+        failure: why it could not be started; "" if it could, or the reason is unknown.
         stuck: whether it has not answered the last request for a worker in time.
     """
 
@@ -219,7 +219,7 @@ class ForkServer:
     def exit_code(self, pid: int) -> int | None:
         """The exit status of a worker that has ended, negative for a signal.
 
-        None if nobody knows it any more.
+        None if that is not known any more.
         """
         self._wait(lambda: pid in self._exits, _EXIT_TELLS_WITHIN_S)
         return self._exits.get(pid)
@@ -227,7 +227,6 @@ class ForkServer:
     def _wait(
         self, condition: Callable[[], object], seconds: float, meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        """Take in what it says until the condition holds, it has ended, or the time is up."""
         give_up_at = time.monotonic() + seconds
         self.step()
         while not condition() and not self.ended and (left_s := give_up_at - time.monotonic()) > 0:
@@ -236,7 +235,7 @@ class ForkServer:
             self.step()
 
     def close(self) -> None:
-        """End it, and whatever of its workers is left."""
+        """End it, and the workers that are left of it."""
         self.ended = True
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):

@@ -55,7 +55,7 @@ class IncidentFolder:
         self._utc_now = utc_now
 
     def name(self, what: str) -> str:
-        """The name of an incident of now, for who wants to tell it before the incident is complete."""
+        """The name of an incident of now, for use before the incident is complete."""
         return f"{self._utc_now():%Y%m%dT%H%M%S.%f}"[:-3] + f"Z_{_as_name(what)}"
 
     def keep(self, what: str, write: Callable[[Path], None], name: str = "") -> Path:
@@ -63,14 +63,14 @@ class IncidentFolder:
 
         Returns the new one.
 
-        Takes as long as the disk does: for threads and processes that nobody waits for. The folder that
+        Takes as long as the disk does: for threads and processes that no frame waits for. The folder that
         `write` puts files into is not there any more under that name afterwards. `name` is what `name` gave
         before, by default one of now.
 
         Raises:
             IncidentError: the disk is full or not writable, or the incident is larger than everything may
                 be.
-            Exception: whatever `write` raises.
+            Exception: what `write` raises.
         """
         name = name or self.name(what)
         part = self.root / f"{_PART}{os.getpid()}-{time.monotonic_ns()}-{name}"
@@ -110,7 +110,6 @@ class IncidentFolder:
             os.close(folder)
 
     def _give_name(self, part: Path, name: str) -> Path:
-        """Rename the folder; a name that is taken, in the same millisecond, gets a number."""
         for number in range(2, self._max_count + 3):
             kept = self.root / name
             try:
@@ -130,7 +129,7 @@ class IncidentFolder:
         for path in others:
             if count <= self._max_count and total <= self._max_bytes:
                 break
-            leaving = self.root / f"{_PART}{path.name}"  # so that nobody finds half of it
+            leaving = self.root / f"{_PART}{path.name}"  # so that no reader finds half of it
             path.rename(leaving)
             shutil.rmtree(leaving, ignore_errors=True)
             total -= sizes[path]
@@ -184,7 +183,6 @@ def open_incidents(evidence_dir: str, evidence_count: int, evidence_mib: int) ->
 
 
 def _as_name(what: str) -> str:
-    """In characters that every file system and shell takes."""
     return re.sub(r"[^a-z0-9_-]+", "-", what.lower()).strip("-")[:_LONGEST_NAME] or "incident"
 
 
@@ -208,7 +206,6 @@ class CaptureRule:
     """Memory that grows asks for a look at it, any other error of a stage for a profile; each seldom."""
 
     def __init__(self) -> None:
-        """Nothing has been asked for yet."""
         self._last_ns: int | None = None
         self._asked_ns: dict[tuple[str, str], int] = {}
 

@@ -21,7 +21,6 @@ class PrintedLines:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Read from this descriptor, which is this object's to close."""
         self.descriptor = descriptor
         self._tail = b""
         self._since_ns = self._left_out = 0

@@ -55,7 +55,6 @@ class Renewal:
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
-        """Take what the first workers are given."""
         self.proven = Kit(setup, 0)  # the last kit with which a worker has taken its place
         self.outcome = self.swap_outcome = _DONE
         self._trial: Kit | None = None
@@ -153,7 +152,7 @@ class Renewal:
         )
 
     def is_over(self, candidate: WorkerProcess, workers: Workers) -> bool:
-        """Whether nobody is left whom a candidate would replace, or its kit was given up."""
+        """Whether no worker is left that a candidate would replace, or its kit was given up."""
         unwanted = bool(self.outcome) or candidate.generation != self.kit(candidate=True).number
         return unwanted or (_all_up(workers) and self.outdated(workers) is None)
 
@@ -175,7 +174,7 @@ class Renewal:
             return ends
 
     def give_up(self, reason: str) -> None:
-        """Replace nobody any more; nothing if nobody is being replaced."""
+        """Replace no more workers; nothing if none is being replaced."""
         with self._lock:
             if not self.outcome:
                 self._end(reason)
@@ -209,8 +208,8 @@ class RollingUpdate:
     """
 
     def __init__(self, config: StageConfig, setup: WorkerSetup, tell: Callable[[str], None]) -> None:
-        """Take the stage's configuration, what its workers are told, and who hears what people should know."""
-        self.renewal = Renewal(setup)  # who is to be replaced, and what each new worker is told
+        """`tell` takes lines for the log and `/perf/anomaly`."""
+        self.renewal = Renewal(setup)  # which workers are to be replaced, and what each new one is given
         self.candidate: WorkerProcess | None = None  # the worker that is to take a place, None mostly
         self.may_compile = True  # whether there is the memory for compilers and one more worker now
         self.builder = PackageBuilder(setup, lambda _tier: self.renewal.ask(), tell)
@@ -313,7 +312,7 @@ class RollingUpdate:
             serves = next((worker for worker in workers if worker is not None and worker.usable), None)
             if not candidate.usable or (serves is not None and pool.replace(candidate, serves)):
                 self.candidate = None
-                pool.dismiss(candidate, "nobody is left whom it would replace")
+                pool.dismiss(candidate, "no worker is left that it would replace")
         elif self.renewal.has_settled(candidate, now_ns):
             outdated = self.renewal.outdated(workers)
             if outdated is not None and pool.replace(outdated, candidate):

@@ -36,6 +36,7 @@ from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.rolling_update import RollingUpdate
 from torchperf_ros.workers.worker_process import ENDS_WITHIN_S, WorkerProcess
 from torchperf_ros.workers.worker_setup import WorkerSetup
+from torchperf_ros.workers.worker_state import WorkerState
 
 _FIRST_DELAY_NS = NS_PER_S // 2
 _LONGEST_DELAY_NS = 30 * NS_PER_S
@@ -53,7 +54,6 @@ class RestartPolicy:
     """
 
     def __init__(self, clock: Clock, proven_s: float = 5.0) -> None:
-        """Take the clock and the bound."""
         self.restarts = 0  # deaths so far
         self._clock, self._proven_ns = clock, round(proven_s * NS_PER_S)
         self._early_deaths = 0
@@ -95,7 +95,6 @@ class TierTally:
     """Adds up over workers, those that are gone included."""
 
     def __init__(self, tiers: Sequence[str]) -> None:
-        """Name the tiers."""
         self._gone = [dict.fromkeys(COUNTERS, 0) for _ in tiers]
         self._out_of_memory = 0
 
@@ -138,7 +137,7 @@ Log = Callable[[str, str], None]  # severity ("info", "warn", "error"), text
 
 
 class PoolListener(Protocol):
-    """What a pool tells its stage; called on the pool's thread."""
+    """What a pool calls when workers come and go, on its own thread."""
 
     def worker_ready(self, worker: WorkerProcess) -> None:
         """The worker can take frames from now on."""
@@ -173,7 +172,7 @@ class WorkerPool:
         log: Log,
         ring: FrameRing | None = None,
     ) -> None:
-        """Take the stage's configuration and what each worker is told at its start.
+        """Take the stage's configuration and what each worker gets at its start.
 
         Nothing runs before `start`.
 
@@ -199,7 +198,7 @@ class WorkerPool:
         self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
-        # Held while the pool tells its listener something: until then the two versions of a stage do not
+        # Held while the pool calls its listener: until then the two versions of a stage do not
         # change places.
         self.telling = threading.Lock()
         self._told: deque[str] = deque(maxlen=_TOLD)
@@ -214,7 +213,7 @@ class WorkerPool:
     @property
     def unended_pids(self) -> list[int]:
         """Processes that SIGKILL has not ended yet, although there was time enough."""
-        return [worker.pid for worker in list(self._leaving) if worker.unended]
+        return [worker.pid for worker in list(self._leaving) if worker.life.state is WorkerState.STUCK]
 
     @property
     def restarts(self) -> int:
@@ -325,7 +324,7 @@ class WorkerPool:
             self._guarded("ending the fork server", self._server.close)
 
     def _step(self) -> None:
-        """Whatever goes wrong in one part, the others are done."""
+        """Each part is done even if another one fails."""
         self._guarded("starting workers", self._spawn_missing, time.monotonic_ns())
         if not self._guarded("waiting for news", self._wait_for_news):
             self._stopping.wait(_AFTER_ERROR_S)
@@ -355,10 +354,7 @@ class WorkerPool:
         self._leaving = [worker for worker in self._leaving if not worker.reap()]
 
     def _guarded(self, what: str, act: Callable[..., object], *given: object) -> bool:
-        """The thread's boundary.
-
-        A worker's nonsense, or what people would like to know, must not end what is good.
-        """
+        """The thread's boundary: an exception while handling one worker must not stop the pool's thread."""
         try:
             act(*given)
         except Exception:
@@ -516,12 +512,12 @@ class WorkerPool:
                 worker.kill(f"not ready after {timeout_s:.0f} s ({worker.said.progress})")
 
     def _print_output(self, worker: WorkerProcess) -> None:
-        who = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
+        name = f"{self.config.name} worker {worker.number} (pid {worker.pid})"
         lines, left_out = worker.read_lines(time.monotonic_ns())
         for line in lines:
-            self._log("warn", f"{who}: {line}")
+            self._log("warn", f"{name}: {line}")
         if left_out:
-            self._log("warn", f"{who}: and {left_out} bytes more, which are not shown")
+            self._log("warn", f"{name}: and {left_out} bytes more, which are not shown")
 
     def _take(self, worker: WorkerProcess, report: Report) -> None:
         said = worker.said
@@ -551,7 +547,6 @@ class WorkerPool:
                 self.capture.take(worker, report, time.monotonic_ns())
 
     def _ends(self, worker: WorkerProcess, words: LastWords) -> None:
-        """It says why it is about to end."""
         worker.said.error = self.last_error = words.text
         if words.without_graphs:
             self.rolling_update.renewal.without_graphs(worker.generation)
@@ -576,7 +571,7 @@ class WorkerPool:
     def _bury(self, worker: WorkerProcess) -> None:
         """Have nothing more to do with a worker that is dead or does not end.
 
-        Once, whatever goes wrong meanwhile.
+        Once, even if a part of it fails.
         """
         reason = f"worker {worker.number} (pid {worker.pid}) is gone; looking for the reason failed"
         try:

@@ -60,7 +60,6 @@ class ForkedProcess:
     """
 
     def __init__(self, pid: int, descriptor: int) -> None:
-        """Take a process id and a descriptor of it, which is this object's to close."""
         self.pid, self.descriptor = pid, descriptor  # -1: it is closed
         # held while it is closed, and by other threads than the pool's that signal
         self._lock = threading.Lock()
@@ -93,7 +92,6 @@ class Backlog:
     """
 
     def __init__(self, results: ResultArea) -> None:
-        """Take the worker's area, in which it counts."""
         self._results = results
         self._sent = self._handled_at_last_look = self._waiting_since_ns = 0
 
@@ -125,7 +123,8 @@ class WorkerProcess:
         number: its place in the stage's pool, 0 or 1; 2 while it is to take another's place.
         setup: what it was given at its start.
         generation: of the pool's renewal in which it was started.
-        life: its state; `said` what it said of itself; `process` to signal it.
+        life: its state; `said` what it said of itself; `process` to signal it; `backlog` what it has not
+            handled yet.
         seq: frame that it is running, None if idle; `busy_since_ns` since when, `tier` on which, or on
             which the last one ran, None before.
         observed: number of the last started frame that it was to observe, None before.
@@ -167,7 +166,7 @@ class WorkerProcess:
         except BaseException:
             self._folder.remove()
             raise
-        self._backlog = Backlog(self._results)
+        self.backlog = Backlog(self._results)
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it
         # would spin, at real-time priority, until the kernel has taken the process down.
         self.speaking = {self.process.descriptor, self.control.fileno(), self._printed.descriptor}
@@ -178,7 +177,6 @@ class WorkerProcess:
     def _start(
         self, first_message: bytes, ring: FrameRing, result_bytes: int, meanwhile: Callable[[], None]
     ) -> None:
-        """Make what the two sides share, and have the process forked with it."""
         with contextlib.ExitStack() as given_away, contextlib.ExitStack() as on_failure:
             result_fd = make_result_area(result_bytes)
             given_away.callback(os.close, result_fd)
@@ -248,11 +246,6 @@ class WorkerProcess:
         return self.life.hung
 
     @property
-    def unended(self) -> bool:
-        """Whether SIGKILL did not end it in time, so that its place was given up."""
-        return self.life.state is WorkerState.STUCK
-
-    @property
     def calibrations(self) -> tuple[Calibration, ...]:
         """What it measured of each tier before its first frame."""
         return self.said.calibrations
@@ -299,7 +292,7 @@ class WorkerProcess:
     def go_on(self, now_ns: int) -> None:
         """End `hold`; the time in between does not count as its own."""
         self.process.signal(signal.SIGCONT)
-        self._backlog.wait_from(now_ns)
+        self.backlog.wait_from(now_ns)
         self.life.enter_from(WorkerState.HELD, WorkerState.SERVING)
 
     # -- frames, on the stage's thread
@@ -341,13 +334,13 @@ class WorkerProcess:
         )
 
     def _send(self, request: Request, now_ns: int) -> bool:
-        if self._backlog.is_empty:
-            self._backlog.wait_from(now_ns)
+        if self.backlog.is_empty:
+            self.backlog.wait_from(now_ns)
         try:
             self.frames.send(request.pack())
         except OSError:  # EAGAIN: its queue is full, EPIPE: it died; the caller turns both into an outcome
             return False
-        self._backlog.sent()
+        self.backlog.sent()
         return True
 
     def receive(self) -> tuple[Response, bytes] | None:
@@ -382,20 +375,11 @@ class WorkerProcess:
 
     # -- everything else, on the pool's thread
 
-    @property
-    def caught_up(self) -> bool:
-        """Whether it has handled all that it was given."""
-        return self._backlog.is_empty
-
     def stuck_ms(self, now_ns: int) -> float:
         """For how long it has not finished what it was given; none of the time while it is held."""
         if self.life.state is WorkerState.HELD:
-            self._backlog.wait_from(now_ns)
-        return self._backlog.stuck_ms(now_ns)
-
-    def has_not_waited(self, now_ns: int) -> None:
-        """Count `stuck_ms` from now: it was busy with something else than what it was given."""
-        self._backlog.wait_from(now_ns)
+            self.backlog.wait_from(now_ns)
+        return self.backlog.stuck_ms(now_ns)
 
     def lost_ms(self, now_ns: int) -> float:
         """For how long it has taken no more frames although nothing has killed it: it closed its socket."""
@@ -481,7 +465,7 @@ class WorkerProcess:
     def death_reason(self) -> str:
         """Why the process ended: by whom, which signal or exit status, and the last it said."""
         name = f"worker {self.number} (pid {self.pid})"
-        if self.unended:
+        if self.life.state is WorkerState.STUCK:
             what = f"has not ended within {ENDS_WITHIN_S:.0f} s of SIGKILL, and its place is given up"
             return f"{name} {what}: {self.life.reason}"
         code = self._server.exit_code(self.pid)

@@ -149,7 +149,6 @@ class WorkerFolder:
     """Locked by this process for as long as it lives, so that others can tell what a killed one has left."""
 
     def __init__(self) -> None:
-        """Make it where temporary files go."""
         self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
         self.path = self._folder.name  # of the folder
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)

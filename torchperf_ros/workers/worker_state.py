@@ -54,7 +54,6 @@ class WorkerLife:
     """
 
     def __init__(self) -> None:
-        """Begin with STARTING."""
         self.state = WorkerState.STARTING
         self.since_ns = time.monotonic_ns()
         self.reason = ""

@@ -427,7 +427,7 @@ class _Worker:
             observed = self._process.observe(seq, offset, length, time.monotonic_ns(), missed=missed)
         while True:
             with self._using:
-                if not self._process.usable or self._process.is_dead() or self._process.caught_up:
+                if not self._process.usable or self._process.is_dead() or self._process.backlog.is_empty:
                     return observed
             time.sleep(_CATCH_UP_S)
 
