@@ -348,7 +348,7 @@ def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
             for stage, text in models.items()
         },
         "engines": {
-            stage: ", ".join(f"{each['name']} {each['engine']}" for each in found)
+            stage: ", ".join(f"{each.name} {each.engine}" for each in found)
             for stage, found in tiers.items()
         },
         "compile_s": sum(compiled) if compiled else None,

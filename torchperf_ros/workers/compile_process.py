@@ -152,7 +152,8 @@ class CompileProcess:
 class PackageBuilder:
     """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
 
-    `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
+    `progress` is for `/diagnostics`, for example `compiling 2 of 3`. `process` is the one that compiles now,
+    `killed` those that have not ended yet.
     """
 
     def __init__(
@@ -163,8 +164,8 @@ class PackageBuilder:
         self._built = built
         self._warn = warn
         self._tried: set[str] = set()
-        self._process: CompileProcess | None = None
-        self._killed: list[CompileProcess] = []
+        self.process: CompileProcess | None = None
+        self.killed: list[CompileProcess] = []
         self._silent_since_s: float | None = None
         self._held = False
         self._count = 0
@@ -173,12 +174,12 @@ class PackageBuilder:
     @property
     def news(self) -> int | None:
         """Descriptor to wait for, None while nothing is compiled, or nothing more will come."""
-        return None if self._process is None or self._silent_since_s is not None else self._process.news
+        return None if self.process is None or self._silent_since_s is not None else self.process.news
 
     def want(self, tiers: Iterable[str]) -> None:
         """Compile these tiers, unless that was tried before or something is being compiled."""
         wanted = [tier for tier in tiers if tier not in self._tried]
-        if not wanted or self._process is not None or not self._setup.compile_missing:
+        if not wanted or self.process is not None or not self._setup.compile_missing:
             return
         setup = self._setup
         numbers = [setup.tiers.index(tier) for tier in wanted]
@@ -197,7 +198,7 @@ class PackageBuilder:
         self._count = len(wanted)
         self.progress = f"compiling 1 of {self._count}"
         try:
-            self._process = CompileProcess(job, background=True)
+            self.process = CompileProcess(job, background=True)
             self._held = self._has_warned = False
         except OSError as error:
             self.progress = ""
@@ -208,17 +209,17 @@ class PackageBuilder:
 
         Its replacement needs the processor more.
         """
-        if self._process is not None and held != self._held:
-            self._process.hold(held)
+        if self.process is not None and held != self._held:
+            self.process.hold(held)
             self._held = held
 
     def listen(self) -> None:
         """Take in the messages of the process; clean up when it has ended."""
         self._reap()
-        if self._process is None:
+        if self.process is None:
             return
         try:
-            messages = self._process.listen()
+            messages = self.process.listen()
         except ProtocolError as error:
             self._warn(str(error))
             self.stop()
@@ -226,9 +227,9 @@ class PackageBuilder:
         if messages is None:
             now_s = time.monotonic()
             self._silent_since_s = self._silent_since_s or now_s
-            if not self._process.ended and now_s - self._silent_since_s < _SILENT_S:
+            if not self.process.ended and now_s - self._silent_since_s < _SILENT_S:
                 return  # it is asked again: workers are looked after meanwhile
-            reason = self._process.death_reason(wait=False)
+            reason = self.process.death_reason(wait=False)
             if reason and not self._has_warned:
                 self._warn(reason)
             self.stop()
@@ -245,18 +246,18 @@ class PackageBuilder:
     def stop(self) -> None:
         """End what is running."""
         self.progress = ""
-        if self._process is not None:
-            self._process.kill()
-            self._killed.append(self._process)
-            self._process = self._silent_since_s = None
+        if self.process is not None:
+            self.process.kill()
+            self.killed.append(self.process)
+            self.process = self._silent_since_s = None
 
     def _reap(self) -> None:
-        for process in [process for process in self._killed if process.ended]:
-            self._killed.remove(process)
+        for process in [process for process in self.killed if process.ended]:
+            self.killed.remove(process)
             process.close()
 
     def close(self) -> None:
         """End what is running, and wait until it has ended."""
         self.stop()
-        while self._killed:
-            self._killed.pop().close()
+        while self.killed:
+            self.killed.pop().close()

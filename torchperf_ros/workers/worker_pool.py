@@ -193,7 +193,7 @@ class WorkerPool:
         self._log = log
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = setup.start_timeout_s
-        self._server: ForkServer | None = None
+        self.server: ForkServer | None = None
         # of the first worker of which kit
         self._calibrated: tuple[int, tuple[Calibration, ...]] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
@@ -253,7 +253,7 @@ class WorkerPool:
         worker = self.workers[number]
         if worker is not None:
             return worker.state
-        if self._server is None or not self._server.ready:
+        if self.server is None or not self.server.ready:
             return "waits for torch to be imported"
         if not self.policies[number].restarts:
             return "starts when the first is ready"
@@ -320,8 +320,8 @@ class WorkerPool:
         for worker in self._leaving:
             worker.reap(max(0.0, give_up_at - time.monotonic()))
             worker.forget()
-        if self._server is not None:
-            self._guarded("ending the fork server", self._server.close)
+        if self.server is not None:
+            self._guarded("ending the fork server", self.server.close)
 
     def _step(self) -> None:
         """Each part is done even if another one fails."""
@@ -408,9 +408,9 @@ class WorkerPool:
         Raises:
             ProtocolError: it has ended, or says nothing, for no reason that a successor would do better.
         """
-        server = self._server
+        server = self.server
         if server is None:
-            server = self._server = ForkServer(self.config.adapter.partition(":")[0])
+            server = self.server = ForkServer(self.config.adapter.partition(":")[0])
         if server.stuck and not self.ready:
             server.close()
         if (
@@ -420,7 +420,7 @@ class WorkerPool:
             server.close()
         if server.ended:
             server.close()
-            new = self._server = server.renewed()
+            new = self.server = server.renewed()
             if new.why_bare != server.why_bare:
                 self._log("warn", f"{self.config.name}: workers take longer to start, as {new.why_bare}")
             elif not server.ready:
@@ -431,7 +431,7 @@ class WorkerPool:
 
     def spawn(self, number: int) -> WorkerProcess:
         """Start a worker: of the pool's own, or beside them (`len(workers)`)."""
-        assert self._server is not None
+        assert self.server is not None
         kit = self.rolling_update.renewal.kit(candidate=number == len(self.workers))
         # The first one has to serve at once. What takes long to compile is left to those that come beside
         # it, unless no frame waits: `compile_first`.
@@ -444,7 +444,7 @@ class WorkerPool:
         if self._calibrated is not None and self._calibrated[0] == kit.number:
             setup = replace(setup, calibrations=self._calibrated[1])
         worker = WorkerProcess(
-            number, setup, self.ring, self.config.max_frame_bytes, self._server, self._look_after_all
+            number, setup, self.ring, self.config.max_frame_bytes, self.server, self._look_after_all
         )
         worker.generation = kit.number
         return worker
@@ -467,16 +467,16 @@ class WorkerPool:
 
     def _wait_for_news(self) -> None:
         poll = select.poll()
-        if self._server is not None and not self._server.ended:
-            poll.register(self._server.fileno(), select.POLLIN)
+        if self.server is not None and not self.server.ended:
+            poll.register(self.server.fileno(), select.POLLIN)
         if self.rolling_update.builder.news is not None:
             poll.register(self.rolling_update.builder.news, select.POLLIN)
         for worker in self.everyone:
             for descriptor in worker.speaking:
                 poll.register(descriptor, select.POLLIN)
         poll.poll(_TICK_MS)
-        if self._server is not None:
-            self._server.step()
+        if self.server is not None:
+            self.server.step()
 
     def _look_after(self, worker: WorkerProcess) -> None:
         """Take in what a worker says; kill it if it hangs; bury it if it is dead."""

@@ -130,6 +130,7 @@ class WorkerProcess:
         observed: number of the last started frame that it was to observe, None before.
         has_run: a frame; the first run is one of a cold process.
         ready_at_ns: when it reported ready, None before.
+        printed: the end of what it printed.
         capturing: words for the capture that it takes part in, "" mostly.
         speaking: descriptors to wait for.
     """
@@ -169,7 +170,7 @@ class WorkerProcess:
         self.backlog = Backlog(self._results)
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it
         # would spin, at real-time priority, until the kernel has taken the process down.
-        self.speaking = {self.process.descriptor, self.control.fileno(), self._printed.descriptor}
+        self.speaking = {self.process.descriptor, self.control.fileno(), self.printed.descriptor}
         for descriptor in (self.frames.fileno(), self.control.fileno()):
             os.set_blocking(descriptor, False)
         self.started_ns = time.monotonic_ns()
@@ -192,7 +193,7 @@ class WorkerProcess:
             stdout_fd, worker_stdout = os.pipe2(os.O_CLOEXEC)
             given_away.callback(os.close, worker_stdout)
             on_failure.callback(os.close, stdout_fd)
-            self._printed = PrintedLines(stdout_fd)
+            self.printed = PrintedLines(stdout_fd)
             passed = (
                 worker_frames.fileno(),
                 worker_control.fileno(),
@@ -412,9 +413,9 @@ class WorkerProcess:
 
     def read_lines(self, now_ns: int) -> tuple[list[str], int]:
         """Lines that it printed since the last call, and how many bytes were left out."""
-        lines, left_out, goes_on = self._printed.read(now_ns)
+        lines, left_out, goes_on = self.printed.read(now_ns)
         if not goes_on:
-            self.speaking.discard(self._printed.descriptor)
+            self.speaking.discard(self.printed.descriptor)
         return lines, left_out
 
     def hurry(self) -> None:
@@ -472,12 +473,12 @@ class WorkerProcess:
         unknown = "an unknown cause: its fork server is gone, or does not answer"
         how = unknown if code is None else how_it_ended(code)
         why = ": ".join(filter(None, [f"{name} ended by {how}", self.life.reason, self.said.error]))
-        printed = "" if self.said.error else self._printed.tail
+        printed = "" if self.said.error else self.printed.tail
         return f"{why}\n{printed}" if printed else why
 
     def close(self) -> None:
         """Release what the node has of it, but for what `reap` does."""
-        self._printed.close()
+        self.printed.close()
         self.control.close()
         self.frames.close()
         self._results.close()
