@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -29,7 +30,7 @@ def add_shadow(stage, **given):
     """The version `new`, which differs from the stage's by what is given."""
     given = {"adapter": "adapters_under_test:Shifted", **given}
     candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
-    setup = {**stage.actor.setup, "adapter": candidate.config.adapter, "options": stage.options}
+    setup = replace(stage.actor.setup, adapter=candidate.config.adapter, options=stage.options)
     stage.actor.add_shadow("new", candidate.config, dict(candidate.changes), setup)
     return stage.actor.shadow
 
