@@ -20,7 +20,8 @@ class WorkerState(enum.Enum):
 
 
 _S = WorkerState
-_USABLE: Final = frozenset({_S.SERVING, _S.AWAY, _S.HELD})
+# a tuple: its entries are compared by identity, where a set calls the enum's own hash
+_USABLE: Final = (_S.SERVING, _S.AWAY, _S.HELD)
 _OVER: Final = frozenset({_S.WITHDRAWN, _S.ENDING, _S.STUCK, _S.GONE})
 _ENDS: Final = frozenset({_S.WITHDRAWN, _S.ENDING, _S.GONE})
 
