@@ -24,13 +24,14 @@ from torchperf_ros.worker.preparation import Preparation
 from torchperf_ros.worker.reports import EVERY_S, Reports
 from torchperf_ros.worker.session import Session
 from torchperf_ros.workers.control import (
+    REPORTS,
     Description,
     LastWords,
     Progress,
     Ready,
     Remark,
     pack_message,
-    unpack_report,
+    unpack_message,
 )
 from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
@@ -263,7 +264,7 @@ class Node:
         messages = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                messages.append(unpack_report(self.control.recv(65_536)))
+                messages.append(unpack_message(self.control.recv(65_536), *REPORTS))
         return messages
 
     def write(self, seq, value, word=None, data=None):
@@ -586,5 +587,5 @@ def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answ
     assert node.ask(2, 3.0)[0].outcome == Outcome.ON_TIME
     assert len(emptied) == 1
     node.control.settimeout(20.0)
-    while getattr(report := unpack_report(node.control.recv(65_536)), "out_of_memory", 0) != 2:
+    while getattr(report := unpack_message(node.control.recv(65_536), *REPORTS), "out_of_memory", 0) != 2:
         assert not isinstance(report, LastWords)

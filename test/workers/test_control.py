@@ -11,41 +11,23 @@ from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.shape_options import ShapeOptions
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import (
+    COMMANDS,
+    REPORTS,
     BeginCapture,
-    CaptureBegan,
-    CaptureDone,
-    CaptureFull,
-    Description,
     EndCapture,
     LastWords,
     MemoryReport,
-    Progress,
     Ready,
-    Remark,
     TierFacts,
     TierReport,
     pack_message,
     pack_readable,
-    unpack_as,
-    unpack_command,
-    unpack_report,
+    unpack_message,
 )
 from torchperf_ros.workers.incident_folder import EvidenceLimits
 from torchperf_ros.workers.protocol import VERSION
 from torchperf_ros.workers.worker_setup import WorkerSetup
 
-REPORTS = (
-    Description,
-    Progress,
-    Ready,
-    TierReport,
-    MemoryReport,
-    Remark,
-    LastWords,
-    CaptureBegan,
-    CaptureFull,
-    CaptureDone,
-)
 FACTS = TierFacts("full", "aoti", hits=3, waste=0.5)
 READY = Ready((Calibration(1.0, 2.5),), (FACTS,), ("fast",))
 SETUP = WorkerSetup(
@@ -65,24 +47,24 @@ SETUP = WorkerSetup(
 
 
 def test_given_a_setup_when_sent_then_it_arrives_as_it_was():
-    assert unpack_as(WorkerSetup, pack_message(SETUP)) == SETUP
+    assert unpack_message(pack_message(SETUP), WorkerSetup) == SETUP
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(REPORTS).flatmap(st.from_type))
 def test_given_any_report_when_sent_then_it_arrives_as_it_was(report):
     # nan is not equal to itself
-    assert repr(unpack_report(pack_message(report))) == repr(report)
+    assert repr(unpack_message(pack_message(report), *REPORTS)) == repr(report)
 
 
 @pytest.mark.parametrize("command", [BeginCapture("profile", EvidenceLimits("there", 5, 64)), EndCapture()])
 def test_given_a_command_when_sent_then_it_arrives_as_it_was(command):
-    assert unpack_command(pack_message(command)) == command
+    assert unpack_message(pack_message(command), *COMMANDS) == command
 
 
 def test_given_a_report_with_long_texts_when_sent_for_people_then_their_ends_arrive():
     facts = TierFacts("full", "eager", guards="guard " * 20_000)
-    found = unpack_report(pack_readable(TierReport((facts,), 0)))
+    found = unpack_message(pack_readable(TierReport((facts,), 0)), *REPORTS)
     assert found.tiers[0].guards.endswith("guard guard ")
 
 
@@ -108,4 +90,4 @@ def changed(message, **fields):
 )
 def test_given_what_is_none_of_its_fields_when_received_then_the_error_names_it(data, said):
     with pytest.raises(ProtocolError, match=said):
-        unpack_report(data)
+        unpack_message(data, *REPORTS)

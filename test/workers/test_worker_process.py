@@ -9,7 +9,7 @@ import pytest
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.workers.control import Progress, Remark, pack_readable, unpack_as
+from torchperf_ros.workers.control import Progress, Remark, pack_readable, unpack_message
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
@@ -78,7 +78,7 @@ def response(seq=7, length=6):
 
 def test_given_a_setup_when_spawned_then_it_is_the_first_thing_that_the_worker_hears(spawn):
     _, far = spawn()
-    assert unpack_as(WorkerSetup, far.control.recv(MAX_CONTROL_BYTES)) == SETUP
+    assert unpack_message(far.control.recv(MAX_CONTROL_BYTES), WorkerSetup) == SETUP
 
 
 def test_given_a_frame_when_handed_over_then_the_worker_is_busy_until_it_answers(spawn):

@@ -22,12 +22,13 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.workers.control import (
+    COMMANDS,
     BeginCapture,
     CaptureBegan,
     CaptureDone,
     CaptureFull,
     Report,
-    unpack_command,
+    unpack_message,
 )
 from torchperf_ros.workers.incident_folder import EvidenceLimits, open_incidents
 from torchperf_ros.workers.process_setup import set_nice
@@ -87,7 +88,7 @@ class CaptureTaker:
         # nothing has come; or the node is gone, which ends the worker elsewhere
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while data := self._control.recv(MAX_CONTROL_BYTES, socket.MSG_DONTWAIT):
-                command = unpack_command(data)
+                command = unpack_message(data, *COMMANDS)
                 come_forward = step_into_background()  # another worker answers meanwhile
                 if isinstance(command, BeginCapture):
                     self._begin(command)

@@ -32,7 +32,7 @@ from torchperf_ros.worker.session import Prepared, Session, seed_from
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier
 from torchperf_ros.worker.tier_loader import TierLoader
 from torchperf_ros.workers.calibration import Calibration
-from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_as
+from torchperf_ros.workers.control import Description, LastWords, Progress, Ready, unpack_message
 from torchperf_ros.workers.package_cache import use_compiler_cache
 from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES, keep_freed_memory, set_nice
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, STACK_FILE, STACK_SIGNAL
@@ -50,7 +50,7 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     and results.
     """
     control = socket.socket(fileno=control_fd)
-    setup: WorkerSetup = unpack_as(WorkerSetup, control.recv(MAX_CONTROL_BYTES))
+    setup: WorkerSetup = unpack_message(control.recv(MAX_CONTROL_BYTES), WorkerSetup)
     reports = Reports(control)
     try:
         come_forward, _lock = _set_up_process(setup)

@@ -7,9 +7,8 @@ against the type of its field, so that nothing behind it looks up names or guess
 import dataclasses
 import functools
 import types
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.calibration import Calibration
@@ -185,6 +184,9 @@ class EndCapture:
 
 Command: TypeAlias = BeginCapture | EndCapture
 
+REPORTS: Final = get_args(Report)
+COMMANDS: Final = get_args(Command)
+
 
 # -- the encoder
 
@@ -199,35 +201,16 @@ def pack_readable(message: Report) -> bytes:
     return pack_report(type(message).__name__, **asdict(message))
 
 
-def unpack_report(data: bytes) -> Report:
-    """What a worker says; a `ProtocolError` where it is none of the messages above."""
-    found: Report = _unpack(data, _kinds(get_args(Report)))
-    return found
-
-
-def unpack_command(data: bytes) -> Command:
-    """What the node wants of a worker; a `ProtocolError` likewise."""
-    found: Command = _unpack(data, _kinds(get_args(Command)))
-    return found
-
-
-def unpack_as(kind: type[Any], data: bytes) -> Any:  # noqa: ANN401 - a message of this dataclass
-    """A message of one kind; a `ProtocolError` where it is another."""
-    return _unpack(data, _kinds((kind,)))
-
-
-@functools.cache
-def _kinds(messages: Iterable[type[Any]]) -> dict[str, type[Any]]:
-    return {each.__name__: each for each in messages}
-
-
-def _unpack(data: bytes, kinds: Mapping[str, type[Any]]) -> Any:  # noqa: ANN401 - one of these dataclasses
+def unpack_message(data: bytes, *kinds: type[Any]) -> Any:  # noqa: ANN401 - one of these dataclasses
+    """A message of one of these kinds; a `ProtocolError` where it is none, or a field has another type."""
     message = unpack_control(data)
     name = message.pop("kind")
     del message["version"]
-    if name not in kinds:
-        raise ProtocolError(f"unknown control message {name!r}; it has to be one of {', '.join(kinds)}")
-    return _typed(kinds[name], message, name)
+    for kind in kinds:
+        if kind.__name__ == name:
+            return _typed(kind, message, name)
+    allowed = ", ".join(kind.__name__ for kind in kinds)
+    raise ProtocolError(f"unknown control message {name!r}; it has to be one of {allowed}")
 
 
 _hints = functools.cache(get_type_hints)

@@ -14,11 +14,12 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import ProtocolError, how_it_ended
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.control import (
+    REPORTS,
     Command,
     Report,
     TierFacts,
     pack_message,
-    unpack_report,
+    unpack_message,
 )
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
@@ -124,7 +125,8 @@ class WorkerProcess:
 
     Attributes:
         number: its place in the stage's pool, 0 or 1; 2 while it is to take another's place.
-        setup: what it was given at its start.
+        setup: what it was given at its start; `loaded` the numbers of the tiers that it can run.
+        pid: its process id; `folder` where it keeps its temporary files, which is removed with it.
         generation: of the pool's renewal in which it was started.
         life: its state; `said` what it said of itself; `process` to signal it; `backlog` what it has not
             handled yet.
@@ -164,13 +166,14 @@ class WorkerProcess:
         self.life, self.said = WorkerLife(), WorkerWords()
         self._has_priority = not setup.background
         self._folder = WorkerFolder()
+        self.folder, self.loaded = self._folder.path, frozenset(setup.loaded)
         self._server = server
         try:
             self._start(pack_message(setup), ring, result_bytes, meanwhile)
         except BaseException:
             self._folder.remove()
             raise
-        self.backlog = Backlog(self._results)
+        self.pid, self.backlog = self.process.pid, Backlog(self._results)
         # An end that the worker has closed is always readable: it is taken out, or whoever waits for it
         # would spin, at real-time priority, until the kernel has taken the process down.
         self.speaking = {self.process.descriptor, self.control.fileno(), self.printed.descriptor}
@@ -210,16 +213,6 @@ class WorkerProcess:
     # -- its state
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    @property
-    def folder(self) -> str:
-        """Where it keeps its temporary files; removed with it."""
-        return self._folder.path
-
-    @property
     def usable(self) -> bool:
         """Whether it was ready and is not known to have ended."""
         return self.life.is_usable
@@ -253,11 +246,6 @@ class WorkerProcess:
     def calibrations(self) -> tuple[Calibration, ...]:
         """What it measured of each tier before its first frame."""
         return self.said.calibrations
-
-    @property
-    def loaded(self) -> frozenset[int]:
-        """Numbers of the tiers that it can run."""
-        return frozenset(self.setup.loaded)
 
     @property
     def state(self) -> str:
@@ -398,7 +386,8 @@ class WorkerProcess:
         """
         try:
             if data := self.control.recv(MAX_CONTROL_BYTES):
-                return unpack_report(data)
+                report: Report = unpack_message(data, *REPORTS)
+                return report
         except BlockingIOError:
             return None
         except ConnectionError:
