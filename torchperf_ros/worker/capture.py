@@ -1,4 +1,4 @@
-"""Captures: what a worker records of itself on demand, a profile or its memory, between frames and beside them."""
+"""Captures: what a worker records of itself on demand, a profile or its memory."""
 
 import contextlib
 import gc
@@ -158,7 +158,7 @@ class ProfileRecording:
         self._frames = 0
 
     def begin(self) -> None:
-        """Load and prepare the profiler, without its remarks on that (they would go to the log as warnings)."""
+        """Load and prepare the profiler, without its remarks, which would go to the log as warnings."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [
             ProfilerActivity.CPU,
@@ -227,7 +227,7 @@ class MemoryRecording:
         self._window_s = window_s
 
     def begin(self) -> None:
-        """Start tracing, which is off before as it makes every allocation slower, and count what there is."""
+        """Start tracing, which is off otherwise as it slows down every allocation, and count what there is."""
         if self._cuda:
             # stacks in C++ take minutes to write down, as each address is looked up
             torch.cuda.memory._record_memory_history(max_entries=_CUDA_ENTRIES, stacks="python")

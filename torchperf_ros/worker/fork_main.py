@@ -190,7 +190,7 @@ def _become(request: dict[str, object], passed: list[int], parent: int) -> None:
     """Be what was asked for, in a new process; never returns."""
     code = _FAILED
     try:
-        # a group of its own: a signal to it reaches no other process, and the kernel shares out time by groups
+        # a group of its own: a signal to it reaches no other process, and the kernel shares out time by group
         os.setsid()
         die_with_parent(parent)
         if request["kind"] == "server":

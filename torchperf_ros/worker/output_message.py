@@ -1,4 +1,4 @@
-"""From a model's outputs to the bytes of the message that answers a frame, and what can be wrong on that way."""
+"""From a model's outputs to the bytes of the message that answers a frame, and what can be wrong."""
 
 import math
 from collections.abc import Mapping

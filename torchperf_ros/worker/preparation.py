@@ -153,8 +153,8 @@ class Preparation:
     ) -> None:
         """Do once what a frame does beside the model.
 
-        On CUDA the first use of a kernel loads it, and a copy pins memory. Without messages to begin with it
-        is upload, check and download; what fails here fails at a frame, too.
+        On CUDA the first use of a kernel loads it, and a copy pins memory. Without messages to begin with
+        it is upload, check and download; what fails here fails at a frame, too.
         """
         adapter = prepared.adapter
         try:
@@ -186,7 +186,7 @@ class Preparation:
 
 
 def _overrides(adapter: Adapter, method: str) -> bool:
-    """Whether the adapter has its own; asked of the bound method, as one that wraps another passes it on."""
+    """Whether the adapter has its own; asked of the bound method, which one that wraps another passes on."""
     own, default = getattr(adapter, method), getattr(Adapter, method)
     return getattr(own, "__func__", None) is not default
 
@@ -240,8 +240,8 @@ class TimeLimit:
         except _Rings as error:
             self._stop()  # it may have rung before the first one was through
             raise BadInput(
-                f"decoding the inputs took longer than {self._limit_ms:.0f} ms, half of hang_ms: their lists"
-                " are too long; max_frame_bytes limits what a message can hold"
+                f"decoding the inputs took longer than {self._limit_ms:.0f} ms, half of hang_ms: their"
+                " lists are too long; max_frame_bytes limits what a message can hold"
             ) from error
 
     def _stop(self) -> None:

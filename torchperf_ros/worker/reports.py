@@ -87,7 +87,7 @@ def failure_of(error: BaseException, adapter: Adapter) -> tuple[Outcome, bytes]:
 
 
 def readable(said: BaseException | str) -> bytes:
-    """As UTF-8; file names and messages may hold characters that have none, and an error may have no text at all."""
+    """As UTF-8, of texts that hold characters which have none, and of errors that have no text."""
     try:
         return str(said).encode(errors="replace")
     except BaseException as error:  # the user's class runs here

@@ -241,7 +241,7 @@ class Session:
         request: Request,
         response: Response,
     ) -> memoryview:
-        """The last result of an anytime model; each lies in shared memory, if an answer waits for the frame.
+        """The last result of an anytime model; each lies in shared memory where the frame waits for one.
 
         It ends early, `PARTIAL`, when the frame has been answered.
         """
@@ -302,7 +302,7 @@ class Session:
         return -1 if name is None else self._scenes.get(name, -1)
 
     def _end_without_device(self, reason: bytes) -> None:
-        """End at once, as the CUDA context is lost: the driver takes most of a second to end such a process."""
+        """End at once without a CUDA context: the driver takes most of a second to end such a process."""
         self._reports.say(LastWords(f"CUDA device lost: {reason.decode(errors='replace')}"))
         self._frames.shutdown(socket.SHUT_RDWR)
         leave(_EXIT_DEVICE_LOST)

@@ -103,7 +103,7 @@ class TierLoader:
         return tier
 
     def forget_runs(self, name: str, example: Inputs) -> None:
-        """Bring a tier's model back to the state that its build gave it, where its answers depend on earlier calls."""
+        """Bring a model whose answers depend on earlier calls back to the state that its build gave it."""
         model, kept = self._models.get(name, (None, None))
         if model is None or kept is None or not kept.has_changed:
             return
@@ -259,7 +259,7 @@ class TierLoader:
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        """The options with the engine that was chosen on this machine earlier, else as they are, and its identity."""
+        """The options with the engine that was chosen on this machine earlier, and its identity."""
         engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
         choice = self._cache.choice(identity)

@@ -101,7 +101,7 @@ class CompileProcess:
             select.select([self.news], [], [], min(_POLL_S, left_s))
 
     def _take_output(self) -> None:
-        """Take what was printed, so that the process never waits for room to print more; the end of it is kept."""
+        """Take what was printed, so that the process never waits for room; the end of it is kept."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output_fd, 65_536):
                 self._printed = (self._printed + data)[-_TAIL:]

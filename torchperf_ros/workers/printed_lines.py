@@ -1,4 +1,4 @@
-"""What a worker prints, for the node's log: few lines a second, and the end of it for the reason of its death."""
+"""What a worker prints: few lines a second for the node's log, and its end for the reason of a death."""
 
 import contextlib
 import fcntl
@@ -30,7 +30,7 @@ class PrintedLines:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def read(self, now_ns: int) -> tuple[list[str], int, bool]:
-        """Lines since the last call, at most 20 a second; how many bytes were left out; whether more can come."""
+        """Lines since the last call, at most 20 a second; bytes that were left out; whether more can come."""
         left_out = 0
         if now_ns - self._since_ns > NS_PER_S:
             self._since_ns, self._lines_left = now_ns, _LINES_A_SECOND

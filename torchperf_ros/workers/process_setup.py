@@ -1,4 +1,4 @@
-"""Sets priorities, memory locking and affinity of the node, and low priority for the processes that it starts."""
+"""Sets priorities, memory locking and affinity of the node, and low priority for its children."""
 
 import contextlib
 import ctypes
@@ -70,7 +70,7 @@ def prefer_this_process(priority: int) -> str:
 
 
 def prefer_this_thread() -> str:
-    """The highest SCHED_FIFO priority that is permitted, for the calling thread, if its process has it at all.
+    """The highest SCHED_FIFO priority that is permitted, for the calling thread of a process that has it.
 
     Returns:
         What holds now, for example `fifo 98`, or `normal`.

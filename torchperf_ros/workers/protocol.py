@@ -44,7 +44,8 @@ class Request(NamedTuple):
 
     For RUN: the tier, and the monotonic time in ns by which the answer has to leave, 0 if no
     answer waits for it. For OBSERVE: how many started frames this worker was not given since the last one
-    that it observed. An anytime model ends after step `last_step`, 0: when it is done, or its frame is answered.
+    that it observed. An anytime model ends after step `last_step`, 0: when it is done, or its frame is
+    answered.
     """
 
     kind: int

@@ -268,7 +268,7 @@ class WorkerProcess:
         self.life.enter(WorkerState.WITHDRAWN)
 
     def capture(self, words: str, *, serves: bool) -> bool:
-        """It takes part in a capture, "": no more, and `serves` meanwhile; False: it has ended, or is held."""
+        """It takes part in a capture ("": no more), and `serves` meanwhile; False: it has ended, or is held."""
         states = WorkerState.AWAY, WorkerState.SERVING
         before, wanted = states if serves else states[::-1]
         can = self.life.state is wanted or self.life.enter_from(before, wanted)
@@ -277,7 +277,7 @@ class WorkerProcess:
         return can
 
     def hold(self) -> None:
-        """Stop it where it is, at once, until `go_on`; not while it is away, as its capture has a time limit."""
+        """Stop it where it is, until `go_on`; not while it is away, as its capture has a time limit."""
         if self.life.enter_from(WorkerState.SERVING, WorkerState.HELD):
             self.process.signal(signal.SIGSTOP)
 
@@ -437,7 +437,7 @@ class WorkerProcess:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the kernel is taking the process down, which shows on its socket only when its memory is freed."""
+        """Whether the kernel is taking the process down; its socket shows that only when its memory is freed."""
         return is_ending(self.pid)
 
     def kill(self, reason: str, *, hung: bool = False) -> None:
