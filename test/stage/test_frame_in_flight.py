@@ -5,8 +5,8 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.stage.frame import Frame, Origin
-from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME as IN_TIME
-from torchperf_ros.stage.frame_in_flight import FrameInFlight
+from torchperf_ros.stage.turn import PUBLISHED_ON_TIME as IN_TIME
+from torchperf_ros.stage.turn import Output, Turn
 
 MS = 1_000_000
 LEAVE_NS = 50 * MS
@@ -14,7 +14,7 @@ LEAVE_NS = 50 * MS
 
 @pytest.fixture
 def in_flight():
-    return FrameInFlight(Frame(0, b"", 0, math.nan, 0, LEAVE_NS, Origin(0, math.nan)), 0.0, LEAVE_NS)
+    return Turn(Frame(0, b"", 0, math.nan, 0, LEAVE_NS, Origin(0, math.nan)), 0.0, LEAVE_NS)
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_given_what_was_published_and_when_when_recorded_then_the_reason_says_wh
     in_flight, runner, outcome, fallback, out_at_ms, recorded, reason
 ):
     in_flight.started(runner, 0, 0, 20.0, 10.0)
-    verdict = outcome, "" if outcome is Outcome.ON_TIME else "not done"
-    answer = in_flight.answer(verdict, fallback, None, b"", 50.0, out_at_ms * MS)
+    why = "" if outcome is Outcome.ON_TIME else "not done"
+    answer = in_flight.answer(Output(b"", None, None, fallback, outcome, why), out_at_ms * MS)
     assert (answer.outcome, answer.reason) == (recorded, reason)
 
 

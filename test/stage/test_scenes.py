@@ -199,7 +199,7 @@ def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_r
     ready = stage.actor.scenes.ready
     with stage.running(once=False) as (first, _):
         second, _ = stage.offer()
-        with stage.actor._lock:
+        with stage.actor.lock:
             stage.actor.scenes.ready = frozenset({0, 1})
     found = [stage.answer(seq) for seq in (first, second)]
     stage.actor.scenes.ready = ready

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
-from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.stage.stage_figures import (
+from torchperf_ros.stage.figures import (
     ANSWER,
     LATENESS_BOUNDS_S,
     NO_TIER,
@@ -21,6 +20,7 @@ from torchperf_ros.stage.stage_figures import (
     StageFigures,
     budget_bounds_s,
 )
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 
 MS, S = 1_000_000, 1_000_000_000
 TIERS = ("full", "fast")

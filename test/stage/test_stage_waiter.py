@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.stage.waiter import StageWaiter
 
 PATIENCE_S = 20.0
 LATER_NS = 3_600 * 1_000_000_000

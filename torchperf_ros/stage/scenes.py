@@ -9,6 +9,7 @@ from torchperf_ros.api.messages import decode
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
+from torchperf_ros.stage.turn import Output
 
 DEFAULT = 0
 """Index of the scene that runs where no other holds, or none that can run."""
@@ -102,6 +103,12 @@ class SceneChooser:
     def near(self, ttc_s: float, now_ns: int) -> None:
         """The time to collision in s; NaN or infinite where there is none."""
         self._heard["ttc"] = _Heard(ttc_s, now_ns)
+
+    def check_output(self, output: Output, now_ns: int) -> Output:
+        """Take the time to collision that the guard has found."""
+        if output.checked is not None:
+            self.near(output.checked.ttc_s, now_ns)
+        return output
 
     def ttc_s(self, now_ns: int) -> float | None:
         """The time to collision in s, None where there is none, or it is too old."""

@@ -317,30 +317,3 @@ class TierLadder:
             return f"{text}; next probe in {wait_s:.1f} s"
         good = self._good[1] if self._good[0] == tier else 0
         return f"{text}; {good} of {self.PROBES} probes fitted, next one when a worker has the time"
-
-
-_RELAX = 0.9  # below this part of the share there is room again
-
-
-class MemoryGuard:
-    """Decides how many of the most accurate tiers are left out for now."""
-
-    def __init__(self) -> None:
-        """Start with room."""
-        self.left_out = 0  # tiers that are left out, 0 while there is room
-        self.tight = False  # whether memory is short: then nothing is compiled either
-
-    def update(self, used_share: float, share: float, tiers: int) -> None:
-        """Take a sample, about once a second.
-
-        One of the `tiers` fewer while short, one more while there is room again.
-
-        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0
-        to 1). The cheapest tier is never left out.
-        """
-        if used_share > share:
-            self.tight = True
-            self.left_out = min(self.left_out + 1, tiers - 1)
-        elif used_share < _RELAX * share:
-            self.tight = False
-            self.left_out = max(self.left_out - 1, 0)
