@@ -240,7 +240,7 @@ def test_given_a_worker_that_named_a_scene_when_it_dies_then_the_scene_goes_with
 def test_given_an_old_frame_that_is_run_once_more_when_it_shows_another_scene_then_that_is_not_the_scene_now(
     start_own_stage, monkeypatch
 ):
-    monkeypatch.setattr("torchperf_ros.stage.dispatcher._REHEARSE_AFTER_NS", 0)
+    monkeypatch.setattr("torchperf_ros.stage.practice.REHEARSE_AFTER_NS", 0)
     stage = start_own_stage(backup="standby", **SCENES)
     stage.wait_for_workers()
     said = []

@@ -9,7 +9,7 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.stop_output import TimedPath
-from torchperf_ros.stage import dispatcher
+from torchperf_ros.stage import practice
 from torchperf_ros.stage.frame import Frame, Origin
 from torchperf_ros.stage.practice import HedgeRule, Job, Purpose
 from torchperf_ros.workers.calibration import Calibration
@@ -236,7 +236,7 @@ def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_th
 def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 0)
+    monkeypatch.setattr(practice, "REHEARSE_AFTER_NS", 0)
     seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
     assert stage.answer(seq).outcome is Outcome.BAD_INPUT
     stage.wait_for_workers()

@@ -13,7 +13,8 @@ from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.turn import Turn
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-_REHEARSE_AFTER_NS: Final = 5 * NS_PER_S
+REHEARSE_AFTER_NS: Final = 5 * NS_PER_S
+"""A spare worker that has not run for so long rehearses."""
 _LONGEST_PROBE: Final = 0.5
 """A probe may take this part of the time after which a worker is killed."""
 _PROOFS: Final = 3
@@ -92,7 +93,7 @@ class Practice:
             hang_ms: after which a worker is killed.
             now_ns: monotonic time.
         """
-        if spare is not None and now_ns - spare.busy_since_ns > _REHEARSE_AFTER_NS:
+        if spare is not None and now_ns - spare.busy_since_ns > REHEARSE_AFTER_NS:
             return Job(Purpose.REHEARSAL, ladder.last, turn)
         if spare is not None and spare.has_run and self._late is not None:
             late, self._late = self._late, None

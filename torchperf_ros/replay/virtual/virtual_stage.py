@@ -286,7 +286,7 @@ class _Pool:
 
 
 class _Worker:
-    """Stands in for a `WorkerProcess` in a stage's dispatcher.
+    """Stands in for a `WorkerProcess` in a stage's crew.
 
     A run is computed at once, and its response kept until the virtual clock says that it is due. What
     nobody waits for (practice) is not computed at all. The process is used with the pool's lock: until then
