@@ -1,7 +1,7 @@
 """Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
@@ -10,6 +10,7 @@ from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
 from torchperf_ros.stage.turn import Output
+from torchperf_ros.workers.worker_pool import WorkerPool
 
 DEFAULT = 0
 """Index of the scene that runs where no other holds, or none that can run."""
@@ -62,6 +63,7 @@ class SceneChooser:
         self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene what its topic said
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
+        self._cold = DEFAULT  # the last scene whose tiers were asked for
         emergency = next((n for n, one in enumerate(config.scenes) if one.name == EMERGENCY_SCENE), None)
         self.emergency = emergency  # its index, None where there is none
         others = [number for number in range(1, len(config.scenes)) if number != emergency]
@@ -122,6 +124,23 @@ class SceneChooser:
         heard = self._fresh(what, now_ns)
         return None if heard is None or not math.isfinite(heard) else float(heard)
 
+    def force(self, name: str) -> None:
+        """Run the scene of this name whatever the rules take, see `forced`; "" for none."""
+        names = [scene.name for scene in self.config.scenes]
+        self.forced = names.index(name) if name else None
+
+    def budget_ms(self, scene: int, now_ns: int, least_ms: Callable[[int], float]) -> float:
+        """The budget of a frame of this scene, see `situation_budget_ms`.
+
+        `least_ms` gives the shortest that makes sense.
+        """
+        config, budget_ms = self.config, self.config.scene_budget_ms(scene)
+        if not config.budget_least_ms:
+            return budget_ms
+        return situation_budget_ms(
+            config, budget_ms, self.speed(now_ns), self.ttc_s(now_ns), least_ms(scene)
+        )
+
     def choose(self, now_ns: int) -> int:
         """The scene of a frame that is received now."""
         if len(self._used_ns) == 1:
@@ -176,6 +195,21 @@ class SceneChooser:
     def tiers_to_load(self) -> list[int]:
         """The stage's tiers that workers are to load, of those scenes."""
         return sorted({tier for number in self.to_load() for tier in self.config.scenes[number].tiers})
+
+    def load_wanted(self, pool: WorkerPool) -> str:
+        """Have the pool load the tiers of the wanted scene, by replacing workers; frames run `default` meanwhile.
+
+        Returns what to report; "" where that was reported before, or where nothing begins now.
+        """
+        begins = pool.ready and pool.rolling_update.renewal.load(self.tiers_to_load())
+        if not begins or self.wanted == self._cold:
+            return ""
+        self._cold = self.wanted  # it is asked for again where that fails, and not reported again
+        return f"scene {self.config.scenes[self.wanted].name} is not loaded; default runs until it is"
+
+    def look_at(self, pool: WorkerPool) -> None:
+        """Take which scenes the workers that serve have loaded."""
+        self.loaded(worker.loaded for worker in pool.everyone if worker.usable)
 
     def loaded(self, tiers: Iterable[frozenset[int] | None]) -> None:
         """Take which of the stage's tiers each worker that serves has loaded; None: all."""

@@ -43,7 +43,7 @@ from torchperf_ros.stage.ladder import TierClock, TierLadder
 from torchperf_ros.stage.limits import TierLimits
 from torchperf_ros.stage.practice import HedgeRule, Purpose
 from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
-from torchperf_ros.stage.scenes import DEFAULT, SceneChooser, situation_budget_ms
+from torchperf_ros.stage.scenes import DEFAULT, SceneChooser
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.turn import Output, Turn, Verdict
 from torchperf_ros.stage.waiter import PublishMargin, StageWaiter
@@ -125,168 +125,10 @@ class Stage:
             )
             self._checks += [self.guard.check_output, self.scenes.check_output]
             self._observers.append(self.guard.answered)
-        self._cold = ""  # the last scene that was wanted and not loaded
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
         self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
-
-    # -- the version that serves
-
-    @property
-    def version(self) -> str:
-        """The name of the version that serves; `BASE` is the one of the stage's own parameters."""
-        return self.model.name
-
-    @property
-    def config(self) -> StageConfig:
-        """The parameters of the version that serves; replaced as a whole when one changes."""
-        return self.model.config
-
-    @property
-    def pool(self) -> WorkerPool:
-        """The workers of the version that serves."""
-        return self.model.pool
-
-    @property
-    def ladders(self) -> list[TierLadder]:
-        """Its tiers, a ladder for each scene."""
-        return list(self.model.crew.ladders)
-
-    @property
-    def ladder(self) -> TierLadder:
-        """The ladder in use."""
-        return self.model.crew.ladder
-
-    @property
-    def hedge_rule(self) -> HedgeRule:
-        """Whether its standby also runs frames that are overdue."""
-        return self.model.crew.practice.hedge_rule
-
-    @property
-    def everyone(self) -> list[WorkerProcess]:
-        """The workers of both versions."""
-        shadow = self.shadow
-        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.model.pool.everyone]
-
-    @property
-    def runs_on_cpu(self) -> bool:
-        """Whether the models run on the CPU; False before a worker has described itself."""
-        description = self.pool.description
-        return description is not None and description.device == "cpu"
-
-    @property
-    def output_type(self) -> str:
-        """Message type of the output; "" before a worker has described its adapter."""
-        return "" if self.pool.description is None else self.pool.description.output
-
-    @property
-    def output_stamp_problem(self) -> str:
-        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
-        return self.fallbacks.stamp_problem(self.output_type)
-
-    @property
-    def _fresh_ms(self) -> float:
-        """Time that a frame has which did not wait."""
-        return self.budget_ms - self.margin.ms
-
-    # -- life
-
-    def start(self) -> None:
-        """Start the workers and the stage's thread; frames are taken from `activate` on."""
-        self.pool.start()
-        self._thread.start()
-
-    def warm_up(self) -> None:
-        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
-        warm_up_stop(self.output_type)
-        self.pool.ring.make_ready(self.config.max_frame_bytes)
-        with self.lock:
-            self.waiter.wake()
-
-    def activate(self) -> None:
-        """Take frames from now on."""
-        self.statistics.activated()
-        self.fallbacks.forget(self.clock())
-        if self.guard is not None:
-            self.guard.guard.forget(self.clock())
-        self._accepting = True
-
-    def deactivate(self) -> None:
-        """Take no more frames.
-
-        The current one is still answered, a waiting one is counted as superseded.
-        """
-        with self.lock:
-            self._accepting = False
-            self.mailbox.put(None)
-
-    def finish(self) -> None:
-        """Block until the current frame is answered; give up one second after its deadline.
-
-        Not for the stage's own thread, which answers it.
-        """
-        turn = self.turn
-        if turn is None or not self._thread.is_alive():
-            return
-        left_s = (turn.frame.deadline_ns - self.clock()) / NS_PER_S
-        give_up_at = time.monotonic() + max(left_s, 0.0) + _ANSWER_MARGIN_S
-        # Poll: notifying a condition would cost every frame, and this runs once per deactivation.
-        while self.turn is turn and time.monotonic() < give_up_at:
-            time.sleep(_ANSWER_POLL_S)
-
-    def stop(self) -> None:
-        """Answer the current frame, end the thread and kill the workers."""
-        self.deactivate()
-        self.finish()
-        self._open = False
-        with self.lock:
-            self.waiter.wake()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self.shadow is not None:
-            self.shadow.remove()
-        self.pool.stop()
-        self.waiter.close()
-
-    def reconfigure(self, config: StageConfig) -> None:
-        """Take changed parameters (those that may change live); each version keeps what is its own."""
-        with self.lock:  # no exchange in between may give one version the other's changes
-            own = replace(config, **self.model.changes)
-            self.model.config = self.pool.config = self.scenes.config = self.actions.config = own
-            if self.shadow is not None:
-                self.shadow.reconfigure(config)
-        self.statistics.reconfigure(own)
-
-    # -- stages of other priorities
-
-    def give_way(self, right_of_way: RightOfWay) -> None:
-        """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
-        self.right_of_way = right_of_way
-
-    def look_again(self, answer: Answer | None = None) -> None:
-        """A stage that this one gives way to has answered, with this. On that one's thread, takes no lock."""
-        way, outcome = self.right_of_way, None if answer is None else answer.outcome
-        if answer is not None and way is not None and outcome not in _SAY_NOTHING:
-            beside_a_run = self.model.crew.runs or way.ended_ns >= answer.frame.received_ns
-            way.answered(self.clock(), missed=outcome not in IN_TIME, beside_a_run=beside_a_run)
-        turn = self.turn
-        if turn is not None and turn.held_by and turn.runner is None:
-            self.waiter.wake()
-
-    def due_ns(self, now_ns: int) -> int:
-        """When this stage has or expects a frame that a worker is to run.
-
-        `NEVER_NS`: none; takes no lock.
-        """
-        if not self.pool.ready:
-            return NEVER_NS
-        return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
-
-    def _blocked(self, now_ns: int) -> tuple[int, str] | None:
-        """When to look again, and why nothing may begin now, for a stage of higher priority; None: it may."""
-        way, ladder = self.right_of_way, self.ladder
-        return None if way is None else way.blocks(now_ns, ladder.predicted_ms(ladder.last))
 
     # -- the receiving thread: a frame comes in
 
@@ -344,7 +186,7 @@ class Stage:
             ros_now_ns=self.ros_now(),
             upstream=upstream,
             refusal=refusal,
-            budget_ms=self._situation_budget_ms(scene, received_ns),
+            budget_ms=self.scenes.budget_ms(scene, received_ns, self._least_ms),
         )
         frame.scene = scene
         if self.sync is not None:
@@ -731,46 +573,136 @@ class Stage:
             if self.turn is not None and self.turn.inputs_until_ns:
                 self._go_on(self.turn, self.clock())
 
-    # -- situation and limits
+    # -- life
 
-    def _situation_budget_ms(self, scene: int, now_ns: int) -> float:
-        config, scenes = self.config, self.scenes
-        budget_ms = config.scene_budget_ms(scene)
-        if not config.budget_least_ms:
-            return budget_ms
-        least_ms = self.model.crew.ladders[scene].forecasts[-1].ms + self.margin.ms
-        return situation_budget_ms(config, budget_ms, scenes.speed(now_ns), scenes.ttc_s(now_ns), least_ms)
+    def start(self) -> None:
+        """Start the workers and the stage's thread; frames are taken from `activate` on."""
+        self.pool.start()
+        self._thread.start()
 
-    def _load_wanted_scene(self) -> None:
-        """Load the tiers of a scene while frames run `default`: workers are replaced one by one."""
-        scene = self.config.scenes[self.scenes.wanted].name
-        begins = self.pool.ready and self.pool.rolling_update.renewal.load(self.scenes.tiers_to_load())
-        if begins and scene != self._cold:
-            self._cold = scene  # it is asked for again where that fails, and not reported again
-            text = f"scene {scene} is not loaded; default runs until it is"
-            self.ports.log("warn", f"{self.config.name}: {text}")
-            self._alerts.append(change_alert(self.config.name, "model", text))
-
-    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
-        """Take a sample of the memory in use, see `TierLimits`.
-
-        While it is short, nothing is compiled either.
-        """
-        self.limits.sample_memory(self.ladders, used_share, share, suspect)
-        for model in (self.model, self.shadow.model) if self.shadow is not None else (self.model,):
-            model.pool.rolling_update.may_compile = not self.memory.tight
-
-    def act(self, now_ns: int) -> None:
-        """Once a second: do what follows from the alerts that were reported to `actions`."""
-        self.limits.act(self.ladders, now_ns, self._fresh_ms)
-        names = [scene.name for scene in self.config.scenes]
-        self.scenes.forced = names.index(self.actions.scene) if self.actions.scene else None
-
-    def tell(self, alert: Alert) -> None:
-        """Have the stage's thread publish an alert; takes the lock."""
+    def warm_up(self) -> None:
+        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
+        warm_up_stop(self.output_type)
+        self.pool.ring.make_ready(self.config.max_frame_bytes)
         with self.lock:
-            self._alerts.append(alert)
             self.waiter.wake()
+
+    def activate(self) -> None:
+        """Take frames from now on."""
+        self.statistics.activated()
+        self.fallbacks.forget(self.clock())
+        if self.guard is not None:
+            self.guard.guard.forget(self.clock())
+        self._accepting = True
+
+    def deactivate(self) -> None:
+        """Take no more frames.
+
+        The current one is still answered, a waiting one is counted as superseded.
+        """
+        with self.lock:
+            self._accepting = False
+            self.mailbox.put(None)
+
+    def finish(self) -> None:
+        """Block until the current frame is answered; give up one second after its deadline.
+
+        Not for the stage's own thread, which answers it.
+        """
+        turn = self.turn
+        if turn is None or not self._thread.is_alive():
+            return
+        left_s = (turn.frame.deadline_ns - self.clock()) / NS_PER_S
+        give_up_at = time.monotonic() + max(left_s, 0.0) + _ANSWER_MARGIN_S
+        # Poll: notifying a condition would cost every frame, and this runs once per deactivation.
+        while self.turn is turn and time.monotonic() < give_up_at:
+            time.sleep(_ANSWER_POLL_S)
+
+    def stop(self) -> None:
+        """Answer the current frame, end the thread and kill the workers."""
+        self.deactivate()
+        self.finish()
+        self._open = False
+        with self.lock:
+            self.waiter.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.shadow is not None:
+            self.shadow.remove()
+        self.pool.stop()
+        self.waiter.close()
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed parameters (those that may change live); each version keeps what is its own."""
+        with self.lock:  # no exchange in between may give one version the other's changes
+            own = replace(config, **self.model.changes)
+            self.model.config = self.pool.config = self.scenes.config = self.actions.config = own
+            if self.shadow is not None:
+                self.shadow.reconfigure(config)
+        self.statistics.reconfigure(own)
+
+    # -- the version that serves
+
+    @property
+    def version(self) -> str:
+        """The name of the version that serves; `BASE` is the one of the stage's own parameters."""
+        return self.model.name
+
+    @property
+    def config(self) -> StageConfig:
+        """The parameters of the version that serves; replaced as a whole when one changes."""
+        return self.model.config
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The workers of the version that serves."""
+        return self.model.pool
+
+    @property
+    def ladders(self) -> list[TierLadder]:
+        """Its tiers, a ladder for each scene."""
+        return list(self.model.crew.ladders)
+
+    @property
+    def ladder(self) -> TierLadder:
+        """The ladder in use."""
+        return self.model.crew.ladder
+
+    @property
+    def hedge_rule(self) -> HedgeRule:
+        """Whether its standby also runs frames that are overdue."""
+        return self.model.crew.practice.hedge_rule
+
+    @property
+    def everyone(self) -> list[WorkerProcess]:
+        """The workers of both versions."""
+        shadow = self.shadow
+        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.model.pool.everyone]
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether the models run on the CPU; False before a worker has described itself."""
+        description = self.pool.description
+        return description is not None and description.device == "cpu"
+
+    @property
+    def output_type(self) -> str:
+        """Message type of the output; "" before a worker has described its adapter."""
+        return "" if self.pool.description is None else self.pool.description.output
+
+    @property
+    def output_stamp_problem(self) -> str:
+        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
+        return self.fallbacks.stamp_problem(self.output_type)
+
+    @property
+    def _fresh_ms(self) -> float:
+        """Time that a frame has which did not wait."""
+        return self.budget_ms - self.margin.ms
+
+    def _least_ms(self, scene: int) -> float:
+        """What the cheapest tier of a scene takes, with the time to publish: no budget is shorter."""
+        return self.model.crew.ladders[scene].forecasts[-1].ms + self.margin.ms
 
     # -- a second version
 
@@ -799,7 +731,7 @@ class Stage:
             each.crew.disown()
         self.scenes.config = self.actions.config = model.config
         self.limits.leave_out(self.ladders)
-        self._note_loaded()
+        self.scenes.look_at(self.pool)
         self.scenes.forget_word()  # the other version's workers name the scene anew
         return served
 
@@ -812,6 +744,63 @@ class Stage:
         """What the guard would judge a plan by that was computed from this frame; None without a guard."""
         return None if self.guard is None else self.guard.known(frame, now_ns, self.ros_now())
 
+    # -- stages of other priorities
+
+    def give_way(self, right_of_way: RightOfWay) -> None:
+        """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
+        self.right_of_way = right_of_way
+
+    def look_again(self, answer: Answer | None = None) -> None:
+        """A stage that this one gives way to has answered, with this. On that one's thread, takes no lock."""
+        way, outcome = self.right_of_way, None if answer is None else answer.outcome
+        if answer is not None and way is not None and outcome not in _SAY_NOTHING:
+            beside_a_run = self.model.crew.runs or way.ended_ns >= answer.frame.received_ns
+            way.answered(self.clock(), missed=outcome not in IN_TIME, beside_a_run=beside_a_run)
+        turn = self.turn
+        if turn is not None and turn.held_by and turn.runner is None:
+            self.waiter.wake()
+
+    def due_ns(self, now_ns: int) -> int:
+        """When this stage has or expects a frame that a worker is to run.
+
+        `NEVER_NS`: none; takes no lock.
+        """
+        if not self.pool.ready:
+            return NEVER_NS
+        return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
+
+    def _blocked(self, now_ns: int) -> tuple[int, str] | None:
+        """When to look again, and why nothing may begin now, for a stage of higher priority; None: it may."""
+        way, ladder = self.right_of_way, self.ladder
+        return None if way is None else way.blocks(now_ns, ladder.predicted_ms(ladder.last))
+
+    # -- situation and limits
+
+    def _load_wanted_scene(self) -> None:
+        if text := self.scenes.load_wanted(self.pool):
+            self.ports.log("warn", f"{self.config.name}: {text}")
+            self._alerts.append(change_alert(self.config.name, "model", text))
+
+    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+        """Take a sample of the memory in use, see `TierLimits`.
+
+        While it is short, nothing is compiled either.
+        """
+        self.limits.sample_memory(self.ladders, used_share, share, suspect)
+        for model in (self.model, self.shadow.model) if self.shadow is not None else (self.model,):
+            model.pool.rolling_update.may_compile = not self.memory.tight
+
+    def act(self, now_ns: int) -> None:
+        """Once a second: do what follows from the alerts that were reported to `actions`."""
+        self.limits.act(self.ladders, now_ns, self._fresh_ms)
+        self.scenes.force(self.actions.scene)
+
+    def tell(self, alert: Alert) -> None:
+        """Have the stage's thread publish an alert; takes the lock."""
+        with self.lock:
+            self._alerts.append(alert)
+            self.waiter.wake()
+
     # -- the pool's thread: workers come and go
 
     def worker_ready(self, worker: WorkerProcess) -> None:
@@ -819,7 +808,7 @@ class Stage:
         warm_up_stop(self.output_type)
         with self.lock:
             self.model.crew.join(worker)
-            self._note_loaded()
+            self.scenes.look_at(self.pool)
             self.statistics.health.ready()
             self.waiter.wake()
 
@@ -841,7 +830,7 @@ class Stage:
         with self.lock:
             is_free = self.model.crew.replace(worker, successor)
             if is_free:
-                self._note_loaded()
+                self.scenes.look_at(self.pool)
             return is_free
 
     def worker_told(self, text: str) -> None:
@@ -853,10 +842,7 @@ class Stage:
         if worker is self.scenes.word_of:
             self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
         self.model.crew.drop(worker)
-        self._note_loaded()
-
-    def _note_loaded(self) -> None:
-        self.scenes.loaded(worker.loaded for worker in self.pool.everyone if worker.usable)
+        self.scenes.look_at(self.pool)
 
 
 @dataclass
