@@ -248,16 +248,29 @@ class Crew:
 
     # -- runs that no frame waits for
 
-    def may_practise(self, answered: Turn) -> bool:
-        """Whether a worker is idle and none practises already."""
-        practises = any(isinstance(run, Job) for run in self._running.values())
-        return bool(answered.length) and not practises and self.idle() is not None
+    def may_practise(self, answered: Turn) -> WorkerProcess | None:
+        """An idle worker, if none practises already and the frame's record was written; else None."""
+        if not answered.length:
+            return None
+        for run in self._running.values():
+            if isinstance(run, Job):
+                return None
+        return self.idle()
 
     def practise(
-        self, answered: Turn, *, fresh_ms: float, room_ms: float, way_ms: float, now_ns: int
+        self,
+        first: WorkerProcess,
+        answered: Turn,
+        *,
+        fresh_ms: float,
+        room_ms: float,
+        way_ms: float,
+        now_ns: int,
     ) -> Purpose | None:
-        """Have a worker do what helps next, see `Practice.next`; what that is for, None for nothing."""
-        first = self.idle()
+        """Have a worker do what helps next, see `Practice.next`; what that is for, None for nothing.
+
+        `first` is idle, and runs the next frame if one comes.
+        """
         spare = self.idle(other_than=first)
         job = self.practice.next(
             answered,
@@ -269,10 +282,9 @@ class Crew:
             hang_ms=self.pool.config.hang_ms,
             now_ns=now_ns,
         )
-        worker = spare or first
-        if job is None or job.turn is None or worker is None:
+        if job is None or job.turn is None:
             return None
-        turn = job.turn
+        worker, turn = spare or first, job.turn
         if worker.run(job.tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
             self._running[worker] = job
         return job.purpose

@@ -95,16 +95,18 @@ class SecondVersion(Protocol):
     hold the stage's lock; they neither wait nor raise.
 
     Attributes:
-        model: the version that does not serve.
         figures: what came of comparing the two, for metrics.
     """
 
-    model: ModelVersion
     figures: Any
 
     @property
     def version(self) -> str:
-        """The name of that version."""
+        """The name of the version that does not serve."""
+
+    @property
+    def pool(self) -> WorkerPool:
+        """Its workers."""
 
     def before_turn(self, now_ns: int) -> None:
         """No frame is in flight, and one may begin; this is when `Stage.serve` may exchange the versions."""

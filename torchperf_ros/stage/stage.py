@@ -464,9 +464,11 @@ class Stage:
     def _practise(self, answered: Turn, now_ns: int) -> None:
         """Have an idle worker run the frame once more where that helps and costs no deadline."""
         crew, way, counters = self.model.crew, self.right_of_way, self.statistics.counters
-        if not crew.may_practise(answered) or self._blocked(now_ns):
+        worker = crew.may_practise(answered)
+        if worker is None or self._blocked(now_ns):
             return
         purpose = crew.practise(
+            worker,
             answered,
             fresh_ms=self._fresh_ms,
             room_ms=max(0.0, (self._arrivals.next_ns - now_ns) / NS_PER_MS),
@@ -677,7 +679,7 @@ class Stage:
     def everyone(self) -> list[WorkerProcess]:
         """The workers of both versions."""
         shadow = self.shadow
-        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.model.pool.everyone]
+        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 
     @property
     def runs_on_cpu(self) -> bool:
@@ -787,8 +789,8 @@ class Stage:
         While it is short, nothing is compiled either.
         """
         self.limits.sample_memory(self.ladders, used_share, share, suspect)
-        for model in (self.model, self.shadow.model) if self.shadow is not None else (self.model,):
-            model.pool.rolling_update.may_compile = not self.memory.tight
+        for pool in (self.pool,) if self.shadow is None else (self.pool, self.shadow.pool):
+            pool.rolling_update.may_compile = not self.memory.tight
 
     def act(self, now_ns: int) -> None:
         """Once a second: do what follows from the alerts that were reported to `actions`."""

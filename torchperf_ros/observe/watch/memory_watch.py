@@ -302,7 +302,7 @@ def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Ite
         workers += (
             []
             if shadow is None
-            else [(f"{name}/{shadow.version}", worker) for worker in shadow.model.pool.everyone]
+            else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
         )
         for owner, worker in workers:
             if worker.ready_at_ns is None:
