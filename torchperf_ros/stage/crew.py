@@ -46,10 +46,15 @@ class Crew:
 
     def idle(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
         """An idle worker: one that records if there is, else the preferred one, else another."""
-        idle = [worker for worker in self.pool.everyone if worker is not other_than and worker.idle]
-        return min(
-            idle, key=lambda worker: (not worker.recording, worker is not self.preferred), default=None
-        )
+        found = None
+        for worker in self.pool.everyone:
+            if worker is other_than or not worker.idle:
+                continue
+            if worker.recording:
+                return worker
+            if found is None or worker is self.preferred:
+                found = worker
+        return found
 
     @property
     def runs(self) -> bool:

@@ -143,12 +143,12 @@ class Stage:
         """
         with self.lock:
             is_free = self._accepting and self.turn is None and self.mailbox.waiting is None
-            description = self.pool.description
+            model = self.model
+            description = model.pool.description
             if not is_free or description is None:
                 return None
-            self.model.crew.expect()
-            slot: memoryview | None = self.pool.ring.slot(len(description.inputs))
-            return slot
+            model.crew.expect()
+            return model.pool.ring.slot(len(description.inputs))
 
     def offer(
         self,
@@ -254,7 +254,7 @@ class Stage:
 
     def _write(self, turn: Turn) -> None:
         self._arrivals.add(turn.frame)
-        self._inputs.write(turn, self.pool.ring)
+        self._inputs.write(turn, self.model.pool.ring)
 
     def _start(self, turn: Turn, now_ns: int) -> None:
         """Run a frame on an idle worker, if there is one, and no stage of higher priority forbids it.
@@ -276,7 +276,7 @@ class Stage:
     @property
     def _runs_all(self) -> bool:
         """Whether the backup runs every frame."""
-        return self.actions.backup_active or self.config.backup == "active"
+        return self.actions.backup_active or self.model.config.backup == "active"
 
     def _start_backup(self, turn: Turn, now_ns: int) -> None:
         if self.model.crew.start_backup(turn, now_ns, always=self._runs_all):
@@ -384,7 +384,7 @@ class Stage:
         frame, turn.answered = turn.frame, True
         if not frame.stale:
             # Of a stale frame an anytime model gives all its steps, for the frames after it.
-            self.pool.ring.answered(frame.seq)
+            self.model.pool.ring.answered(frame.seq)
         started_ns = self.clock()
         output = self._best(turn, verdict, started_ns)
         for check in self._checks:
