@@ -128,7 +128,8 @@ class StageUnderTest:
         pool = self.actor.pool
 
         def settled():
-            assert pool._thread.is_alive(), "the pool's thread is gone"
+            threads = {thread.name for thread in threading.enumerate()}
+            assert f"pool-{pool.config.name}" in threads, "the pool's thread is gone"
             with self.actor.lock:
                 return self.actor.turn is None and all(
                     worker is not None and worker.idle for worker in pool.workers

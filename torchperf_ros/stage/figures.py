@@ -198,19 +198,19 @@ class BucketCounts:
     def __init__(self, bounds: Floats) -> None:
         """Take rising bounds, in the samples' unit; a last bucket without one holds the rest."""
         self._bounds = bounds
-        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0.0
 
     def add(self, values: Floats) -> None:
         """Count samples; NaN ones are unknown and do not count."""
         known = values[~np.isnan(values)]
-        np.add.at(self._counts, np.searchsorted(self._bounds, known, side="left"), 1)
+        np.add.at(self.counts, np.searchsorted(self._bounds, known, side="left"), 1)
         self._sum += float(known.sum())
 
     def snapshot(self) -> Snapshot:
         """Cumulative counts by bound as text, the last one `+Inf`, and the sum."""
         words = [*(repr(bound) for bound in self._bounds.tolist()), "+Inf"]
-        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum
+        return list(zip(words, np.cumsum(self.counts).tolist(), strict=True)), self._sum
 
 
 RELATIVE_ERROR = 0.01
@@ -241,7 +241,7 @@ class LatencySketch(BucketCounts):
 
     def quantiles(self) -> Quantiles:
         """Each percentile is the sample at its rank rounded down, to within `RELATIVE_ERROR`."""
-        ends = np.cumsum(self._counts)
+        ends = np.cumsum(self.counts)
         count = int(ends[-1])
         if not count:
             return Quantiles()

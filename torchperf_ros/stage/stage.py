@@ -68,7 +68,8 @@ class Stage:
         model: the version that serves.
         shadow: a version beside it, None mostly; it is set with the lock held.
         mailbox: the frame that waits; `turn` has the one that is being answered, None without one.
-        guard: checks every output before it is published; None where the parameters ask for none.
+        checks, observers: called with every output before it is published, and with every answer.
+        guard: the check of plans; None where the parameters ask for none.
         lower: stages that give way to this one.
         lock: held by all that changes the turn, never while anything is published.
         budget_ms: of the last frame that was begun.
@@ -109,10 +110,10 @@ class Stage:
         pool = machinery.pool(config, setup, self, ports.log)
         self.model = self.version_on(pool, BASE, config, {}, setup)
         self.guard: StageGuard | None = None
-        self._checks: list[Check] = []
-        self._observers: list[Observer] = [self._count, self._report]
+        self.checks: list[Check] = []
+        self.observers: list[Observer] = [self._count, self._report]
         if self.limits.drift is not None:
-            self._observers.append(self.limits.drift.answered)
+            self.observers.append(self.limits.drift.answered)
         if config.guard is not None:
             self.guard = StageGuard(
                 config.name,
@@ -123,8 +124,8 @@ class Stage:
                 self._stop_output,
                 self.note_error,
             )
-            self._checks += [self.guard.check_output, self.scenes.check_output]
-            self._observers.append(self.guard.answered)
+            self.checks += [self.guard.check_output, self.scenes.check_output]
+            self.observers.append(self.guard.answered)
         self._unlogged = ""  # the traceback of an error that happened under the lock
         self._accepting = False
         self._open = True
@@ -387,7 +388,7 @@ class Stage:
             self.model.pool.ring.answered(frame.seq)
         started_ns = self.clock()
         output = self._best(turn, verdict, started_ns)
-        for check in self._checks:
+        for check in self.checks:
             output = check(output, started_ns)
         instead = None if output.payload is None else self.ports.publish(output.payload)
         published_ns = self.clock()
@@ -399,7 +400,7 @@ class Stage:
             output.fallback, output.payload = instead
         answer = turn.answer(output, published_ns, "" if instead is None else _WITHHELD)
         frame.data = None  # it is in the ring; whatever remembers the frame need not keep megabytes
-        alerts = [observe(turn, answer) for observe in self._observers]
+        alerts = [observe(turn, answer) for observe in self.observers]
         for alert in alerts:
             if alert is not None:
                 self.ports.anomaly(alert)

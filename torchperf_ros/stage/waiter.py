@@ -32,16 +32,19 @@ class StageWaiter:
     The timer is Linux's `timerfd` on CLOCK_MONOTONIC (the clock of `time.monotonic_ns`); `os.timerfd_*` is
     Python 3.13. Unlike the time-out of `select`, it has nanosecond resolution, no timer slack, and can be
     set from any thread.
+
+    Attributes:
+        timer: the timer's descriptor; -1 after `close`.
     """
 
     def __init__(self) -> None:
         """Wait for nothing but the timer, which is not set."""
         self._poll = select.epoll()
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # the same bits as TFD_CLOEXEC and TFD_NONBLOCK
-        self._timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
+        self.timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
         self._spec, self._now_spec = _Itimerspec(0, 0, 0, 0), _Itimerspec(0, 0, 0, _AT_ONCE_NS)
         self._workers: dict[int, WorkerProcess] = {}
-        self._poll.register(self._timer, select.EPOLLIN)
+        self._poll.register(self.timer, select.EPOLLIN)
 
     def wait(self) -> list[int]:
         """Block until something is ready; returns descriptors for `worker`."""
@@ -52,9 +55,9 @@ class StageWaiter:
 
         None for the timer, which is cleared, or a worker just dropped.
         """
-        if descriptor == self._timer:
+        if descriptor == self.timer:
             with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile
-                os.read(self._timer, 8)
+                os.read(self.timer, 8)
         return self._workers.get(descriptor)
 
     def set(self, at_ns: int) -> None:
@@ -63,14 +66,14 @@ class StageWaiter:
         0: only for workers. The last setting counts.
         """
         self._spec[2], self._spec[3] = divmod(at_ns, NS_PER_S)
-        _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
+        _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
 
     def wake(self) -> None:
         """Wake up now.
 
         Also without the stage's lock, but then a timer that is being set may come after it.
         """
-        _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
+        _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
 
     def add(self, worker: WorkerProcess) -> None:
         """Wait for this worker's responses too."""
@@ -90,7 +93,7 @@ class StageWaiter:
         Who still calls gets an `OSError`, and sets no timer that is another one's now.
         """
         self._poll.close()
-        timer, self._timer = self._timer, -1
+        timer, self.timer = self.timer, -1
         os.close(timer)
 
 
