@@ -40,8 +40,8 @@ _SERVING: Final = (*_PRIORITIES, "loaded")
 def counts(stage: Stage) -> dict[str, int]:
     """The counts that a roll-out's guards look at, of the version that serves.
 
-    Frames, deaths of workers, plans refused, and misses. A miss is a frame without an own result in time,
-    whatever was published for it by its deadline.
+    Frames, deaths of workers, plans refused, and misses. A miss is a frame without an own result in time, also
+    where a fallback was published by its deadline.
     """
     counters = stage.statistics.counters
     frames = counters.ended
@@ -256,7 +256,7 @@ class Shadow:
         return None
 
     def takes(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> bool:
-        """Take what a worker of its own has to say of a frame; `free`: the stage answers none now."""
+        """Take what a worker of its own has sent of a frame; `free`: the stage answers none now."""
         if not any(worker is each for each in self.pool.everyone):
             return False
         self._disturbed |= not free

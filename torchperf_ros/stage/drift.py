@@ -43,7 +43,6 @@ class DriftWatch:
     """
 
     def __init__(self, stage: str) -> None:
-        """Name the stage."""
         self._stage = stage
         self.frames: deque[tuple[int, float]] = deque(maxlen=_MOST_FRAMES)
         self._points: deque[_Point] = deque(maxlen=_WORST_OF)

@@ -1,4 +1,4 @@
-"""What a stage has done so far: counters, and latency, jitter and misses, computed by whoever asks."""
+"""What a stage has done so far: counters, and latency, jitter and misses, computed when they are read."""
 
 import math
 import threading
@@ -97,7 +97,7 @@ class StageCounters:
     """
 
     frames: int = 0  # frames received, or due from the stage before
-    answered: int = 0  # frames for which something was published, whatever the outcome
+    answered: int = 0  # frames for which something was published, with any outcome
     unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
     busy_ms: float = 0.0  # from the beginning of their turns to their ends
     outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
@@ -108,10 +108,10 @@ class StageCounters:
     stale: int = 0  # of these, frames whose deadline had passed when their turn came
     # results that came after their frame had been answered; not published as if fresh
     late_results: int = 0
-    rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
+    rehearsals: int = 0  # runs of the spare worker that no frame waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
     backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
-    # frames that a worker with a full queue could not be told of, for its histories
+    # frames that a worker with a full queue did not get, for its histories
     missed_observations: int = 0
     refused_inputs: int = 0  # messages of other inputs than the trigger that were too large
     # errors in the node itself; each cost a frame its answer, or at least its result
@@ -229,7 +229,6 @@ class LatencySketch(BucketCounts):
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         super().__init__(_SKETCH_BOUNDS_MS)
         self._max_ms = math.nan
 
@@ -284,13 +283,13 @@ class Spans:
 
 @dataclass(frozen=True)
 class StageReading:
-    """What a stage's frames took, at one moment. Where nothing is said, over the window.
+    """What a stage's frames took, at one moment. Over the window, unless stated otherwise.
 
     Attributes:
         interval_ms, interval_jitter_ms: between receipts of frames: mean, and standard deviation.
     """
 
-    latency: Spans  # receipt to publish, of every answer, whatever its outcome
+    latency: Spans  # receipt to publish, of every answer, with any outcome
     tiers: dict[str, Spans]  # the same by the tier whose result was used or waited for
     lateness: Quantiles  # past the deadline (positive) or before it
     age: Quantiles  # stamp to receipt, of every frame received
@@ -383,7 +382,7 @@ class StageFigures:
         self._readers = threading.Lock()
 
     def read(self, now_ns: int, health: Health) -> StageReading:
-        """Take what is new and say how things stand.
+        """Take the new rows, and return the figures.
 
         `health` is the stage's state now; until now it was the one of the last look.
         """
@@ -453,11 +452,10 @@ class StageStatistics:
     """Counters and health of one stage; every event passes here once.
 
     Attributes:
-        figures: latency and jitter, computed from them by who asks.
+        figures: latency and jitter, computed from them when they are read.
     """
 
     def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
-        """Start empty."""
         self._clock = clock
         # of frames, answers and runs, and the raw numbers of the last frames
         self.counters = StageCounters()
@@ -478,7 +476,7 @@ class StageStatistics:
     def received(self, frame: Frame, superseded: int = 0, *, stamped: bool) -> Alert | None:
         """Count a frame that came in, whose number is how many came before.
 
-        Returns what there is to tell about it.
+        Returns an alert if there is one.
 
         `superseded`: how many frames were so far; `stamped`: its message type has a stamp.
         """
@@ -492,7 +490,7 @@ class StageStatistics:
         return None if rule.broken is None else superseded_alert(self.health.limits.name, rule.broken)
 
     def answered(self, answer: Answer) -> Alert | None:
-        """A frame was answered; returns what there is to tell about it."""
+        """A frame was answered; returns an alert if there is one."""
         self.counters.add(answer)
         limits = self.health.limits
         tiers = limits.scenes[answer.frame.scene].tiers

@@ -74,7 +74,7 @@ class ModelVersion:
     Attributes:
         name: `BASE` is the version of the stage's own parameters.
         config: its parameters; replaced as a whole when one changes.
-        changes: the fields of `config` that are its own, whatever the stage's parameters are.
+        changes: the fields of `config` that are its own; the stage's parameters do not change them.
         setup: what its workers get at their start.
         pool: its workers' processes.
         crew: hands frames to them.
@@ -118,7 +118,7 @@ class SecondVersion(Protocol):
         """A frame was answered; `free`: the stage has no other."""
 
     def takes(self, worker: WorkerProcess, now_ns: int, *, free: bool) -> bool:
-        """Take what a worker has to say, if it is one of its own; whether it is."""
+        """Take what a worker has sent, if it is one of its own; whether it is."""
 
     def reconfigure(self, config: StageConfig) -> None:
         """Take the stage's changed parameters, but for what is this version's own."""

@@ -46,7 +46,6 @@ class SyncedInput(Generic[Message]):
     """
 
     def __init__(self, rule: SyncRule) -> None:
-        """Start without a message."""
         self.rule = rule
         self.matched = self.missing = self.waited = self.unstamped = self.until_ns = 0
         self.waited_ms, self.missing_skew_ms = 0.0, math.nan
@@ -126,7 +125,6 @@ class SyncedInput(Generic[Message]):
         return stamp_ns if stamp_ns is not None and abs(stamp_ns - wanted_ns) <= self._slop_ns else None
 
     def _over(self, now_ns: int) -> None:
-        """The frame waits for it no longer."""
         if self.until_ns:
             self.waited += 1
             self.waited_ms += (now_ns - self._since_ns) / NS_PER_MS
@@ -172,11 +170,10 @@ class InputSync(Generic[Message]):
     """
 
     def __init__(self, stage: str, rules: Sequence[SyncRule]) -> None:
-        """Take the stage's name and rules."""
         self.inputs: dict[int, SyncedInput[Message]] = {}
         self.news: deque[Alert] = deque()
         self._stage, self._rules = stage, rules
-        self._unstamped: set[str] = set()  # whose missing stamps were told
+        self._unstamped: set[str] = set()  # whose missing stamps were reported
 
     def bind(self, inputs: Sequence[tuple[str, str]]) -> None:
         """Take the topics and message types of the adapter's inputs, the trigger first, when they are known.
@@ -201,7 +198,7 @@ class InputSync(Generic[Message]):
     def begin(self, trigger_ns: int, now_ns: int, waited_ms: float, room_ms: float) -> None:
         """A frame asks for its inputs, see `SyncedInput.begin`.
 
-        `until_ns` then says until when it waits.
+        `until_ns` is then the time until which it waits.
         """
         for one in self.inputs.values():
             one.begin(trigger_ns, now_ns, waited_ms, room_ms)

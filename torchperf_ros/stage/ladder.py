@@ -50,7 +50,6 @@ class TierClock:
     """Predicts what a tier takes: from its own recent runs, before there are any from its calibration."""
 
     def __init__(self) -> None:
-        """Start without any knowledge: a prediction of 0."""
         self._inference = SortedWindow(_WINDOW)
         self._overhead = SortedWindow(_WINDOW)
         self._probed = False
@@ -82,7 +81,7 @@ class TierClock:
 
         How much slower (or faster) the machine is than when calibrated.
 
-        None where too few recent runs are known to say so.
+        None where too few recent runs are known.
         """
         if len(self._inference) < _FEW or self.calibration.median_ms <= 0:
             return None
@@ -113,7 +112,7 @@ class TierLadder:
     in the stage, `level` and `left_out` count the ladder's own.
 
     Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier
-    above is run now and then outside any frame's answer, see `probe`, whatever is predicted of it: a
+    above is run now and then outside any frame's answer, see `probe`, also where its prediction does not fit: a
     prediction without own runs is a guess. `PROBES` such runs in a row that fit take the level up to it;
     one that does not fit, or a stay on the level that does not last, doubles the time until it is tried
     again, from 0.5 to 8 s.

@@ -131,10 +131,10 @@ class Practice:
 class HedgeRule:
     """Learns whose fault it is when a frame is late: the worker's or the frame's.
 
-    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, a pause
-    of garbage collection, say. If the frame is at fault, a scene with too many boxes, say, the standby is
-    late as well, and the frames after it have nobody. So the standby is kept for the next frame until there
-    is proof: a late frame that its runner came through is run once more by a spare worker, for nobody (a
+    A standby that is given the overdue frame (a hedge) saves that frame if the runner was at fault, for example a pause
+    of garbage collection. If the frame is at fault, for example a scene with too many boxes, the standby is
+    late as well, and the frames after it have no worker. So the standby is kept for the next frame until there
+    is proof: a late frame that its runner came through is run once more by a spare worker, for no answer (a
     retrial). It was the worker's fault if that is quick. Three such proofs allow hedges. A hedge or a
     retrial that is late as well suspends them, and doubles the proofs that it takes, up to 96, and the late
     frames that go by before the next retrial.
@@ -145,7 +145,6 @@ class HedgeRule:
     """
 
     def __init__(self) -> None:
-        """Start without a proof."""
         self.allowed = False  # whether hedges are given now
         self.retrials = self.slow_retrials = self.hedges = self.lost_hedges = 0
         self._proofs = 0

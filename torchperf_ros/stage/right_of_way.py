@@ -20,7 +20,7 @@ from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
 
-_LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
+_LOOK_AGAIN_NS = 5 * NS_PER_MS  # if it is not woken before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
 _SHORTEST_WAIT_NS = NS_PER_S // 10
 _RELEARN_NS = 300 * NS_PER_S  # after which what was found to cost deadlines may cost none any more

@@ -1,4 +1,4 @@
-"""Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
+"""Which scene a frame is answered for: by speed, by a topic, or by the adapter."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class SceneChooser:
     Attributes:
         active: index of the scene that the last frame got.
         wanted: the one that the rules took for it, loaded or not.
-        forced: one that is to run whatever the rules take, but for `emergency`; None mostly.
+        forced: one that is to run regardless of the rules, but for `emergency`; None mostly.
         ready: scenes whose tiers are loaded in every worker that serves.
         word: index of the scene that the adapter named last; -1: it named none, or the worker that did is
             gone.
@@ -51,7 +51,6 @@ class SceneChooser:
     """
 
     def __init__(self, config: StageConfig) -> None:
-        """Start with `default`, and nothing known."""
         self.config = config  # the stage's; replaced as a whole when a parameter changes
         self.active = self.wanted = DEFAULT
         self.forced: int | None = None
@@ -60,7 +59,7 @@ class SceneChooser:
         self.word_of: object = None
         self.switches = 0
         self.unknown = ""
-        self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene what its topic said
+        self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene the word of its topic
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
         self._cold = DEFAULT  # the last scene whose tiers were asked for
@@ -85,15 +84,15 @@ class SceneChooser:
         self._heard["speed"] = _Heard(speed, now_ns)
 
     def named(self, scene: int, word: str, now_ns: int) -> None:
-        """The topic of a scene said `word`."""
+        """The topic of a scene had this word."""
         self._heard[scene] = _Heard(word, now_ns)
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
 
     def name(self, scene: int, worker: object, seq: int) -> None:
-        """A worker says of the frame `seq` which scene it shows.
+        """A worker has found which scene the frame `seq` shows.
 
-        -1: of none. What is said of an older one is late.
+        -1: none. A word about an older frame is late.
         """
         if seq >= self._word_seq:
             self.word, self.word_of, self._word_seq = scene, worker, seq
@@ -125,7 +124,7 @@ class SceneChooser:
         return None if heard is None or not math.isfinite(heard) else float(heard)
 
     def force(self, name: str) -> None:
-        """Run the scene of this name whatever the rules take, see `forced`; "" for none."""
+        """Run the scene of this name regardless of the rules, see `forced`; "" for none."""
         names = [scene.name for scene in self.config.scenes]
         self.forced = names.index(name) if name else None
 
@@ -163,7 +162,7 @@ class SceneChooser:
         return self._changed_ns is None or now_ns - self._changed_ns >= self.config.scene_hold_s * NS_PER_S
 
     def _fresh(self, what: int | str, now_ns: int) -> Any:  # noqa: ANN401 - a number, or a word
-        """What was last said of it, None if that is too old."""
+        """Its last value, None if that is too old."""
         heard = self._heard.get(what, _NOTHING)
         return heard.value if now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS else None
 

@@ -3,7 +3,7 @@
 Two threads meet here, under one lock that is never held while anything is published: the thread that
 received a frame hands it to an idle worker itself (waking another thread first would cost more than the
 copy), and the stage's own thread waits for results and for the deadline, and publishes. Events only change
-the turn; `_decide` alone says what follows.
+the turn; `_decide` alone decides what follows.
 """
 
 import contextlib
@@ -276,7 +276,6 @@ class Stage:
 
     @property
     def _runs_all(self) -> bool:
-        """Whether the backup runs every frame."""
         return self.actions.backup_active or self.model.config.backup == "active"
 
     def _start_backup(self, turn: Turn, now_ns: int) -> None:
@@ -290,7 +289,7 @@ class Stage:
             try:
                 self.step(self.waiter.wait())
             except Exception:  # the thread's boundary: this frame is lost, the stage goes on
-                with contextlib.suppress(Exception):  # of what writes it down, too
+                with contextlib.suppress(Exception):  # logging may fail as well
                     self.note_error("lost a frame")
                 with self.lock:
                     if self.turn is not None:
@@ -325,7 +324,7 @@ class Stage:
             self.ports.anomaly(self._alerts.popleft())
 
     def _receive(self, worker: WorkerProcess) -> None:
-        """Take what a worker has to say: a response, or its end."""
+        """Take what a worker has sent: a response, or the end of its socket."""
         if self.shadow is not None and self.shadow.takes(worker, self.clock(), free=self.turn is None):
             return
         try:
@@ -399,7 +398,7 @@ class Stage:
         if instead is not None:
             output.fallback, output.payload = instead
         answer = turn.answer(output, published_ns, "" if instead is None else _WITHHELD)
-        frame.data = None  # it is in the ring; whatever remembers the frame need not keep megabytes
+        frame.data = None  # it is in the ring; a frame that is remembered need not keep megabytes
         alerts = [observe(turn, answer) for observe in self.observers]
         for alert in alerts:
             if alert is not None:

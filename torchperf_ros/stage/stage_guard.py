@@ -50,7 +50,7 @@ class StageGuard:
 
     @property
     def refused(self) -> dict[str, int | str]:
-        """What the guard could not use of what it was given."""
+        """The messages that the guard could not use."""
         return self.guard.refused
 
     @staticmethod

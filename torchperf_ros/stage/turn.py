@@ -125,7 +125,7 @@ class Turn:
 
     @property
     def suspect(self) -> bool:
-        """Whether the frame ended the worker that ran it: it is given to nobody else."""
+        """Whether the frame ended the worker that ran it: no other worker gets it."""
         return self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG
 
     def wants_backup(self, now_ns: int, *, hedges: bool) -> bool:

@@ -38,7 +38,6 @@ class StageWaiter:
     """
 
     def __init__(self) -> None:
-        """Wait for nothing but the timer, which is not set."""
         self._poll = select.epoll()
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # the same bits as TFD_CLOEXEC and TFD_NONBLOCK
         self.timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
