@@ -8,6 +8,7 @@ import pickle
 import re
 import signal
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -33,7 +34,7 @@ def add_shadow(stage, **given):
     """The version `new`, which differs from the stage's by what is given."""
     given = {"adapter": "adapters_under_test:Shifted", **given}
     candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
-    setup = {**stage.actor.model.setup, "adapter": candidate.config.adapter, "options": stage.options}
+    setup = replace(stage.actor.model.setup, adapter=candidate.config.adapter, options=stage.options)
     return Shadow(stage.actor, "new", candidate.config, candidate.changes, setup)
 
 
