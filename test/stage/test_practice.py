@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.stage.waiting import HedgeRule, PublishMargin
+from torchperf_ros.stage.practice import HedgeRule
+from torchperf_ros.stage.waiter import PublishMargin
 
 
 def proven(rule, times):
