@@ -167,6 +167,11 @@ def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return found
 
 
+def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Their shapes as plain tuples."""
+    return tuple(tuple(tensor.shape) for tensor in tensors)
+
+
 def signature_of(tensor: torch.Tensor) -> str:
     """Type and shape, for example `float32 1x3x256x448`."""
     if tensor.is_nested:

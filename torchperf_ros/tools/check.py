@@ -36,8 +36,14 @@ from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.output_sizes import shapes_of
-from torchperf_ros.engines.outputs import described, drawn, flat_numbers, signature_of, tensors_in
+from torchperf_ros.engines.outputs import (
+    described,
+    drawn,
+    flat_numbers,
+    shapes_of,
+    signature_of,
+    tensors_in,
+)
 from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
 from torchperf_ros.engines.shape_buckets import axes_of, within
 from torchperf_ros.settings.build_options import BuildOptions

@@ -254,6 +254,7 @@ class TierLoader:
             example,
             options.precision,
             parity,
+            unpad=self._adapter.unpad,
             dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)),
             static=runner.static,
         )

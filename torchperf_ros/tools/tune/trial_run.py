@@ -44,7 +44,7 @@ from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
-from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
 from torchperf_ros.engines.shape_buckets import axes_of
@@ -260,6 +260,7 @@ class Attempt:
             tier.example,
             options.precision,
             self.parity,
+            unpad=tier.adapter.unpad,
             dynamic_engine=self._candidate.is_eager or bool(dims),
         )
         fitted.warm_up()
