@@ -6,7 +6,7 @@ By relative L2, cosine and largest error, or by the task.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,6 @@ Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
-
-# held-out inputs by which other precisions than int8_static are compared beside drawn ones
-_FRAMES_COMPARED = 2
 _LEAST_SAME_CHOICES = 0.99
 
 
@@ -98,7 +95,6 @@ class Scoring:
     accuracy: Callable[[Call], tuple[str, float] | None] = lambda _: None
     judges: bool = False
     held_out: Sequence[Inputs] = ()
-    _best: list[Any] = field(default_factory=list)  # the reference's, which is asked once for all engines
 
     def loss(self, reference: Call, candidate: Call) -> float | None:
         """How much of the task's accuracy the candidate loses, None where nothing judges it.
@@ -106,15 +102,13 @@ class Scoring:
         Raises:
             ParityError: it is more than `MOST_LOSS`.
         """
-        if (found := self.accuracy(candidate)) is None:
+        best, found = self.accuracy(reference), self.accuracy(candidate)
+        # eager without a figure leaves nothing to lose
+        if best is None or found is None or not math.isfinite(best[1]):
             return None
-        (name, value), best = found, self._best or self.accuracy(reference) or found
-        self._best[:] = best
-        if not math.isfinite(best[1]):  # no example can tell it
-            return None
-        loss = float(best[1]) - value
+        loss = best[1] - found[1]
         if not loss <= MOST_LOSS:
-            text = f"{name} on held-out examples is {value:.4f}, eager's {best[1]:.4f}"
+            text = f"{found[0]} on held-out examples is {found[1]:.4f}, eager's {best[1]:.4f}"
             raise ParityError(f"accuracy: {text}; at most {MOST_LOSS:g} less is allowed")
         return loss
 
@@ -182,8 +176,7 @@ def _measured(layout: str, expected: Sequence[torch.Tensor], found: Any) -> Pari
 def check(expected: Any, found: Any, precision: str, known: Parity | None = None) -> Parity:  # noqa: ANN401
     """Measure, and compare with the limits of a precision; a `ParityError` has the figures that are beyond.
 
-    Of an engine that is `known` to be good by its answers, figures may be twice as far off as they were
-    there.
+    Of an engine whose parity is `known`, figures may be twice as far off as they were there.
     """
     parity, limit = measure(expected, found), _limit(precision, known)
     if not parity.within(limit):
@@ -193,7 +186,7 @@ def check(expected: Any, found: Any, precision: str, known: Parity | None = None
 
 def _limit(precision: str, known: Parity | None) -> Parity:
     limit = LIMITS[precision]
-    if known is None or (known.score is None and known.loss is None and precision != INT8_STATIC):
+    if known is None:
         return limit
     return limit.worse(Parity(2 * known.relative_l2, 2 * known.cosine - 1, 2 * known.max_error))
 
@@ -212,67 +205,69 @@ def check_engine(
     scoring: Scoring | None = None,
     known: Parity | None = None,
 ) -> Parity:
-    """Compare a way to run a model with eager on random inputs like the example; returns the worst figures.
+    """Compare a way to run a model with eager; returns the worst figures on random inputs like the example.
 
-    The scoring's held-out inputs are compared, too.
+    Numbers have to be within the precision's limits on these and on the scoring's held-out inputs. What is
+    quantised to int8 is compared on the latter alone, if there are any: random inputs may lie outside the
+    ranges that it was made for. Another input has to give another output, where eager's does.
 
-    There are at least 2 inputs (`seeds`), as another input has to give another output, where eager's does.
-    Figures beyond a limit are good enough if the answers are eager's by the adapter's `scoring`: to random
-    inputs, which hold nothing of what the task is about, numbers may differ much where answers do not.
-    int8_static was made for inputs as frames have them: by the numbers of those it is as good as others are
-    by all. Where the scoring `judges`, answers count in every precision but fp32 by `Scoring.loss`. Answers
-    in int8 always count: by their score, and where there is none by which of the values along dimension 1
-    is the largest. Of a package that is `known`, figures have to be as they were.
+    Numbers beyond a limit are good enough if the adapter's `scoring` finds the same answers: random inputs
+    hold nothing of what the task is about. Answers in int8 always count, by their score, and without one
+    by which of the values along dimension 1 is the largest. Where the scoring `judges`, the task's accuracy
+    decides for every precision but fp32. Of a package whose parity is `known`, figures have to be as they
+    were.
 
     Raises:
-        ParityError: beyond a limit, nothing to compare, or the same outputs whatever the inputs.
+        ParityError: beyond a limit, nothing to compare, or the same outputs for every input.
     """
-    worst = Parity(0.0, 1.0, 0.0)
-    drawn_inputs = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
-    held_out = scoring.held_out if scoring else ()
-    seen = held_out if precision == INT8_STATIC and known is None else held_out[:_FRAMES_COMPARED]
+    drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
     kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
-    # a model may write to its inputs
-    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs]
-    flat = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
+    # a model may write to its inputs, and an engine to the outputs of the call before
+    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn]
+    numbers = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
-    if kept is not None and (names := depends_on_state(reference, kept, drawn_inputs[-1], expected[-1])):
-        msg = (
-            f"the model keeps state between calls ({', '.join(names)}); an engine would keep one of its own"
-        )
-        raise ParityError(msg)
+    if kept is not None and (names := depends_on_state(reference, kept, drawn[-1], expected[-1])):
+        why = f"the model keeps state between calls ({', '.join(names)})"
+        raise ParityError(f"{why}; an engine would keep one of its own")
     if not any(True for _ in tensors_in(expected[0])):
-        msg = f"outputs cannot be compared: eager gives {layouts[0]}, in which there are no tensors"
-        raise ParityError(msg)
+        why = f"eager gives {layouts[0]}, in which there are no tensors"
+        raise ParityError(f"outputs cannot be compared: {why}")
+    on_drawn = on_held_out = Parity(0.0, 1.0, 0.0)
     found = []
-    for inputs, first_flat, layout in zip(drawn_inputs, flat, layouts, strict=True):
+    for inputs, wanted, layout in zip(drawn, numbers, layouts, strict=True):
         outputs = candidate(*inputs)
-        worst = worst.worse(_measured(layout, first_flat, outputs))
-        found.append((first_flat, [t.clone() for t in flat_numbers(outputs)]))
-    limit, nearest = _limit(precision, known), worst
-    if precision == INT8_STATIC and known is None and held_out:
-        nearest = Parity(0.0, 1.0, 0.0)
-    for inputs in seen:
-        nearest = nearest.worse(measure(reference(*(t.clone() for t in inputs)), candidate(*inputs)))
-    near, text = nearest.within(limit), _differ(nearest, precision, limit)
-    if scoring is not None and math.isfinite(worst.relative_l2) and known is None:
-        if scoring.judges and (precision != "fp32" or not near):
-            worst = replace(worst, loss=scoring.loss(reference, candidate))
-        if worst.loss is None and (not near or precision in INT8_PRECISIONS):
-            worst = replace(worst, score=scoring.of(reference, candidate, expected[-1]))
-    if worst.score is not None and not worst.score >= 1.0 - MOST_LOSS:
-        raise ParityError(
-            f"{text}; the answers' score is {worst.score:.3f}, at least {1.0 - MOST_LOSS:g} is needed"
-        )
-    by_answers = worst.score is not None or worst.loss is not None
-    if not near and not by_answers:
-        raise ParityError(text)
-    if precision in INT8_PRECISIONS and known is None and not by_answers:
-        _check_choices(reference, candidate, seen or drawn_inputs)
-    (first, first_found), (second, second_found) = found[:2]
-    if same(first_found, second_found) and not same(first, second):
+        on_drawn = on_drawn.worse(_measured(layout, wanted, outputs))
+        found.append([t.clone() for t in flat_numbers(outputs)])
+    if same(*found[:2]) and not same(*numbers[:2]):
         raise ParityError("outputs do not depend on the inputs; eager's do")
-    return worst if known is None else replace(worst, score=known.score, loss=known.loss)
+    held_out = scoring.held_out if scoring else ()
+    for inputs in held_out:
+        on_held_out = on_held_out.worse(
+            measure(reference(*(t.clone() for t in inputs)), candidate(*inputs))
+        )
+    quantised, limit = precision in INT8_PRECISIONS, _limit(precision, known)
+    nearest = on_held_out if quantised and held_out else on_held_out.worse(on_drawn)
+    near, text = nearest.within(limit), _differ(nearest, precision, limit)
+    if not math.isfinite(on_drawn.relative_l2):  # NaN or Inf where eager gives none, which no score excuses
+        raise ParityError(_differ(on_drawn, precision, limit))
+    if known is not None:
+        if not near:
+            raise ParityError(text)
+        return replace(on_drawn, score=known.score, loss=known.loss)
+    score = loss = None
+    if scoring is not None and scoring.judges and (precision != "fp32" or not near):
+        loss = scoring.loss(reference, candidate)
+    if scoring is not None and loss is None and (quantised or not near):
+        score = scoring.of(reference, candidate, expected[-1])
+    if score is not None and not score >= 1.0 - MOST_LOSS:
+        raise ParityError(
+            f"{text}; the answers' score is {score:.3f}, at least {1.0 - MOST_LOSS:g} is needed"
+        )
+    if score is None and loss is None and not near:
+        raise ParityError(text)
+    if score is None and loss is None and quantised:
+        _check_choices(reference, candidate, held_out or drawn)
+    return replace(on_drawn, score=score, loss=loss)
 
 
 def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401
