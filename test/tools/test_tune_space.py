@@ -6,7 +6,7 @@ from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
 from torchperf_ros.tools.tune.ranking import Limits
 from torchperf_ros.tools.tune.space import TuneSpace, bucket_count, bucket_width
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Result, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
 
 from .conftest import figures
 
@@ -24,9 +24,11 @@ def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=
         found = ms(step.candidate)
         steps.append(step)
         if isinstance(found, str):
-            space.trials.append(Trial("full", step.candidate, found, "because"))
+            space.trials.append(TuneTrial("full", step.candidate, found, "because"))
         else:
-            space.trials.append(Trial("full", step.candidate, Result.MEASURED, figures=figures(found)))
+            space.trials.append(
+                TuneTrial("full", step.candidate, TrialOutcome.MEASURED, figures=figures(found))
+            )
     return space, steps
 
 
@@ -44,7 +46,7 @@ def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_
 ):
     _, steps = walk(facts, by_engine)
     candidates = tried(steps)
-    assert (steps[0].part, candidates[0]) == ("reference", Candidate(BuildOptions(), threads=3))
+    assert (steps[0].part, candidates[0]) == ("reference", TuneCandidate(BuildOptions(), threads=3))
     assert 10 <= len(set(candidates)) == len(candidates) <= 30
     before_engines = candidates[: [step.part for step in steps].index("engine")]
     assert {one.options.engine for one in before_engines} == {"eager"}
@@ -83,10 +85,10 @@ def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
     engines = [step.candidate for step in steps if step.part == "engine"]
     assert all(one.options.channels_last and one.threads == 2 for one in engines)
     best = space.ranking.best.trial.candidate
-    assert best == Candidate(BuildOptions("aoti", channels_last=True), threads=2)
+    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=2)
 
 
-@pytest.mark.parametrize("outcome", [Result.REFUSED, Result.HUNG])
+@pytest.mark.parametrize("outcome", [TrialOutcome.REFUSED, TrialOutcome.HUNG])
 def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
     _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
     bf16 = [one for one in tried(steps) if one.options.precision == "bf16"]
@@ -106,7 +108,7 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
     def ms(one):
         if one.options.engine == "eager":
             return 5.0 if one.options.precision == "bf16" else 10.0
-        return Result.CRASHED if one.options.precision == "bf16" else 4.0
+        return TrialOutcome.CRASHED if one.options.precision == "bf16" else 4.0
 
     space, steps = walk(CPU, ms)
     parts = [
@@ -119,11 +121,11 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
 
 
 def test_given_a_reference_that_fails_when_walked_then_it_ends():
-    assert len(walk(CPU, lambda one: Result.CRASHED)[1]) == 1
+    assert len(walk(CPU, lambda one: TrialOutcome.CRASHED)[1]) == 1
 
 
 def test_given_a_present_setting_when_walked_then_it_is_measured_too():
-    now = Candidate(BuildOptions("aoti", channels_last=True), threads=1)
+    now = TuneCandidate(BuildOptions("aoti", channels_last=True), threads=1)
     _, steps = walk(CPU, by_engine, now=now)
     assert now in [step.candidate for step in steps if step.part == "now"]
     _, steps = walk(CPU, by_engine, now=now, engines=("compile",))

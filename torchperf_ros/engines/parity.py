@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -221,6 +222,39 @@ def check_engine(
         ParityError: beyond a limit, nothing to compare, or the same outputs for every input.
     """
     drawn = [random_inputs(example, seed, dynamic_dims) for seed in range(1, max(seeds, 2) + 1)]
+    on_drawn, last = _on_drawn(reference, candidate, drawn)
+    held_out = scoring.held_out if scoring else ()
+    nearest = on_drawn
+    quantised, limit = precision in INT8_PRECISIONS, _limit(precision, known)
+    if held_out:
+        pairs = ((reference(*(t.clone() for t in inputs)), candidate(*inputs)) for inputs in held_out)
+        on_held_out = reduce(Parity.worse, (measure(*pair) for pair in pairs))
+        nearest = on_held_out if quantised else on_held_out.worse(on_drawn)
+    if not math.isfinite(on_drawn.relative_l2):  # NaN or Inf where eager gives none, which no score excuses
+        raise ParityError(_differ(on_drawn, precision, limit))
+    near, text = nearest.within(limit), _differ(nearest, precision, limit)
+    if known is not None or scoring is None:
+        score, loss = (known.score, known.loss) if known else (None, None)
+    else:
+        loss = (
+            scoring.loss(reference, candidate)
+            if scoring.judges and (precision != "fp32" or not near)
+            else None
+        )
+        score = scoring.of(reference, candidate, last) if loss is None and (quantised or not near) else None
+        if score is not None and not score >= 1.0 - MOST_LOSS:
+            least = f"at least {1.0 - MOST_LOSS:g} is needed"
+            raise ParityError(f"{text}; the answers' score is {score:.3f}, {least}")
+    by_answers = known is None and (score is not None or loss is not None)
+    if not near and not by_answers:
+        raise ParityError(text)
+    if quantised and known is None and not by_answers:
+        _check_choices(reference, candidate, held_out or drawn)
+    return replace(on_drawn, score=score, loss=loss)
+
+
+def _on_drawn(reference: Call, candidate: Call, drawn: Sequence[Inputs]) -> tuple[Parity, Any]:
+    """The worst figures on drawn inputs, and the reference's answer to the last of them."""
     kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
     # a model may write to its inputs, and an engine to the outputs of the call before
     expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn]
@@ -232,42 +266,14 @@ def check_engine(
     if not any(True for _ in tensors_in(expected[0])):
         why = f"eager gives {layouts[0]}, in which there are no tensors"
         raise ParityError(f"outputs cannot be compared: {why}")
-    on_drawn = on_held_out = Parity(0.0, 1.0, 0.0)
-    found = []
+    worst, found = Parity(0.0, 1.0, 0.0), []
     for inputs, wanted, layout in zip(drawn, numbers, layouts, strict=True):
         outputs = candidate(*inputs)
-        on_drawn = on_drawn.worse(_measured(layout, wanted, outputs))
+        worst = worst.worse(_measured(layout, wanted, outputs))
         found.append([t.clone() for t in flat_numbers(outputs)])
     if same(*found[:2]) and not same(*numbers[:2]):
         raise ParityError("outputs do not depend on the inputs; eager's do")
-    held_out = scoring.held_out if scoring else ()
-    for inputs in held_out:
-        on_held_out = on_held_out.worse(
-            measure(reference(*(t.clone() for t in inputs)), candidate(*inputs))
-        )
-    quantised, limit = precision in INT8_PRECISIONS, _limit(precision, known)
-    nearest = on_held_out if quantised and held_out else on_held_out.worse(on_drawn)
-    near, text = nearest.within(limit), _differ(nearest, precision, limit)
-    if not math.isfinite(on_drawn.relative_l2):  # NaN or Inf where eager gives none, which no score excuses
-        raise ParityError(_differ(on_drawn, precision, limit))
-    if known is not None:
-        if not near:
-            raise ParityError(text)
-        return replace(on_drawn, score=known.score, loss=known.loss)
-    score = loss = None
-    if scoring is not None and scoring.judges and (precision != "fp32" or not near):
-        loss = scoring.loss(reference, candidate)
-    if scoring is not None and loss is None and (quantised or not near):
-        score = scoring.of(reference, candidate, expected[-1])
-    if score is not None and not score >= 1.0 - MOST_LOSS:
-        raise ParityError(
-            f"{text}; the answers' score is {score:.3f}, at least {1.0 - MOST_LOSS:g} is needed"
-        )
-    if score is None and loss is None and not near:
-        raise ParityError(text)
-    if score is None and loss is None and quantised:
-        _check_choices(reference, candidate, held_out or drawn)
-    return replace(on_drawn, score=score, loss=loss)
+    return worst, expected[-1]
 
 
 def depends_on_state(model: Call, kept: KeptState, inputs: Inputs, outputs: Any) -> list[str]:  # noqa: ANN401

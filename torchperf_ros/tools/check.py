@@ -61,7 +61,7 @@ _OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.bat
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckStep:
     """One step of the check.
 
     `ok` is None for what is no failure, `took_ms` NaN where the time says nothing.
@@ -73,7 +73,7 @@ class Finding:
     took_ms: float = math.nan
 
 
-Found = Generator[Finding, None, Any]
+Found = Generator[CheckStep, None, Any]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class AdapterCheck:
         self._example: tuple[torch.Tensor, ...] = ()
         self.failed = self.refused = False
 
-    def run(self) -> Iterator[Finding]:
+    def run(self) -> Iterator[CheckStep]:
         """Try every step that can be tried; what came of each, as it ends."""
         for found in self._steps():
             self.failed |= found.ok is False
@@ -125,7 +125,7 @@ class AdapterCheck:
                 text = (
                     f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
                 )
-                yield Finding("trigger", None, text)
+                yield CheckStep("trigger", None, text)
             with torch.inference_mode():
                 tiers = self._tiers
                 if not tiers:
@@ -140,7 +140,7 @@ class AdapterCheck:
                             f"tiers take different inputs: {inputs}; every tier has to take what"
                             " `preprocess` gives"
                         )
-                        yield Finding("tiers", False, text)
+                        yield CheckStep("tiers", False, text)
                 messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
                 for tier, ran in models.items():
                     if ran is not None:
@@ -154,9 +154,9 @@ class AdapterCheck:
             with without_exit(name):
                 result = act()
         except Exception as error:  # the user's code runs here: whatever it raises is what the check is for
-            yield Finding(name, False, _reason(error, self._path))
+            yield CheckStep(name, False, _reason(error, self._path))
             raise _Failed from error
-        yield Finding(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
+        yield CheckStep(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
         return result
 
     def _tier(self, adapter: Adapter, tier: str) -> Found:
@@ -189,7 +189,7 @@ class AdapterCheck:
                 f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: ""
             )
             if why := uninitialised(model) or changing_weights(tier, model, again):
-                yield Finding(f"tier {tier}: weights", False, why)
+                yield CheckStep(f"tier {tier}: weights", False, why)
             self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
             example, kept = self._example, KeptState(model)
             yield from self._step(
@@ -201,9 +201,9 @@ class AdapterCheck:
             check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
             for ok, text in _odd_ways(model, kept, example):
-                yield Finding(f"tier {tier}: same input", ok, text)
+                yield CheckStep(f"tier {tier}: same input", ok, text)
             if check.unchecked:
-                yield Finding(
+                yield CheckStep(
                     f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}"
                 )
         except _Failed:
@@ -237,14 +237,14 @@ class AdapterCheck:
         except BadInput as error:
             text = f"refused: {error}" + ("; try a frame of a log: --log" if self._log is None else "")
             self.refused = True
-            yield Finding(f"tier {tier}: frame", None, text)
+            yield CheckStep(f"tier {tier}: frame", None, text)
             return
         except Exception as error:  # the user's code
-            yield Finding(f"tier {tier}: preprocess", False, _reason(error, self._path))
+            yield CheckStep(f"tier {tier}: preprocess", False, _reason(error, self._path))
             return
         if why := _why_other(inputs, example, adapter):
             text = f"preprocess gives {_shapes(inputs)}, example_inputs {_shapes(example)}: {why}"
-            yield Finding(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
+            yield CheckStep(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
 
         def answer() -> int:
             outputs = drawn(ran.model(*inputs))

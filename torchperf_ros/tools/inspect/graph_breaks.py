@@ -15,7 +15,7 @@ import torch
 from torchperf_ros.tools.inspect.users_source import SourceLine, names_in, read_line
 
 
-class Kind(Enum):
+class BreakKind(Enum):
     """The kinds of graph breaks: as reports and JSON name it, and what to do instead."""
 
     BRANCH = (
@@ -104,7 +104,7 @@ _RNN = ("wrap RNN, GRU, or LSTM",)
 _LOG_METHODS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
-class Frame(NamedTuple):
+class SourceFrame(NamedTuple):
     """One Python frame.
 
     Where, in which function, and the compiler's underline below the line, if it has one.
@@ -124,20 +124,15 @@ class GraphBreak:
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
         reasons: the compiler's texts, the first one first.
         whole_function: the compiler left the function around it uncompiled, it did not only split it.
-        ended: the compilations that it ended.
-        splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split
-            as well.
     """
 
     line: SourceLine
     function: str
     underline: str
-    kind: Kind
+    kind: BreakKind
     input_set: int
     reasons: list[str] = field(default_factory=list)
     whole_function: bool = False
-    ended: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -156,7 +151,7 @@ class GraphBreak:
         return found[1].strip() if found else ""
 
 
-def parse_break(text: str) -> tuple[str, bool, Frame]:
+def parse_break(text: str) -> tuple[str, bool, SourceFrame]:
     """Read the compiler's text about one break, `dynamo_graph_break_reason` in its trace.
 
     Returns:
@@ -171,18 +166,19 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     if named := re.search(r"^.+\n  Explanation: ", reason, re.MULTILINE):
         reason = reason[named.start() :]  # without an introduction about what breaks as well
     frames = [
-        Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)
+        SourceFrame(file, int(line), name, mark.rstrip())
+        for file, line, name, mark in _FRAME.findall(traceback)
     ]
     ours = [n for n, frame in enumerate(frames, 1) if Path(frame.file).resolve().is_relative_to(_THIS_TOOL)]
     frames = frames[ours[-1] if ours else 0 :]  # what the model called, without what called the model
     if not frames:
         place = re.match(r"Graph break in user code at (.+):(\d+)", text)
-        frames = [Frame(place[1], int(place[2]), "?") if place else Frame("?", 0, "?")]
+        frames = [SourceFrame(place[1], int(place[2]), "?") if place else SourceFrame("?", 0, "?")]
     users = next((frame for frame in reversed(frames) if is_users(frame.file)), frames[-1])
     return reason.strip(), whole, users
 
 
-def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
+def new_break(reason: str, frame: SourceFrame, input_set: int) -> GraphBreak:
     """The first break at a line."""
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
@@ -207,13 +203,8 @@ def readable_function(name: str) -> str:
     return f"{match[1]}, after line {match[2]}" if match else name
 
 
-def own_function(name: str) -> str:
-    """The same without where it is resumed."""
-    return _RESUMED.sub(r"\1", name)
-
-
 # a list of rules, the first counts
-def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911
+def kind_of_break(reason: str, line: SourceLine) -> BreakKind:  # noqa: PLR0911
     """What breaks the graph.
 
     From the compiler's reason, and from the source where the reason cannot tell.
@@ -226,31 +217,35 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911
 
     reads_number = says(_SCALAR)
     if says(_RNN):
-        return Kind.RNN
+        return BreakKind.RNN
     if _prints(line) or says(_PRINT):
-        return Kind.PRINT
+        return BreakKind.PRINT
     if _counts_by_data(line, reads_number, "`range`" in reason):
-        return Kind.LOOP_COUNT
+        return BreakKind.LOOP_COUNT
     if says(_BRANCH, first):
         return (
-            Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
+            BreakKind.EARLY_EXIT
+            if line.exits_loop()
+            else BreakKind.LOOP
+            if line.in_element_loop()
+            else BreakKind.BRANCH
         )
     if line.foreign_calls():
-        return Kind.FOREIGN
+        return BreakKind.FOREIGN
     # `x[:count]` with a tensor as the bound is reported as a hidden `item()`
     reads = any(call.rpartition(".")[2] in ("item", "int", "float", "tolist") for call in line.calls())
     slices = not reads and any(isinstance(node, ast.Slice) for node in line.walk())
     if says(_DYNAMIC_SHAPE) or (reads_number and slices):
-        return Kind.DYNAMIC_SHAPE
+        return BreakKind.DYNAMIC_SHAPE
     if reads_number:
-        return Kind.LOOP if line.in_element_loop() else Kind.SCALAR
+        return BreakKind.LOOP if line.in_element_loop() else BreakKind.SCALAR
     if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(
         line.calls()
     ):
-        return Kind.PRINT
+        return BreakKind.PRINT
     module = _SKIPPED_MODULE.search(reason)
     skipped = module is not None and module[1].lstrip("_") not in {*sys.stdlib_module_names, "torch"}
-    return Kind.FOREIGN if skipped or "numpy function" in reason else Kind.UNSUPPORTED
+    return BreakKind.FOREIGN if skipped or "numpy function" in reason else BreakKind.UNSUPPORTED
 
 
 def _prints(line: SourceLine) -> bool:

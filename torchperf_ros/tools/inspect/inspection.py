@@ -8,15 +8,11 @@ import io
 import logging
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
-import torch._inductor.config
 
 from torchperf_ros.engines.quantisation import quiet_log
 from torchperf_ros.tools.inspect import graph_breaks
@@ -33,55 +29,32 @@ _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
 _NOWHERE = logging.NullHandler()
 
 
-@dataclass
-class Graph:
-    """One captured graph: the `ops` that it calls, in order."""
+class Graph(NamedTuple):
+    """One captured graph: of which compilation, and for which input set."""
 
-    index: int
     compile_id: str
     input_set: int
-    ops: list[str]
-    function: str = "?"
-
-    def op_counts(self) -> Counter[str]:
-        """How often each op is called."""
-        return Counter(self.ops)
 
 
 class Inspection(logging.Handler):
     """A model under torch.compile with each of its inputs: what the compiler's trace says.
 
     Attributes:
-        backend: what runs the graphs: `eager` runs their ops one by one, `inductor` compiles them.
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, in the order in which they were found.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
-    def __init__(
-        self, model: InspectedModel, backend: str, device: torch.device, *, dynamic: bool | None = None
-    ) -> None:
-        """Forget what was compiled before; an `InspectError` where there is no backend of that name.
-
-        `dynamic` is torch.compile's.
-        """
+    def __init__(self, model: InspectedModel, device: torch.device, *, dynamic: bool | None = None) -> None:
+        """Forget what was compiled before. `dynamic` is torch.compile's."""
         super().__init__()  # of the log handler
-        self.target, self.backend, self.device = model.name, backend, device
+        self.target, self.device = model.name, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
         self.graphs: list[Graph] = []
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
         self.failure = ""
-        try:
-            self._backend = torch._dynamo.lookup_backend(backend)
-        except Exception as error:  # torch has another class for it in each version
-            names = ", ".join(torch.compiler.list_backends())
-            msg = (
-                f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager,"
-                f" aot_eager, {names}"
-            )
-            raise InspectError(msg) from error
         torch.compiler.reset()
         self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
@@ -114,11 +87,8 @@ class Inspection(logging.Handler):
         gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
         return 1 if gate or self.failure else 0
 
-    def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
-        """Compile the model with each input set.
-
-        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which
-        exists.
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Compile the model with each input set; `progress` gets a line on each step.
 
         Raises:
             InspectError: the model does not run eagerly on its inputs.
@@ -134,18 +104,8 @@ class Inspection(logging.Handler):
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
                 if not self.failure:
-                    progress(f"capturing graphs with {self.backend}: {which}")
-                    self.failure = self._compile(index, trace_folder)
-        for graph in self.graphs:
-            graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
-        for item in self.breaks:
-            functions = (self._function(compile_id) for compile_id in item.ended)
-            users = (
-                graph_breaks.own_function(name)
-                for name, file, _ in functions
-                if graph_breaks.is_users(file)
-            )
-            item.splits = list(dict.fromkeys(users))
+                    progress(f"capturing graphs: {which}")
+                    self.failure = self._compile(index)
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
         if any(found.kind == "size" for found in self.recompilations):
@@ -155,11 +115,9 @@ class Inspection(logging.Handler):
     def _function(self, compile_id: str) -> tuple[str, str, int]:
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
 
-    def _compile(self, index: int, trace_folder: Path | None) -> str:
+    def _compile(self, index: int) -> str:
         try:
-            with nullcontext() if trace_folder is None else _trace_to(trace_folder):
-                self._call(self._compiled, index)
-            for _ in range(_RUNS - 1):
+            for _ in range(_RUNS):
                 self._call(self._compiled, index)
         except Exception as error:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
@@ -168,11 +126,9 @@ class Inspection(logging.Handler):
 
     def _try_dynamic(self) -> None:
         """Compile with dynamic=True, and say of sizes that vary whether that would have avoided their compilations."""
-        again = Inspection(self._model, "eager", self.device, dynamic=True)
+        again = Inspection(self._model, self.device, dynamic=True)
         with again._listening():
-            failure = next(
-                filter(None, (again._compile(index, None) for index in range(len(self.inputs)))), ""
-            )
+            failure = next(filter(None, (again._compile(index) for index in range(len(self.inputs)))), "")
         torch.compiler.reset()
         count, now = len(self.recompilations), len(again._recompile_reasons)
         found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
@@ -222,7 +178,6 @@ class Inspection(logging.Handler):
                 self.breaks.append(item)
             item.reasons += [] if reason in item.reasons else [reason]
             item.whole_function |= whole_function
-            item.ended.append(compile_id)
         elif name == "recompile_reasons":
             self._recompile_reasons.append((compile_id, self._input_set, text))
         elif (values := metadata.get("compilation_metrics")) and values.get("co_name"):
@@ -237,36 +192,12 @@ class Inspection(logging.Handler):
         with torch.no_grad():
             call(*arguments)
 
-    def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """The compiler calls this for each graph.
+    def _keep(self, module: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        """The compiler calls this for each graph, whose ops then run one by one.
 
         Graphs without an op only pass values on and are left out.
         """
-        compiled: Callable[..., Any] = self._backend(module, inputs)
-        ops = [_name_of(node.target) for node in module.graph.nodes if node.op in _CALLS]
-        if not ops:
-            return compiled
-        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        self.graphs.append(Graph(len(self.graphs), compile_id, self._input_set, ops))
-        return compiled
-
-
-@contextlib.contextmanager
-def _trace_to(folder: Path) -> Iterator[None]:
-    """Context in which the compiler's trace goes to a folder, as TORCH_TRACE has it, with inductor's debug files."""
-    handler = torch._logging._internal.LazyTraceHandler(str(folder))
-    handler.setFormatter(torch._logging._internal.TorchLogsFormatter(trace=True))
-    _TRACE.addHandler(handler)
-    # What a cache holds is not compiled, so nothing would be written about it.
-    inductor = {"trace.enabled": True, "trace.debug_dir": str(folder), "force_disable_caches": True}
-    try:
-        with torch._inductor.config.patch(inductor):
-            yield
-    finally:
-        _TRACE.removeHandler(handler)
-        handler.close()
-
-
-def _name_of(target: Any) -> str:  # noqa: ANN401 - what a node of a graph calls
-    name = str(target if isinstance(target, str) else getattr(target, "__name__", target))
-    return name.rpartition(".")[2]
+        if any(node.op in _CALLS for node in module.graph.nodes):
+            compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+            self.graphs.append(Graph(compile_id, self._input_set))
+        return module.forward

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
-from torchperf_ros.tools.tune.ranking import Group, Limits, Ranking, Standing, TierChoice
+from torchperf_ros.tools.tune.ranking import Group, Limits, RankedTrial, Ranking, TierChoice
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import Step, TuneSpace, planned
+from torchperf_ros.tools.tune.space import SearchStep, TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Figures, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TuneCandidate, TuneTrial
 from torchperf_ros.workers.package_cache import open_cache
 
 _INTERRUPTED = 130
@@ -157,7 +157,7 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _parameters(
-    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: Standing
+    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: RankedTrial
 ) -> str:
     found, shapes = best.trial.candidate, target.stage.shapes
     if not facts.ranges:  # the policy for sizes means nothing: it stays as it is
@@ -178,7 +178,7 @@ def _parameters(
     return tuned_parameters(target, found, precision, facts.threads, remarks)
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
+def _standing(standing: RankedTrial) -> dict[str, Any]:
     figures = standing.trial.figures
     return {
         "group": standing.group.name.lower(),
@@ -191,7 +191,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 
 def show_ranking(
-    ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console
+    ranking: Ranking, title: str, limits: Limits, now: TuneCandidate | None, console: Console
 ) -> None:
     """The table of one tier: those within the limits, over the budget; then what failed, and why."""
     shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
@@ -246,7 +246,11 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
 
 
 def show_plan(
-    steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float, console: Console
+    steps: Sequence[SearchStep],
+    known: Mapping[TuneCandidate, TuneTrial],
+    facts: Facts,
+    seconds: float,
+    console: Console,
 ) -> None:
     """What would be tried and about how long it would take."""
     table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
@@ -268,7 +272,7 @@ def _show_left_out(facts: Facts, console: Console) -> None:
         console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
 
 
-def gain_text(figures: Figures) -> str:
+def gain_text(figures: TrialFigures) -> str:
     """In percent of eager's median, worst and best part; a multiple from twice the time on.
 
     There is a difference only if every fifth of the measurement says so, by 2 % or more.
@@ -284,7 +288,7 @@ def gain_text(figures: Figures) -> str:
     return f"{saved:+d} % ({low}..{high})"
 
 
-def _row(standing: Standing, now: Candidate | None) -> list[str]:
+def _row(standing: RankedTrial, now: TuneCandidate | None) -> list[str]:
     figures = standing.trial.figures
     assert figures is not None
     candidate = standing.trial.candidate
@@ -302,7 +306,7 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
     ]
 
 
-def _distance(figures: Figures) -> str:
+def _distance(figures: TrialFigures) -> str:
     """From eager's outputs, and the answers' score where that is why it is near enough."""
     by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
     return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score

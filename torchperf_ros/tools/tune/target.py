@@ -13,7 +13,7 @@ from typing import Any
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.config import STAGE_DEFAULTS, NodeConfig, StageConfig
 from torchperf_ros.settings.params_file import config_of, params_of_file
-from torchperf_ros.tools.tune.trial import Candidate
+from torchperf_ros.tools.tune.trial import TuneCandidate
 
 _HANG_MS = 1000.0
 
@@ -61,7 +61,7 @@ class Target:
         values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
         return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
 
-    def now(self, threads: int) -> Candidate | None:
+    def now(self, threads: int) -> TuneCandidate | None:
         """How the first tier is run at present, if a file says so.
 
         `threads` is the node's default number.
@@ -69,7 +69,9 @@ class Target:
         if not self.has_base:
             return None
         options, shapes = self.stage.build_options(self.stage.tiers.index(self.tiers[0])), self.stage.shapes
-        return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
+        return TuneCandidate(
+            options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width
+        )
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
         """The same with some of its tiers, in the stage's order.
@@ -139,7 +141,7 @@ def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_ba
 
 def tuned_parameters(
     target: Target,
-    found: Candidate,
+    found: TuneCandidate,
     precision: Mapping[str, str],
     default_threads: int,
     remarks: Iterable[str],

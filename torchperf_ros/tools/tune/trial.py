@@ -42,7 +42,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuneCandidate:
     """One way to run a tier.
 
     Attributes:
@@ -101,7 +101,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrialFigures:
     """What was measured of a candidate, next to eager fp32 on the reference number of threads in the same process.
 
     Attributes:
@@ -138,7 +138,7 @@ class Figures:
     accuracy: Accuracy | None = None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Figures":
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrialFigures":
         """What `asdict` gave; a `TypeError` where these are not the fields of figures."""
         accuracy = values.get("accuracy")
         return cls(**{**values, "accuracy": accuracy and Accuracy(**accuracy)})
@@ -155,14 +155,14 @@ class Figures:
         return self.compile_s / saved_s if saved_s > 0 else math.inf
 
 
-class Result:
-    """What may become of a candidate, see `Trial`."""
+class TrialOutcome:
+    """What may become of a candidate, see `TuneTrial`."""
 
     MEASURED, REFUSED, CRASHED, HUNG = "measured", "refused", "crashed", "hung"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuneTrial:
     """What became of a candidate.
 
     Attributes:
@@ -173,20 +173,20 @@ class Trial:
     """
 
     tier: str
-    candidate: Candidate
+    candidate: TuneCandidate
     outcome: str
     reason: str = ""
-    figures: Figures | None = None
+    figures: TrialFigures | None = None
     took_s: float = 0.0
     timeout_s: float = 0.0
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
+    def from_dict(cls, values: Mapping[str, Any]) -> "TuneTrial":
         """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
-        figures = values["figures"] and Figures.from_dict(values["figures"])
+        figures = values["figures"] and TrialFigures.from_dict(values["figures"])
         return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
 
 
-def candidate_of(values: Mapping[str, Any]) -> Candidate:
+def candidate_of(values: Mapping[str, Any]) -> TuneCandidate:
     """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
-    return Candidate(**{**values, "options": BuildOptions(**values["options"])})
+    return TuneCandidate(**{**values, "options": BuildOptions(**values["options"])})

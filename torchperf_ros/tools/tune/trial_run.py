@@ -2,7 +2,7 @@
 
 A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`,
 `started_ns` (when the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see
-`Candidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
+`TuneCandidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
 accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or "");
 for the facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames
 go).
@@ -56,10 +56,10 @@ from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     Accuracy,
-    Candidate,
     Facts,
-    Figures,
-    Result,
+    TrialFigures,
+    TrialOutcome,
+    TuneCandidate,
     candidate_of,
 )
 from torchperf_ros.workers.package_manifest import file_sha256
@@ -143,10 +143,10 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             if job.get("judged"):
                 say("judging")
                 figures["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
-            return {"outcome": Result.MEASURED, "reason": "", "figures": figures}
+            return {"outcome": TrialOutcome.MEASURED, "reason": "", "figures": figures}
         except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
-    return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
+    return {"outcome": TrialOutcome.REFUSED, "reason": reason, "figures": None}
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Attempt:
 
     parity: Parity
 
-    def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
+    def __init__(self, tier: TierModel, candidate: TuneCandidate, started_ns: int) -> None:
         """Build and compile it on its own number of threads, and call it once.
 
         What the compiler raises passes.
@@ -271,7 +271,7 @@ class Attempt:
             self.compile_s += time.perf_counter() - started
 
     def measure(self, seconds: float) -> dict[str, Any]:
-        """`Figures` of the candidate and of eager beside it, as a dict."""
+        """`TrialFigures` of the candidate and of eager beside it, as a dict."""
         return self._figures(*self._time(seconds))
 
     def judge(self, count: int, eager: float | None) -> dict[str, Any] | None:
@@ -299,7 +299,7 @@ class Attempt:
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
         shares = [float(np.median(a) / np.median(b)) for a, b in zip(*parts, strict=True)]
-        figures = Figures(
+        figures = TrialFigures(
             p50_ms=own.median_ms,
             p95_ms=own.p95_ms,
             p99_ms=own.calibration.p99_ms,
