@@ -31,7 +31,6 @@ Unpad: TypeAlias = Callable[[Any, Shapes], Any]
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20
 _WARM_UP_RUNS = 2  # CUDA graphs are captured at the second
-_COMPARED_FIRST = 4  # buckets whose padding is tried on eager, before the engine compiles any
 _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
@@ -149,7 +148,7 @@ class ShapeRunner:
             return _Plan(self._eager or _no_eager)
         call = self._run
         if target != shapes or not all(map(_is_laid_out_like, inputs, self._example)):
-            call = partial(self._run_held, self._run, target)
+            call = partial(self._run_held, target)
         return _Plan(call, True, _elements(shapes), _elements(target))
 
     def _target(self, shapes: Shapes) -> Shapes | None:
@@ -160,8 +159,8 @@ class ShapeRunner:
         bucket = self._bucket(shapes) if varies else None
         return bucket if bucket in self._warm else None
 
-    def _run_held(self, run: Call, target: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        outputs = run(*self._buffers.hold(target, inputs))
+    def _run_held(self, target: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+        outputs = self._run(*self._buffers.hold(target, inputs))
         shapes = shapes_of(inputs)
         return outputs if shapes == target else self._unpad(outputs, shapes)
 
@@ -212,8 +211,6 @@ class ShapeRunner:
         if policy == "bucket" and self._eager:
             inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))
             buckets = [shapes for shapes in inside if self._bucket(shapes) == shapes]
-            for bucket in _spread(buckets, _COMPARED_FIRST):
-                self._compare_padded(self._eager, bucket)
         for shapes in (each for each in self.shapes if each not in buckets):
             try:
                 self._warm_up(shapes)
@@ -229,7 +226,7 @@ class ShapeRunner:
         for bucket in buckets:
             self._warm_up(bucket, compare=bucket in compared)
             if bucket in compared:
-                self._compare_padded(self._run, bucket)
+                self._compare_padded(bucket)
 
     def _bucket(self, shapes: Shapes) -> Shapes:
         return bucket_of(shapes, self._axes, self._options.bucket_width)
@@ -237,12 +234,12 @@ class ShapeRunner:
     def _warm_up(self, shapes: Shapes, *, compare: bool = True) -> None:
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
-            found = self._run_held(self._run, shapes, *inputs)
+            found = self._run_held(shapes, *inputs)
         if self._eager and compare:
             self._check(self._eager(*inputs), found)
         self._warm.add(shapes)
 
-    def _compare_padded(self, run: Call, bucket: Shapes) -> None:
+    def _compare_padded(self, bucket: Shapes) -> None:
         """Run shapes of a bucket, the one that is padded most and one at random, and compare with eager."""
         assert self._eager
         smallest = smallest_in_bucket(bucket, self._axes, self._options.bucket_width)
@@ -251,7 +248,7 @@ class ShapeRunner:
         for seed, valid in enumerate((smallest, with_sizes(bucket, self._axes, sizes))):
             inputs = draw(self._example, valid, seed)
             try:
-                self._check(self._eager(*inputs), self._run_held(run, bucket, *inputs))
+                self._check(self._eager(*inputs), self._run_held(bucket, *inputs))
             except ParityError as error:
                 raise ShapesRefused(
                     f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error};"

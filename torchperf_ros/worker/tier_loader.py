@@ -16,10 +16,10 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
+from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.engine import (
     ENGINES,
-    CaptureFailed,
     Runner,
     choice_of,
     finished,
