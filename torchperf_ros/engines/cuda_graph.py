@@ -66,6 +66,7 @@ def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
             outputs = call(*inputs)
     except Exception as error:
         torch.cuda.set_stream(caller)
-        msg = f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
-        raise CaptureFailed(msg) from error
+        raise CaptureFailed(
+            f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
+        ) from error
     return graph.replay, outputs

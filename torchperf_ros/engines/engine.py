@@ -314,8 +314,9 @@ def load_ready_package(
             outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
         except RuntimeError as error:
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
-            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
-            raise PackageError(msg) from error
+            raise PackageError(
+                f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
+            ) from error
     if not all(
         bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()
     ):
@@ -353,15 +354,13 @@ def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest |
     try:
         expected = beside.read_text(encoding="utf-8").split()
     except OSError:
-        msg = (
+        raise PackageError(
             f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the"
             " latter"
-        )
-        raise PackageError(msg) from None
+        ) from None
     if expected[:1] != [digest]:
-        msg = (
+        raise PackageError(
             f"package {path} has the SHA-256 {digest}; {beside.name} says"
             f" {' '.join(expected[:1]) or 'nothing'}"
         )
-        raise PackageError(msg)
     return None

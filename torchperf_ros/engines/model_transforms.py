@@ -49,11 +49,10 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
     """
     if options.precision not in PRECISIONS:
-        msg = (
+        raise ConfigError(
             f"parameter precision: {options.precision!r} is not allowed; it has to be"
             f" {', '.join(PRECISIONS)}"
         )
-        raise ConfigError(msg)
     int8 = options.precision in {*INT8_PRECISIONS} - {INT8_STATIC} and _has(model, nn.Linear)
     half = _HALF.get(options.precision)
     half = half if half not in _float_types(model) and _float_types(model) else None

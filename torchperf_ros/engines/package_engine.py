@@ -171,10 +171,9 @@ class PackageEngine(ABC):
             call = self.open(path, options, device)
         except Exception as error:  # the library's boundary
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            msg = (
+            raise PackageError(
                 f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
-            )
-            raise PackageError(msg) from error
+            ) from error
         if not outputs:
             return call
         nest = json.loads(outputs)

@@ -45,11 +45,10 @@ def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: 
     for index, dims in dynamic_dims.items():
         for dim, (low, high) in dims.items():
             if not 0 <= index < len(example) or not -len(example[index]) <= dim < len(example[index]):
-                msg = (
+                raise AdapterError(
                     f"dynamic_dims: dimension {dim} of input {index} does not exist in"
                     f" {format_shapes(example)!r}"
                 )
-                raise AdapterError(msg)
             size = example[index][dim]
             if not 1 <= low <= size <= high:
                 raise AdapterError(

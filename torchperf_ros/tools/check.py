@@ -170,8 +170,9 @@ class AdapterCheck:
             if not isinstance(example, tuple) or not all(
                 isinstance(each, torch.Tensor) for each in example
             ):
-                msg = f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
-                raise TorchperfError(msg)
+                raise TorchperfError(
+                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                )
             return example
 
         def identity() -> str:
@@ -345,11 +346,10 @@ def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) ->
     if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
         stamp_ns = header_stamp_ns(data)
         if stamp_ns != trigger.stamp_ns:
-            msg = (
+            raise TorchperfError(
                 f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its"
                 " frame's"
             )
-            raise TorchperfError(msg)
     return len(data)
 
 

@@ -152,11 +152,10 @@ def _jobs(
             **more,
         }
     if not jobs:
-        msg = (
+        raise ConfigError(
             f"--stage {stage!r} is not there; it has to be one of:"
             f" {', '.join(s.name for s in config.stages)}"
         )
-        raise ConfigError(msg)
     return jobs
 
 

@@ -116,11 +116,10 @@ class TuneState:
                     file.write(b"\n")
                 file.write(json.dumps({"trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
-            msg = (
+            raise ConfigError(
                 f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of"
                 " your own"
-            )
-            raise ConfigError(msg) from error
+            ) from error
 
 
 def state_path(cache_folder: Path, *parts: object) -> Path:

@@ -192,10 +192,9 @@ def _name_of(adapter: str) -> str:
     """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
     module, _, name = adapter.partition(":")
     if not module or not name:
-        msg = (
+        raise ConfigError(
             f"adapter {adapter!r} does not have the form module:Class, for example"
             " my_robot.segmenter:Segmenter"
         )
-        raise ConfigError(msg)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Adapter") or name).lower()
     return re.sub(r"[^a-z0-9_]", "", words).lstrip("_0123456789") or "model"
