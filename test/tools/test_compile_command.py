@@ -213,9 +213,12 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either an adapter, module:Class, or --params FILE"),
-        (["a:B", "--params", "x.yaml"], "either an adapter, module:Class, or --params FILE"),
-        (["--params", "x.yaml", "--engine", "aoti"], "--engine: with --params, the file says that"),
+        ([], "give what to compile: either an adapter, module:Class, or --params FILE"),
+        (
+            ["a:B", "--params", "x.yaml"],
+            "give what to compile: either an adapter, module:Class, or --params FILE",
+        ),
+        (["--params", "x.yaml", "--engine", "aoti"], "--engine: with --params, set it in the file"),
         (["--params", "none.yaml"], "parameter file none.yaml: cannot be read"),
         (["a:B", "--engine", "jit"], "adapter.engine"),
         (["a:B", "--options", "{"], "adapter.options: '{' is not JSON"),

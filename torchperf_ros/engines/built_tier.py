@@ -37,7 +37,7 @@ class BuiltTier:
     """A model with what it is run on.
 
     Attributes:
-        model: on the device, in eval mode; nobody changes it.
+        model: on the device, in eval mode; it stays as it is.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
         scoring: the adapter's own judgement of what the model answers.

@@ -39,7 +39,7 @@ class GraphReplay:
         self._inputs = tuple(tensor.clone() for tensor in example)
         self._replay, self._outputs = _capture(call, self._inputs)
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
         """Outputs for inputs, which are copied into the graph's own."""
         pairs = list(zip(self._inputs, inputs, strict=True))
         if any(kept.shape != given.shape or kept.dtype != given.dtype for kept, given in pairs):

@@ -87,7 +87,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     Raises:
         ConfigError: an option that cannot be used here.
         EngineUnavailable: the engine cannot run this here.
-        Exception: whatever torch or the library raises where it cannot compile the model.
+        Exception: the error of torch or the library, which cannot compile the model.
     """
     tier = replace(tier, dims=varying_dims(options, tier.dims))
     if options.engine in PACKAGE_SUFFIXES:
@@ -142,7 +142,7 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
 
     Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then
-    on, and only its log would say so.
+    on, and only its log would mention it.
     """
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
@@ -219,7 +219,7 @@ class InParts:
             if part not in run:
                 raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
         """What the model returns."""
         try:
             for attributes, forward in self._forwards:
@@ -285,7 +285,7 @@ def load_ready_package(
     example: Inputs,
     dynamic_dims: DynamicDims,
 ) -> Runner:
-    """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
+    """A compiled package, ready to run; it takes other sizes than the example's if its manifest has ranges.
 
     Raises:
         PackageError: it is not there or not to be loaded from there, it is an exported program, its hash,
@@ -324,7 +324,7 @@ def load_ready_package(
     # classes may agree
     numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]
     if numbers[0] and same(*numbers) and not same(*drawn):
-        raise PackageError(f"package {path} gives the same outputs whatever its inputs")
+        raise PackageError(f"package {path} gives the same outputs for different inputs")
     return Runner(
         call,
         graphs=1,

@@ -121,7 +121,7 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
         return list(now) == list(saved) and all(_same(now[key], saved[key], seen) for key in now)
     try:
         return _same(_parts_of(now), _parts_of(saved), seen)
-    except Exception:  # it says nothing of what it holds
+    except Exception:  # it hides its content
         return True
 
 

@@ -133,7 +133,7 @@ def _convert(
         laid_out = images and tensor.dim() == _IMAGE_RANK
         return tensor.contiguous(memory_format=torch.channels_last) if laid_out else tensor
 
-    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - a model may return anything
         if not isinstance(leaf, torch.Tensor):
             return leaf
         tensor = leaf.to(types.get(index, weights)) if half and leaf.is_floating_point() else leaf

@@ -136,7 +136,7 @@ class Scoring:
         return sum(scores) / len(scores) if differs else None
 
 
-def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - whatever a model returns
+def measure(expected: Any, found: Any) -> Parity:  # noqa: ANN401 - a model may return anything
     """Compare two nests of tensors, in float64 on the CPU.
 
     Integer and boolean outputs count like numbers; NaN and Inf count as wrong unless both have the same one
@@ -316,7 +316,7 @@ def _check_choices(reference: Call, candidate: Call, compared: Sequence[Inputs])
             )
 
 
-def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
+def _choices(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a model may return anything
     """Of each output that may be one of classes, where the largest stands along dimension 1, as one row."""
     tensors = [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
     return [t.argmax(1).flatten().cpu() for t in tensors if t.dim() > 1 and t.shape[1] > 1 and t.numel()]

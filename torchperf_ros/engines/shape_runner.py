@@ -168,7 +168,7 @@ class ShapeRunner:
     def warm_up(self) -> None:
         """Run every shape to prepare, and compare with eager.
 
-        A policy that fails is replaced by dynamic, where the engine is, else by exact; `notes` say so.
+        A policy that fails is replaced by dynamic, where the engine is, else by exact, with the reason in `notes`.
 
         Raises:
             ParityError: not even the example's results are eager's.

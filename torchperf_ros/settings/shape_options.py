@@ -26,7 +26,7 @@ class ShapeOptions:
         policy: exact (the example's shape and the common ones), bucket (the dynamic dimensions are rounded
             up to a width, padded, run, and cropped back) or dynamic (one engine for the declared ranges).
         bucket_width: sizes are rounded up to multiples of it, but never beyond the declared range.
-        common: shapes that are prepared as they are, whatever the policy; one shape per input each.
+        common: shapes that are prepared as they are under every policy; one shape per input each.
     """
 
     policy: str = "exact"

@@ -64,7 +64,7 @@ _OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.bat
 class CheckStep:
     """One step of the check.
 
-    `ok` is None for what is no failure, `took_ms` NaN where the time says nothing.
+    `ok` is None for what is no failure, `took_ms` NaN where the time means nothing.
     """
 
     step: str
@@ -153,7 +153,7 @@ class AdapterCheck:
         try:
             with without_exit(name):
                 result = act()
-        except Exception as error:  # the user's code runs here: whatever it raises is what the check is for
+        except Exception as error:  # the user's code runs here: the check is for its errors
             yield CheckStep(name, False, _reason(error, self._path))
             raise _Failed from error
         yield CheckStep(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
@@ -313,7 +313,7 @@ def _odd_ways(
 
 
 def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
-    """Why inputs are not as `example_inputs` says.
+    """Why inputs differ from those of `example_inputs`.
 
     "" where they are, `_DECLARED` where the difference is allowed.
     """
@@ -354,7 +354,7 @@ def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) ->
 
 
 def _is_unset(held: Any) -> bool:  # noqa: ANN401 - a message of rosbags
-    """Whether nobody has given it a value, as the texture of most markers."""
+    """Whether it was never given a value, as the texture of most markers."""
     return bytes(encode(held, held.__msgtype__)) == bytes(
         encode(empty_message(held.__msgtype__), held.__msgtype__)
     )
@@ -404,7 +404,7 @@ def _size(model: torch.nn.Module) -> str:
     return f"{type(model).__name__}, {count:,} parameters"
 
 
-def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
+def _shapes(tensors: Any) -> str:  # noqa: ANN401 - a model may return anything
     return (
         ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
     )

@@ -87,9 +87,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     shell.check_outputs({"--json": json_file})
     only = shell.every_word(tiers)
     if (adapter is None) == (params is None):
-        raise ConfigError(
-            "either an adapter, module:Class, or --params FILE, one of the two, says what to compile"
-        )
+        raise ConfigError("give what to compile: either an adapter, module:Class, or --params FILE")
     own = {"options": options, "engine": engine, "device": device}
     given = {name: value for name, value in own.items() if value is not None}
     if params is None:
@@ -101,7 +99,7 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
         }
         config = node_config(node, {"adapter": values})
     elif given:
-        raise ConfigError(f"{', '.join(f'--{name}' for name in given)}: with --params, the file says that")
+        raise ConfigError(f"{', '.join(f'--{name}' for name in given)}: with --params, set it in the file")
     else:
         config = read_params_file(params)
     shown = shell.console(_TABLE_WIDTH)

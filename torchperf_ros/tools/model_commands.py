@@ -34,7 +34,7 @@ def check(
     ] = None,
     device: shell.Device = "auto",
 ) -> None:
-    """Whether an adapter works: load it, build it twice, run a frame, check the message.
+    """Check that an adapter works: load it, build it twice, run a frame, check the message.
 
     The first command for a new adapter: it takes seconds, and needs no node and
     no ROS. It finds weights that differ at every build, tiers that take
@@ -207,8 +207,8 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
         raise ConfigError(
-            "either an adapter, module:Class, with --options, or --params FILE, with --stage, says what to"
-            " tune; with --params, the file says --options"
+            "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
+            " --stage, which holds the options itself"
         )
     chosen = TuneOptions(
         Limits(target.stage.budget_ms, max_error, max_loss),

@@ -26,7 +26,7 @@ _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
 
 
 class InspectError(TorchperfError):
-    """The model or its inputs cannot be made as asked; the message says why and what would be right."""
+    """The model or its inputs cannot be made as asked; the message has the reason and what would be right."""
 
 
 class InspectedModel(NamedTuple):
@@ -67,7 +67,7 @@ def load_model(
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
+    ) as error:  # the user's code runs here: its error is why it cannot be loaded
         raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
         raise InspectError(

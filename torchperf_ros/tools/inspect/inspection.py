@@ -1,6 +1,6 @@
 """One inspection.
 
-A model runs under torch.compile with each of its inputs, and what the compiler says is kept.
+A model runs under torch.compile with each of its inputs, and the compiler's messages are kept.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Graph(NamedTuple):
 
 
 class Inspection(logging.Handler):
-    """A model under torch.compile with each of its inputs: what the compiler's trace says.
+    """A model under torch.compile with each of its inputs: the content of the compiler's trace.
 
     Attributes:
         inputs: sizes and types of each input set.
@@ -75,9 +75,7 @@ class Inspection(logging.Handler):
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
         if len(frames) <= 1:
             return ""
-        return (
-            f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
-        )
+        return f"torch {torch.__version__} captures {len(frames)} pieces, and does not report what is between them"
 
     def exit_status(self, max_breaks: int | None) -> int:
         """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails.
@@ -98,7 +96,7 @@ class Inspection(logging.Handler):
                 which = f"input {index + 1} of {len(self.inputs)}, {shapes}"
                 try:
                     progress(f"running eagerly: {which}")
-                    for _ in range(2):  # one that runs only once says nothing about the compiler
+                    for _ in range(2):  # an error of the second run is the model's, not the compiler's
                         self._call(self._model.call, index)
                 except Exception as error:
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
@@ -125,7 +123,7 @@ class Inspection(logging.Handler):
         return ""
 
     def _try_dynamic(self) -> None:
-        """Compile with dynamic=True, and say of sizes that vary whether that would have avoided their compilations."""
+        """Compile with dynamic=True, and add to the advice on sizes whether that avoids their compilations."""
         again = Inspection(self._model, self.device, dynamic=True)
         with again._listening():
             failure = next(filter(None, (again._compile(index) for index in range(len(self.inputs)))), "")

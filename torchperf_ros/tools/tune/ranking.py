@@ -34,7 +34,7 @@ class Limits:
     max_loss: float = MOST_LOSS
 
     def refusal(self, figures: TrialFigures) -> str:
-        """Why these figures must not be used whatever their speed, "" if they may."""
+        """Why these figures must not be used at any speed, "" if they may."""
         if figures.relative_l2 > self.max_error:
             return f"parity: relative L2 {figures.relative_l2:.2g}; --max-error allows {self.max_error:g}"
         accuracy = figures.accuracy
@@ -72,7 +72,7 @@ class RankedTrial:
 
 
 class Ranking:
-    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", says how.
+    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", describes how.
 
     Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 
@@ -164,7 +164,7 @@ class TierChoice:
 
     Attributes:
         kept: tiers that are worth keeping, in the stage's order.
-        left_out: tier -> why it is not; of what was not judged nothing is said.
+        left_out: tier -> why it is not; tiers that were not judged are in neither.
         first: the most accurate tier that is worth keeping and fits the budget; "" where none does.
     """
 

@@ -240,7 +240,7 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     notes = (
         f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
         " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
-        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md says more."
+        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md explains the columns."
     )
     console.print(Text(notes, style="dim"))
 
@@ -275,7 +275,7 @@ def _show_left_out(facts: Facts, console: Console) -> None:
 def gain_text(figures: TrialFigures) -> str:
     """In percent of eager's median, worst and best part; a multiple from twice the time on.
 
-    There is a difference only if every fifth of the measurement says so, by 2 % or more.
+    There is a difference only if every fifth of the measurement shows it, by 2 % or more.
     """
     if figures.least_share <= 1 + _WORTH and figures.most_share >= 1 - _WORTH:
         return "~"
@@ -319,6 +319,6 @@ def _frames(frames: float) -> str:
 
 
 def _short(text: str) -> str:
-    """The first line and, where more was printed, the last one, which says what it came to."""
+    """The first line and, where more was printed, the last one, which has the result."""
     lines = text.splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"

@@ -105,7 +105,7 @@ class TuneState:
         )
 
     def add(self, trial: TuneTrial) -> None:
-        """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
+        """Keep a trial; it is in the file when this returns, or a `ConfigError` has the reason why it is not."""
         self._found[trial.tier, trial.candidate] = trial
         try:
             make_private(self._path.parent)

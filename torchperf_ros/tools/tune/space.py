@@ -42,13 +42,12 @@ class SearchStep(NamedTuple):
 class TuneSpace:
     """Walks through the candidates for one tier.
 
-    `docs/training.md`, "What is tried", says which, and what is left out.
+    `docs/training.md`, "What is tried", lists them, and what is left out.
 
     Each part starts from the best so far, cheap and promising ones first.
 
     Attributes:
-        trials: what became of the candidates so far; whoever tries them adds to it before asking for the
-            next.
+        trials: the results of the candidates so far; the caller adds one before it asks for the next.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Target:
         values: its node's parameters by dotted name, as the file or the command gives them.
         node: the same, checked.
         tiers: those of its tiers that are tuned, the first one fully.
-        guessed: nobody named the tiers: they are those of the node's default, of which the adapter may
+        guessed: no tiers were named: they are those of the node's default, of which the adapter may
             build some.
     """
 
@@ -62,7 +62,7 @@ class Target:
         return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
 
     def now(self, threads: int) -> TuneCandidate | None:
-        """How the first tier is run at present, if a file says so.
+        """How the first tier is run at present, if a file has that.
 
         `threads` is the node's default number.
         """

@@ -75,7 +75,7 @@ class TuneCandidate:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the adapter's training task says of a candidate and of eager fp32, by the same held-out examples.
+    """The figures of the adapter's training task for a candidate and for eager fp32, on the same held-out examples.
 
     Attributes:
         name: of the figure, the first of `Task.judge`.

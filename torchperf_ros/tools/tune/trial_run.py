@@ -7,7 +7,7 @@ accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file 
 for the facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames
 go).
 
-It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
+It sends `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
 (text: the adapter cannot be used at all).
 """
 
@@ -144,7 +144,9 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
                 say("judging")
                 figures["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
             return {"outcome": TrialOutcome.MEASURED, "reason": "", "figures": figures}
-        except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
+        except (
+            Exception
+        ) as error:  # the compiler's boundary: what it cannot take is refused with the reason
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
     return {"outcome": TrialOutcome.REFUSED, "reason": reason, "figures": None}
 
@@ -197,7 +199,7 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
 
 @contextlib.contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Context in which the user's adapter runs: whatever it raises is why there is no model."""
+    """Context in which the user's adapter runs: its error is why there is no model."""
     try:
         yield
     except TorchperfError:
@@ -357,7 +359,7 @@ class Attempt:
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
-    """All samples of one side, round by round, whatever their input's size.
+    """All samples of one side, of every input size, round by round.
 
     What a percentile over frames is of.
     """
