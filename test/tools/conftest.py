@@ -60,7 +60,6 @@ def figures(ms, **changes):
         compile_s=0.0,
         memory_mb=300.0,
         relative_l2=0.0,
-        cosine=1.0,
         max_error=0.0,
     )
     return TrialFigures(**values | changes)

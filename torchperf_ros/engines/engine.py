@@ -332,7 +332,7 @@ def load_ready_package(
         model=(identity.weights, identity.code) if identity else None,
         static=identity is None or not identity.dynamic,
         engine=engine.name,
-        known=Parity(**manifest.parity) if manifest else None,
+        known=Parity.read(manifest.parity) if manifest else None,
     )
 
 

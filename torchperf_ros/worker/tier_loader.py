@@ -301,7 +301,7 @@ class TierLoader:
                         tier,
                         package=identity.key,
                         static=not identity.dynamic,
-                        known=Parity(**manifest.parity),
+                        known=Parity.read(manifest.parity),
                     )
             except PackageError as error:
                 self._say(f"{error}; it is built anew")

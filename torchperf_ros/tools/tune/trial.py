@@ -114,7 +114,7 @@ class TrialFigures:
         samples: how many of each; below 100, p99 lies between the two longest.
         cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
         memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
-        relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
+        relative_l2, max_error: worst distance of its outputs from the reference's, see `Parity`.
         score: of its answers, where that is why they are good enough.
         accuracy: None where nothing judges it.
     """
@@ -132,7 +132,6 @@ class TrialFigures:
     compile_s: float
     memory_mb: float
     relative_l2: float
-    cosine: float
     max_error: float
     score: float | None = None
     accuracy: Accuracy | None = None

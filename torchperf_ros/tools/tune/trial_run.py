@@ -245,7 +245,7 @@ class Attempt:
         if (
             call is tier.model
         ):  # which may keep state between calls, so that it would not be the same as itself
-            self.parity = Parity(0.0, 1.0, 0.0)
+            self.parity = Parity(0.0, 0.0)
         else:
             self.parity = check_engine(
                 tier.reference, call, tier.example, dims, options.precision, scoring=scoring
@@ -315,7 +315,6 @@ class Attempt:
             compile_s=self.compile_s,
             memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB,
             relative_l2=self.parity.relative_l2,
-            cosine=self.parity.cosine,
             max_error=self.parity.max_error,
             score=self.parity.score,
         )
