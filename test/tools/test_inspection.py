@@ -8,8 +8,7 @@ import torch
 
 from torchperf_ros.tools.inspect.graph_breaks import BreakKind, parse_break
 from torchperf_ros.tools.inspect.inspected_model import InspectError
-from torchperf_ros.tools.inspect.inspection import Inspection
-from torchperf_ros.tools.inspect.recompilations import explain_recompilations
+from torchperf_ros.tools.inspect.inspection import Inspection, explain_recompilations
 
 from .conftest import SAMPLES, breaking_line
 

@@ -14,16 +14,18 @@ from torchperf_ros.api.errors import BadInput, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format, random_like
-from torchperf_ros.engines.shape_buckets import (
+from torchperf_ros.settings.shape_options import (
     Axis,
+    ShapeOptions,
+    Shapes,
     axes_of,
     bucket_of,
     bucket_shapes,
+    format_shapes,
     smallest_in_bucket,
     with_sizes,
     within,
 )
-from torchperf_ros.settings.shape_options import ShapeOptions, Shapes, format_shapes
 
 Unpad: TypeAlias = Callable[[Any, Shapes], Any]
 """`Adapter.unpad`: cuts outputs to what belongs to inputs of these shapes."""
@@ -148,7 +150,7 @@ class ShapeRunner:
             return _Plan(self._eager or _no_eager)
         call = self._run
         if target != shapes or not all(map(_is_laid_out_like, inputs, self._example)):
-            call = partial(self._run_held, target)
+            call = partial(self._run_held, target, shapes)
         return _Plan(call, True, _elements(shapes), _elements(target))
 
     def _target(self, shapes: Shapes) -> Shapes | None:
@@ -159,9 +161,8 @@ class ShapeRunner:
         bucket = self._bucket(shapes) if varies else None
         return bucket if bucket in self._warm else None
 
-    def _run_held(self, target: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+    def _run_held(self, target: Shapes, shapes: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
         outputs = self._run(*self._buffers.hold(target, inputs))
-        shapes = shapes_of(inputs)
         return outputs if shapes == target else self._unpad(outputs, shapes)
 
     @torch.inference_mode()
@@ -234,7 +235,7 @@ class ShapeRunner:
     def _warm_up(self, shapes: Shapes, *, compare: bool = True) -> None:
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
-            found = self._run_held(shapes, *inputs)
+            found = self._run_held(shapes, shapes, *inputs)
         if self._eager and compare:
             self._check(self._eager(*inputs), found)
         self._warm.add(shapes)
@@ -248,7 +249,7 @@ class ShapeRunner:
         for seed, valid in enumerate((smallest, with_sizes(bucket, self._axes, sizes))):
             inputs = draw(self._example, valid, seed)
             try:
-                self._check(self._eager(*inputs), self._run_held(bucket, *inputs))
+                self._check(self._eager(*inputs), self._run_held(bucket, valid, *inputs))
             except ParityError as error:
                 raise ShapesRefused(
                     f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error};"

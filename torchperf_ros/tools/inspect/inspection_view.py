@@ -12,10 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
-from torchperf_ros.tools.inspect.inspection import Inspection
-from torchperf_ros.tools.inspect.recompilations import Recompilation
-from torchperf_ros.tools.inspect.users_source import SourceLine
+from torchperf_ros.tools.inspect.graph_breaks import GraphBreak, SourceLine
+from torchperf_ros.tools.inspect.inspection import Inspection, Recompilation
 
 _MOST_GUARDS_SHOWN = 2
 

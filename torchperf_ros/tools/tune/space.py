@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, replace
 from typing import Any, NamedTuple
 
-from torchperf_ros.engines.shape_buckets import bucket_count, bucket_width
 from torchperf_ros.settings.build_options import (
     COMPILE_MODES,
     ENGINES,
@@ -15,6 +14,7 @@ from torchperf_ros.settings.build_options import (
     PRECISIONS,
     STATIC_ENGINE,
 )
+from torchperf_ros.settings.shape_options import bucket_count, bucket_width
 from torchperf_ros.tools.tune.ranking import Group, Limits, Ranking
 from torchperf_ros.tools.tune.trial import (
     BUCKET,

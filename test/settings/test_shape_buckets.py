@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
-from torchperf_ros.engines.shape_buckets import (
+from torchperf_ros.settings.shape_options import (
     Axis,
     axes_of,
     bucket_of,
