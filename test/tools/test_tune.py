@@ -27,7 +27,6 @@ from torchperf_ros.tools import main as cli
 from torchperf_ros.tools.tune import search, trial_run
 from torchperf_ros.tools.tune.ranking import Limits, Ranking
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import SearchStep
 from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
 from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
 from torchperf_ros.tools.tune.trial_run import facts_of, run_trial
@@ -57,10 +56,11 @@ def _trials_can_import_the_adapter(monkeypatch, tmp_path):
 
 
 class Space:
-    """Stands in for a walk: takes the trials."""
+    """Stands in for a walk: gives these candidates, and takes the trials."""
 
-    def __init__(self):
+    def __init__(self, *candidates):
         self.trials = []
+        self.search = lambda: iter(candidates)
 
     @property
     def ranking(self):
@@ -77,7 +77,7 @@ def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, judged=3
     how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0, judged=judged)
     facts = replace(FACTS, has_task="task" in options)
     walk = TuneSearch(target(*tiers, **options), facts, how, state, Console(quiet=True))
-    walk.run(Space(), [SearchStep("test", one) for one in candidates])
+    walk.run(Space(*candidates))
     return walk.trials
 
 
@@ -440,7 +440,7 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
     walk = TuneSearch(
         target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True)
     )
-    walk.run(Space(), [SearchStep("test", TuneCandidate())])
+    walk.run(Space(TuneCandidate()))
     assert (walk.trials, walk.out_of_time) == ([], True)
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
 from torchperf_ros.tools.tune.ranking import Group, Limits, RankedTrial, Ranking, TierChoice
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import SearchStep, TuneSpace, planned
+from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
 from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TuneCandidate, TuneTrial
 from torchperf_ros.workers.package_cache import open_cache
@@ -57,14 +57,13 @@ def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -
     state = TuneState(path, resume=options.resume)
     now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
-    steps = space.search()
     if options.dry_run:
-        show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
+        show_plan(planned(space), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
     search = TuneSearch(target, facts, options, state, console, frames)
     why = ""
     try:
-        search.run(space, steps)
+        search.run(space)
         why = "out of time" if search.out_of_time else ""
     except KeyboardInterrupt:
         why = "Ctrl-C"
@@ -246,21 +245,21 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
 
 
 def show_plan(
-    steps: Sequence[SearchStep],
+    candidates: Sequence[TuneCandidate],
     known: Mapping[TuneCandidate, TuneTrial],
     facts: Facts,
     seconds: float,
     console: Console,
 ) -> None:
     """What would be tried and about how long it would take."""
-    table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
-    for part, candidate in steps:
-        table.add_row(part, f"{candidate.label}{' (is there)' if candidate in known else ''}")
+    table, total_s = Table("candidate", show_edge=False, pad_edge=False), 0.0
+    for candidate in candidates:
+        table.add_row(f"{candidate.label}{' (is there)' if candidate in known else ''}")
         if candidate not in known:
             total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
-        f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so"
+        f"{len(candidates)} trials, about {total_s / 60:.0f} minutes. A search varies each option of the best so"
         " far; shown is what comes if engine and nothing else gains.",
         highlight=False,
     )

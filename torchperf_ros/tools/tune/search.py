@@ -8,7 +8,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rich.text import Text
 from torchperf_ros.api.errors import AdapterError, ConfigError, ProtocolError
 from torchperf_ros.settings.user_folder import make_private
 from torchperf_ros.tools.tune.ranking import Limits, Ranking
-from torchperf_ros.tools.tune.space import SearchStep, TuneSpace
+from torchperf_ros.tools.tune.space import TuneSpace
 from torchperf_ros.tools.tune.target import Target
 from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TrialOutcome, TuneCandidate, TuneTrial
 from torchperf_ros.workers.compile_process import CompileProcess
@@ -165,16 +165,16 @@ class TuneSearch:
         self._console, self._status, self._best = console, console.status(""), ""
         self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
-    def run(self, space: TuneSpace, steps: Iterable[SearchStep]) -> None:
-        """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
+    def run(self, space: TuneSpace) -> None:
+        """Try the candidates of the space, which takes the trials, on the first tier, then the best on the others.
 
         The first gets three quarters of the time where there are others.
         """
         first, *others = self._target.tiers
         with self._status:
             until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
-            for step in steps:
-                trial = self._try(first, step.candidate, until_s)
+            for candidate in space.search():
+                trial = self._try(first, candidate, until_s)
                 if trial is None:
                     break
                 space.trials.append(trial)

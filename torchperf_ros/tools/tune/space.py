@@ -5,7 +5,7 @@ A walk along one option after the other, not a product.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchperf_ros.settings.build_options import (
     COMPILE_MODES,
@@ -32,19 +32,12 @@ _MOST_STATIC_GRAPHS = 8  # each is compiled before the first frame
 _NEAR = 1.25
 
 
-class SearchStep(NamedTuple):
-    """A candidate, and which part of the search it belongs to."""
-
-    part: str
-    candidate: TuneCandidate
-
-
 class TuneSpace:
     """Walks through the candidates for one tier.
 
     `docs/training.md`, "What is tried", lists them, and what is left out.
 
-    Each part starts from the best so far, cheap and promising ones first.
+    Each option is varied from the best so far, cheap and promising ones first.
 
     Attributes:
         trials: the results of the candidates so far; the caller adds one before it asks for the next.
@@ -75,49 +68,37 @@ class TuneSpace:
         """Of the trials so far."""
         return Ranking(self.trials, self._limits)
 
-    def search(self) -> Iterator[SearchStep]:
+    def search(self) -> Iterator[TuneCandidate]:
         """The candidates of the walk, each once; what comes next depends on `trials`."""
-        yield from self._part("reference", [self._reference])
-        yield from self._part("now", [one for one in self._now if one.is_eager])
-        for part, vary in (
-            ("threads", self._threads),
-            ("layout", self._layouts),
-            ("precision", self._precisions),
-        ):
+        yield from self._new([self._reference, *(one for one in self._now if one.is_eager)])
+        for vary in (self._threads, self._layouts, self._precisions):
             if best := self._best(compiled=False):
-                yield from self._part(f"eager {part}", vary(best))
+                yield from self._new(vary(best))
         yield from self._compiled()
         if best := self._best():
-            yield from self._part("threads at last", self._near_threads(best))
+            yield from self._new(self._near_threads(best))
 
-    def _compiled(self) -> Iterator[SearchStep]:
+    def _compiled(self) -> Iterator[TuneCandidate]:
         best = self._best(compiled=False)
         if best is None or not self._engines:
             return
-        yield from self._part("engine", [_with(best, engine=engine) for engine in self._engines])
-        yield from self._part("now", [one for one in self._now if one.options.engine in self._engines])
+        yield from self._new(_with(best, engine=engine) for engine in self._engines)
+        yield from self._new(one for one in self._now if one.options.engine in self._engines)
         if self._best(compiled=True) is None and best.options.precision != "fp32":
-            yield from self._part(
-                "engine", [_with(best, engine=e, precision="fp32") for e in self._engines]
-            )
-        for part, vary in (
-            ("precision", self._compiled_precisions),
-            ("mode", self._modes),
-            ("graphs", self._graphs),
-            ("layout", self._layouts),
-            ("buckets", self._buckets),
-        ):
+            yield from self._new(_with(best, engine=e, precision="fp32") for e in self._engines)
+        ways = (self._compiled_precisions, self._modes, self._graphs, self._layouts, self._buckets)
+        for vary in ways:
             ranking = self.ranking
             compiled, eager = ranking.best_of(compiled=True), ranking.best_of(compiled=False)
             if compiled is None or (eager is not None and compiled.p50_ms > _NEAR * eager.p50_ms):
                 return
-            yield from self._part(f"compiled {part}", vary(compiled.trial.candidate))
+            yield from self._new(vary(compiled.trial.candidate))
 
-    def _part(self, name: str, candidates: Iterable[TuneCandidate]) -> Iterator[SearchStep]:
+    def _new(self, candidates: Iterable[TuneCandidate]) -> Iterator[TuneCandidate]:
         for candidate in candidates:
             if candidate not in self._seen:
                 self._seen.add(candidate)
-                yield SearchStep(name, candidate)
+                yield candidate
 
     def _best(self, *, compiled: bool | None = None) -> TuneCandidate | None:
         found = self.ranking.best_of(compiled=compiled)
@@ -191,21 +172,21 @@ class TuneSpace:
                 yield _with(bucketed, dynamic="never")
 
 
-def planned(space: TuneSpace, steps: Iterable[SearchStep]) -> list[SearchStep]:
+def planned(space: TuneSpace) -> list[TuneCandidate]:
     """What would be tried if every compiled engine and nothing else gained a little.
 
     Fills the space's trials.
     """
     found = []
-    for step in steps:
-        ms = 1.0 if step.candidate.is_eager else 0.9
+    for candidate in space.search():
+        ms = 1.0 if candidate.is_eager else 0.9
         values = dict.fromkeys(
             (field.name for field in fields(TrialFigures) if field.default is MISSING), 0.0
         )
         values |= {"p50_ms": ms, "p99_ms": ms, "eager_p50_ms": 1.0, "eager_p99_ms": 1.0}
         figures = TrialFigures(**values)  # type: ignore[arg-type]
-        space.trials.append(TuneTrial("", step.candidate, TrialOutcome.MEASURED, figures=figures))
-        found.append(step)
+        space.trials.append(TuneTrial("", candidate, TrialOutcome.MEASURED, figures=figures))
+        found.append(candidate)
     return found
 
 
