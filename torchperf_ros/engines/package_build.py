@@ -252,10 +252,11 @@ class _PackageBuild:
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
         candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
         found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        of_each = (
-            {f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items()
-        )
-        return {name: value for times in of_each for name, value in times.items()}
+        return {
+            f"{name}{figure}": value
+            for name, one in found.items()
+            for figure, value in (("p50_ms", one.median_ms), ("p99_ms", one.p99_ms))
+        }
 
 
 class _ChoiceBuild:
