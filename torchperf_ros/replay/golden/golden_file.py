@@ -219,9 +219,6 @@ def compare_frames(
 
     Frames belong together if their stamps are equal; of several with the same stamp the first, the second,
     and so on.
-
-    Raises:
-        ComparisonError: see `compare_messages`.
     """
     mine, theirs = _by_stamp(frames), _by_stamp(golden)
     both, differing = {**theirs, **mine}, []
