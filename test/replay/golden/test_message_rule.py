@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from torchperf_ros.api.errors import UnknownMessageType
 from torchperf_ros.api.messages import message_class
 from torchperf_ros.replay.golden.message_rule import (
