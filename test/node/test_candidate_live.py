@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.fleet.guards import Figures, broken_guard
-from torchperf_ros.node.rollout_sources import ParameterSource
+from torchperf_ros.fleet.sources import ParameterSource
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.tools.main import app
 
