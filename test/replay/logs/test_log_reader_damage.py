@@ -19,7 +19,6 @@ from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.api import messages as message_types
 from torchperf_ros.api.errors import UnknownMessageType
-from torchperf_ros.replay.logs import log_reader
 from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 
 from . import small_logs as logs
@@ -264,13 +263,11 @@ def test_given_no_receipt_time_that_ros_can_count_when_opened_then_it_is_an_erro
         read(logs.mcap(tmp_path / "log.mcap", entries))
 
 
-def test_given_chunks_of_which_many_overlap_when_read_then_disorder_is_said_once_and_counted(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(log_reader, "_OPEN_AT_ONCE", 1)
-    entries = logs.cdr()
-    late = entries[::2] + entries[1::2]  # first all of one topic, then all of the other
-    messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", late, chunk_bytes=500))
+def test_given_a_chunk_that_says_a_later_begin_when_read_then_disorder_is_named_once_and_counted(tmp_path):
+    def at_end(writer):
+        writer._Writer__chunk_indices[0].message_start_time += 25 * logs.STEP_NS
+
+    messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", chunk_bytes=500, at_end=at_end))
     assert len(messages) == 40
     assert findings.out_of_order > 0
     assert sum("not in the order of time" in text for text in notes) == 1

@@ -1,12 +1,11 @@
-"""A recorded log, whatever wrote it, as a stream of CDR messages in the order in which they were received."""
+"""A recorded log of any format as a stream of CDR messages in the order in which they were received."""
 
 import contextlib
 import errno
 import heapq
-import itertools
 import math
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -32,11 +31,11 @@ from torchperf_ros.replay.logs.log_types import LogType
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 
 _ENCODINGS: Final = ("cdr", "ros1")
-_OPEN_AT_ONCE: Final = 64
 _FAR_NS: Final = 86_400 * 1_000_000_000
 _FEW: Final = 10  # messages; or a hundredth of the log
 _LATEST_NS: Final = (1 << 63) - 1
 """ROS counts time in signed 64 bit."""
+_Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
     ".mcap": McapFile,
     ".db3": Db3File,
@@ -111,9 +110,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def messages(
         self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
     ) -> Iterator[LogMessage]:
-        """The messages of these topics (None.
-
-        All) with `start_ns <= t_ns < end_ns`, in the order of their time.
+        """The messages of these topics, or of all, with `start_ns <= t_ns < end_ns`, in the order of their time.
 
         Where damage leaves them out of order, it is noted and counted in `findings`.
 
@@ -255,7 +252,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
         Raises:
             BadInput: the bytes are not a message of this type.
-            UnknownMessageType: nobody knows the type.
+            UnknownMessageType: neither the log nor this machine knows the type.
         """
         key = (message.topic, message.type_name)
         channel = next(channel for channel in self._channels if (channel.topic, channel.type_name) == key)
@@ -343,7 +340,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
         """What makes CDR of a channel's messages.
 
-        None, which is noted, if nobody knows the type of a ROS 1 topic.
+        None, which is noted, for a ROS 1 topic of an unknown type.
         """
         found = self._type(channel)
         try:
@@ -354,7 +351,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     @contextlib.contextmanager
     def _guarded(self, path: Path | None = None) -> Iterator[None]:
-        """Turns whatever a stranger's file leads to into a `LogError`."""
+        """Turns every error that a damaged file leads to into a `LogError`."""
         try:
             yield
         except TorchperfError:
@@ -376,23 +373,16 @@ def _sum(counts: Collection[int]) -> int:
 def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
     """The messages of all parts in the order of their time; each part's messages are in order already.
 
-    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages
-    come late.
+    A part is opened when its time comes: before that its begin stands for it.
     """
-    waiting = deque(sorted(parts, key=itemgetter(0)))
-    numbers = itertools.count()
-    heads: list[tuple[int, int, RawMessage, Iterator[RawMessage]]] = []
-    while waiting or heads:
-        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0][0] <= heads[0][0]):
-            messages = waiting.popleft()[1]()
-            if (first := next(messages, None)) is not None:
-                heapq.heappush(heads, (first.t_ns, next(numbers), first, messages))
-        if not heads:
-            continue
-        _, number, message, messages = heads[0]
-        yield message
-        del message
-        if (following := next(messages, None)) is None:
-            heapq.heappop(heads)
-        else:
-            heapq.heapreplace(heads, (following.t_ns, number, following, messages))
+
+    def opened(start_ns: float, read: Callable[[], Iterator[RawMessage]]) -> Iterator[_Entry]:
+        yield start_ns, None
+        for message in read():
+            yield message.t_ns, message
+            del message  # the next one is read without it
+
+    ordered = (opened(*part) for part in sorted(parts, key=itemgetter(0)))
+    for _, message in heapq.merge(*ordered, key=itemgetter(0)):
+        if message is not None:
+            yield message
