@@ -44,7 +44,7 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
 
     The bytes go out as they are, at the times at which they were received.
     Publishers are reliable, which serves every subscriber; /tf_static and what
-    was latched is kept for those who come later. Messages that go out more than
+    was latched is kept for later subscribers. Messages that go out more than
     5 ms after they are due are counted. Topics whose type is not installed here
     are left out, and named. What can be read of a broken log is played.
 

@@ -71,8 +71,8 @@ def unpacked(compression: str, data: bytes, raw_bytes: int, *, whole: bool = Tru
     Where `data` is cut off, or the claim is only a limit (`whole` is False), fewer bytes are fine.
 
     Raises:
-        Damaged: it is shorter than it claims, or its claim is not sound; and whatever the library raises
-            for garbage.
+        Damaged: it is shorter than it claims, or its claim is not sound; and errors of the library for
+            bytes that it cannot unpack.
     """
     if compression not in _UNPACK or raw_bytes > _MAX_CHUNK_BYTES:
         raise Damaged(
@@ -98,7 +98,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
         try:
             return zstandard.ZstdDecompressor().decompress(data)
         except zstandard.ZstdError:
-            pass  # cut off: whatever there is
+            pass  # cut off: as much as there is
     with zstandard.ZstdDecompressor().stream_reader(data) as reader:
         return reader.read(limit)
 
@@ -128,8 +128,8 @@ class Chunk:
 class ChunkedFile(abc.ABC):
     """Reads a chunk at a time, and brings its messages into the order of their time.
 
-    Its file is a stranger's: what is not as it should be leads the libraries to any error, which is caught
-    where the rest of the file can be used. `counts` has messages by channel; `start_ns` and `end_ns` are of
+    A damaged file leads the libraries to errors of any kind; they are caught where the rest of the file can
+    be used. `counts` has messages by channel; `start_ns` and `end_ns` are of
     the first and last message, 0 without any.
     """
 

@@ -60,7 +60,7 @@ class LogTopic:
     # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
     type_name: str
     count: int = -1  # messages that the log says it has, -1: it does not say
-    # whether its publisher kept messages for those who subscribe later (transient local)
+    # whether its publisher kept messages for later subscribers (transient local)
     latched: bool = False
 
 
