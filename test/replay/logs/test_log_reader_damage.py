@@ -200,9 +200,7 @@ def test_given_statistics_of_more_messages_than_there_are_when_opened_then_the_d
 
     messages, notes, findings = read(logs.mcap(path, at_end=at_end))
     assert (len(messages), findings.messages_lost) == (40, 7)
-    assert (
-        f"log {path}: topic /text: of 27 messages that its statistics say it has, 7 are not there" in notes
-    )
+    assert f"log {path}: of the messages that it says it has, lost are: 7 of 27 on /text" in notes
 
 
 def test_given_metadata_of_more_messages_than_there_are_when_opened_then_it_says_so(tmp_path):
@@ -247,14 +245,11 @@ def test_given_one_receipt_time_far_off_when_read_then_it_is_named_and_set_aside
         assert len(list(log.messages({"/text"}))) == 19
 
 
-def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_is_there_and_no_one_waits_for_the_pause(
-    tmp_path,
-):
+def test_given_a_clock_that_was_set_during_the_log_when_read_then_all_of_it_is_there(tmp_path):
     entries = [(*entry[:3], entry[3] - logs.START_NS) for entry in logs.cdr()] + logs.cdr()
     messages, notes, findings = read(logs.mcap(tmp_path / "log.mcap", entries))
     assert (len(messages), findings.set_aside) == (80, 0)
-    (text,) = notes
-    assert text.endswith("it has a pause of 19675.9 days, which nothing waits for")
+    assert notes == []
 
 
 def test_given_no_receipt_time_that_ros_can_count_when_opened_then_it_is_an_error(tmp_path):

@@ -156,7 +156,7 @@ class ChunkedFile(abc.ABC):
         self._channels: dict[int, Channel] = {}
         self._counts: Counter[int] = Counter()
         self._chunks: list[Chunk] = []
-        self._stated: dict[int, int] = {}  # messages by channel, as the file's statistics say
+        self._stated = Counter[int]()  # messages by channel, as the file's statistics say
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
             try:
@@ -227,14 +227,12 @@ class ChunkedFile(abc.ABC):
             why = f"its last {left:,} bytes, from offset {sound:,} on, are left out: {hint}"
             self._notes.lost(self.path, sound, why, size_bytes=left)
         self._chunks = [self._learned(chunk) for chunk in self._chunks]
-        for number, stated in self._stated.items():
-            if (missing := stated - self._counts[number]) > 0:
-                topic = self._channels[number].topic if number in self._channels else f"number {number}"
-                what = (
-                    f"topic {topic}: of {stated:,} messages that its statistics say it has, {missing:,} are"
-                    " not there"
-                )
-                self._notes.lost(self.path, ("count", number), what, messages=missing)
+        for number in self._stated.keys() - self._channels.keys():
+            count = self._stated[number]
+            what = f"{count:,} messages of channel {number}, which it does not describe, are left out"
+            self._notes.lost(self.path, ("channel", number), what, messages=count)
+        # what else the statistics have and the file has not is noted when the file has been read
+        self._counts |= self._stated
 
     def _learned(self, chunk: Chunk) -> Chunk:
         found = list(self._noted(chunk, self._walk(chunk, None)))
@@ -356,7 +354,7 @@ class McapFile(ChunkedFile):
             )
             for i in sorted(summary.chunk_indexes, key=lambda index: index.chunk_start_offset)
         ]
-        self._stated = dict(summary.statistics.channel_message_counts)
+        self._stated.update(summary.statistics.channel_message_counts)
         if sum(chunk.count for chunk in self._chunks) != summary.statistics.message_count:
             raise Damaged("the index does not have every message")
         indexed = frozenset[int]().union(*(chunk.numbers for chunk in self._chunks))

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import heapq
+import itertools
 import math
 import tempfile
 from collections import Counter
@@ -23,7 +24,6 @@ from torchperf_ros.replay.logs.log_storage import (
     LogNotes,
     Part,
     RawMessage,
-    Span,
     listed,
 )
 from torchperf_ros.replay.logs.log_types import LogType
@@ -205,13 +205,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             return
         found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
         spans = sorted(found, key=attrgetter("start_ns"))
-        groups: list[list[Span]] = []
-        reached_ns = 0
-        for span in spans:
-            if not groups or span.start_ns - reached_ns > _FAR_NS:
-                groups.append([])
-            groups[-1].append(span)
-            reached_ns = max(reached_ns if len(groups[-1]) > 1 else span.end_ns, span.end_ns)
+        reached_ns = list(itertools.accumulate((span.end_ns for span in spans), max))
+        cuts = [at for at in range(1, len(spans)) if spans[at].start_ns - reached_ns[at - 1] > _FAR_NS]
+        groups = [spans[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(spans)])]
         sizes = [sum(span.messages for span in group) for group in groups]
         few = max(_FEW, sum(sizes) // 100)
         possible = [
@@ -240,11 +236,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                     )
         self.start_ns = groups[kept[0]][0].start_ns
         self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
-        for before, after in zip(kept, kept[1:], strict=False):
-            pause_s = (groups[after][0].start_ns - max(span.end_ns for span in groups[before])) / 1e9
-            self._notes.note(
-                f"log {self.path}: it has a pause of {pause_s / 86400:.1f} days, which nothing waits for"
-            )
 
     # rosbags builds these dataclasses at run time
     def decode(self, message: LogMessage) -> Any:  # noqa: ANN401
