@@ -147,6 +147,8 @@ def _many(
         raise ConfigError(
             f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
         )
+    if options.inputs != "none":
+        raise ConfigError(f"--inputs {options.inputs}: is for one log; of several no output is kept")
     shown = shell.console()
     if dry_run:
         for line in plan_batch(logs, options, batch):

@@ -1,6 +1,11 @@
 """MCAP files and ROS 1 bags.
 
 Read a chunk at a time, by their index, or searched for chunks if they have none.
+
+The chunks are read here and not by `rosbags`, for three reasons. Its reader takes 2.2 times the processor
+time for raw images (it copies each three times) and 1.35 times for chunks of zstd. Of a bag it holds an
+index of 160 bytes for each message. It refuses a file without an index, and ends at the first damage. Its
+functions for single records of a bag are used.
 """
 
 import abc
