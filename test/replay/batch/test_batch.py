@@ -155,19 +155,6 @@ def test_given_many_logs_when_replayed_then_a_summary_says_what_came_of_each_and
     ]
 
 
-def test_given_results_when_replayed_again_then_only_what_is_incomplete_is(replayed):
-    names = ("monday", "tuesday.mcap", "wednesday")
-    paths = [replayed.logs / name for name in names]
-    assert replayed.replay(*paths).kept == ("monday", "tuesday", "wednesday")
-
-    run_file = replayed.out / "monday" / "run.parquet"
-    run_file.unlink()
-    result = replayed.replay(paths[0], paths[2], parallel=1)
-
-    assert (result.replayed, result.kept, result.status) == (("monday",), ("wednesday",), 0)
-    assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
-
-
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory):
     """Address of a cluster that was there before, and stays."""
@@ -181,13 +168,19 @@ def scheduler(tmp_path_factory):
         yield cluster.scheduler_address
 
 
-def test_given_a_given_cluster_when_logs_are_replayed_then_it_replays_them_and_stays(tmp_path, scheduler):
-    drives = Drives(tmp_path)
-    good, bad = write_drive(drives.logs / "good"), drives.logs / "bad.mcap"
-    bad.write_bytes(b"no log")
-    result = drives.replay(good, bad, scheduler=scheduler)
-    assert (result.replayed, set(result.failed), result.status) == (("good",), {"bad"}, 1)
-    assert drives.replay(good, scheduler=scheduler).kept == ("good",)
+def test_given_results_when_replayed_again_on_a_given_cluster_then_only_what_is_incomplete_is(
+    replayed, scheduler
+):
+    names = ("monday", "tuesday.mcap", "wednesday")
+    paths = [replayed.logs / name for name in names]
+    assert replayed.replay(*paths).kept == ("monday", "tuesday", "wednesday")
+
+    run_file = replayed.out / "monday" / "run.parquet"
+    run_file.unlink()
+    result = replayed.replay(paths[0], paths[2], scheduler=scheduler)
+
+    assert (result.replayed, result.kept, result.status) == (("monday",), ("wednesday",), 0)
+    assert read_run(run_file).frames["first"]["seq"].tolist() == list(range(10))
 
 
 def test_given_a_task_whose_command_has_ended_when_it_looks_then_it_ends_too_and_leaves_nothing(tmp_path):
