@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import UnknownMessageType
 from torchperf_ros.api.messages import message_class
@@ -167,14 +169,22 @@ def test_given_jpegs_when_a_rule_names_the_type_then_their_pixels_are_compared_a
     assert (difference.value, difference.golden) == ("16 x 8 pixels", "8 x 8 pixels")
 
 
-def test_given_lists_when_compared_then_elements_belong_together_by_their_order_and_numbers_have_to_agree():
+@given(st.permutations(range(5)))
+def test_given_markers_in_another_order_when_compared_then_they_are_the_same(order):
+    items = [marker(float(index), number=index) for index in range(5)]
+    moved = [marker(float(index) + 0.0005, number=place, lifetime_s=9) for place, index in enumerate(order)]
+    assert found(markers(*moved), markers(*items)) == []
+
+
+def test_given_markers_when_one_is_elsewhere_missing_or_another_action_then_it_is_a_difference():
     golden = markers(marker(1.0), marker(5.0, 2.0))
-    near = markers(marker(1.0005, lifetime_s=9), marker(5.0, 2.0))
-    assert found(near, golden) == []
-    assert paths(markers(marker(1.0), marker(5.0, 2.6)), golden) == ["markers[1].pose.position.y"]
+    assert paths(markers(marker(5.0, 2.6), marker(1.0)), golden) == ["markers[1].pose.position.y"]
     (missing,) = found(markers(marker(1.0)), golden)
     assert (missing.path, missing.value, missing.golden) == ("markers", "1 elements", "2 elements")
     assert found(markers(), markers()) == []
+    clear = marker(action=3)  # at the place of a box
+    assert found(markers(marker(), clear), markers(clear, marker())) == []
+    assert paths(markers(marker(), marker()), markers(clear, marker())) == ["markers[0].action"]
 
 
 @pytest.mark.parametrize(

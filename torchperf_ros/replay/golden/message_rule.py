@@ -4,6 +4,7 @@ Rules, and the comparison of two messages by them, field by field.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,16 @@ _IMAGE: Final = "sensor_msgs/msg/Image"
 _IMAGES: Final = (_IMAGE, "sensor_msgs/msg/CompressedImage")
 _PLAIN: Final = frozenset({"rgb8", "bgr8", "8UC3", "mono8", "8UC1", "mono16", "16UC1", "32FC1"})
 """Encodings whose pixels are compared; decoding others could hide a difference, as in an alpha channel."""
+_MARKERS: Final = "visualization_msgs/msg/MarkerArray"
+_POSITIONS: Final = {
+    _MARKERS: "pose.position",
+    "vision_msgs/msg/Detection2DArray": "bbox.center.position",
+    "vision_msgs/msg/Detection3DArray": "bbox.center.position",
+}
+"""Where the elements of a list lie that has no order.
+
+A score that differs in the last digit may put two boxes the other way round.
+"""
 _TIMES: Final = frozenset({"builtin_interfaces/msg/Time", "builtin_interfaces/msg/Duration"})
 
 
@@ -90,6 +101,7 @@ A millimetre, or a thousandth; see `docs/testing.md` for why.
 
 BUILT_IN: Final[Rules] = MappingProxyType(
     {
+        _MARKERS: MessageRule(ignore=("markers.id",)),
         # how long RViz shows a marker
         "visualization_msgs/msg/Marker": MessageRule(ignore=("lifetime",)),
         _IMAGE: MessageRule(images={"": ImageTolerance()}),  # compared by pixel
@@ -166,7 +178,7 @@ def compare_messages(message: Any, golden: Any, rules: Rules) -> Iterator[Differ
     """Where a message is not as the golden one of the same type.
 
     Of each array of numbers only the worst element. NaN equals NaN. A quaternion and its negative are the
-    same rotation.
+    same rotation. Markers and detections have no order.
     """
     yield from _values(message, golden, "", (), rules)
 
@@ -205,8 +217,24 @@ def _messages(message: Any, golden: Any, path: str, seen: _Seen, rules: Rules) -
         if is_image and (allowed := _image_tolerance(inside, seen)) is not None:
             yield from _images(message, golden, below, allowed)
             continue
-        value = getattr(message, name)
-        yield from _values(-value if sign < 0 else value, getattr(golden, name), below, inside, rules)
+        value, wanted = getattr(message, name), getattr(golden, name)
+        if kind in _POSITIONS and isinstance(wanted, list) and len(value) == len(wanted):
+            value = _as_in_golden(value, wanted, _POSITIONS[kind])
+        yield from _values(-value if sign < 0 else value, wanted, below, inside, rules)
+
+
+def _as_in_golden(values: list[Any], golden: list[Any], position: str) -> list[Any]:
+    """Elements in the order of the golden ones: each golden one takes the nearest of its kind that is left."""
+
+    def place(item: Any) -> tuple[tuple[int, int], tuple[float, ...]]:  # noqa: ANN401
+        at = functools.reduce(getattr, position.split("."), item)
+        return (getattr(item, "action", 0), getattr(item, "type", 0)), (at.x, at.y, getattr(at, "z", 0.0))
+
+    left, ordered = [(place(item), item) for item in values], []
+    for wanted_kind, wanted_at in map(place, golden):
+        apart = [(kind != wanted_kind, math.dist(at, wanted_at)) for (kind, at), _ in left]
+        ordered.append(left.pop(apart.index(min(apart)))[1])
+    return ordered
 
 
 def _times(message: Any, golden: Any, path: str, seen: _Seen) -> Iterator[Difference]:  # noqa: ANN401
