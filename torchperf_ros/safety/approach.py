@@ -41,6 +41,9 @@ _FASTEST_M_S: Final = 50.0
 _GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
 _HARDEST_M_S2: Final = 14.0
+# Braking that has just begun shows in the last 0.3 s, if they have 6 places: from 6 m/s^2 on, and from 3.5 times
+# what their noise shows as braking.
+_LATE_S, _FEWEST_PLACES, _HARD_M_S2, _OVER_NOISE = 0.301, 6, 6.0, 3.5
 _BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
 _CROSSES_S: Final = 0.2
@@ -98,12 +101,22 @@ class Thing:
 
         0: it does not.
         """
-        # two for each coefficient
-        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < 6:  # noqa: PLR2004
+        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < _FEWEST_PLACES:
             return 0.0
         times = np.array(self.times_s) - self.times_s[-1]
         moved = (np.array(self.places) * along.conjugate()).real
         found = -2.0 * float(np.polyfit(times, moved, 2)[0])
+        # The whole window shows only half of a braking that began in its middle. The last of it shows it sooner,
+        # but noise alone may look like braking there: only what exceeds that by far counts.
+        late = times >= -_LATE_S
+        if (count := np.count_nonzero(late)) >= _FEWEST_PLACES:
+            lately = -2.0 * float(np.polyfit(times[late], moved[late], 2)[0])
+            # Third differences leave noise only. By least squares, a parabola through n places over T seconds has
+            # a second derivative with a standard deviation of about 27 / (T^2 sqrt(n)) times theirs.
+            noise_m = float(np.median(np.abs(np.diff(moved, 3)))) / 3.0
+            noise_m_s2 = 27.0 * noise_m / (float(times[late][0]) ** 2 * math.sqrt(count))
+            if lately > max(_HARD_M_S2, _OVER_NOISE * noise_m_s2):
+                found = max(found, lately)
         return min(found, _HARDEST_M_S2) if found > _BRAKES_M_S2 else 0.0
 
 
