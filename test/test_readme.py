@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
-from torchperf_ros.config.config import node_config
-from torchperf_ros.config.message_types import decode, encode, message_class
+from torchperf_ros.api.messages import decode, encode, message_class
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.engines.fingerprint import changing_weights
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.rig.messages import image_cdr
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.frame import Answer, Frame, restamped
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -31,9 +32,8 @@ class BareStage:
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
-        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: (
-            None
-        )  # to the next stage
+        # to the next stage
+        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: None
         stage = next(each for each in config.stages if each.name == name)
         ports = StagePorts(
             publish=lambda payload: None,

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rig.messages import odometry_bytes
-from torchperf_ros.config.config import node_config
-from torchperf_ros.config.message_types import empty_message, encode
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import restamped
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.messages import empty_message, encode
 from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.settings.config import node_config
 from torchperf_ros.world.sensors import BEAMS, RANGE_M, scan
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, overlap
 

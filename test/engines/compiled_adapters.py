@@ -2,8 +2,8 @@
 
 import torch
 
+from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.engines import package
-from torchperf_ros.model.adapter import Adapter
 
 
 class Mixed(torch.nn.Module):

@@ -14,21 +14,20 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
 from torchperf_ros.engines.engine import GraphReplay, make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.build_options import BuildOptions
 
 from .compiled_adapters import Mixed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 X = torch.ones(2)
 IMAGE = (torch.zeros(1, 3, 16, 16),)
-IMAGE_DIMS = {
-    0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}
-}  # height and width have the same range, and size, on purpose
+# height and width have the same range, and size, on purpose
+IMAGE_DIMS = {0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}}
 COMPILE, AOTI = BuildOptions("compile"), BuildOptions("aoti")
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperf_ros.api.errors import AdapterError
 from torchperf_ros.engines.built_tier import drawing_task, judged
 from torchperf_ros.engines.parity import (
     LIMITS,
@@ -17,7 +18,6 @@ from torchperf_ros.engines.parity import (
     measure,
     random_inputs,
 )
-from torchperf_ros.frame.errors import AdapterError
 
 X = torch.tensor([3.0, 4.0])
 

@@ -8,7 +8,7 @@ import torch
 
 from torchperf_ros.engines.engine import load_ready_package
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.packages.package_manifest import PackageError, manifest_path
+from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 
 from .conftest import PATIENCE_S, edit_identity
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from torchperf_ros.api.errors import AdapterError, ConfigError
 from torchperf_ros.engines.output_sizes import SizeRule
 from torchperf_ros.engines.shape_buckets import (
     Axis,
@@ -17,7 +18,6 @@ from torchperf_ros.engines.shape_buckets import (
     smallest_in_bucket,
     within,
 )
-from torchperf_ros.frame.errors import AdapterError, ConfigError
 
 IMAGE = ((1, 3, 128, 128),)
 HEIGHT_AND_WIDTH = axes_of({0: {2: (100, 200), 3: (100, 200)}}, IMAGE)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.messages import message_class
 
 POINT = "geometry_msgs/msg/PointStamped"
 

@@ -14,8 +14,8 @@ pytest.importorskip("rclpy")
 
 from sensor_msgs.msg import Image
 
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.recorder.record_log import schema
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.observe.recorder.record_log import schema
 
 pytestmark = pytest.mark.ros
 EVERY_S = 0.1
@@ -136,9 +136,8 @@ def test_given_the_records_when_read_then_there_are_signals_for_each_second(watc
         lines = [
             line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)
         ]
-        told = [
-            json.loads(line) for line in lines if line.endswith("\n")
-        ]  # the last one may be being written
+        # the last one may be being written
+        told = [json.loads(line) for line in lines if line.endswith("\n")]
         found = [line for line in told if line["kind"] == "signals"]
         return (
             len(found) >= 3

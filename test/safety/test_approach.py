@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from benchmarks.traffic import lane_drives
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.approach import Approach, gap_left_m, together
 from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Points
+from torchperf_ros.settings.config import node_config
 
 from .sensor_messages import odometry_bytes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.config.config import node_config, stage_config
+from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_versions import StagePorts
 from torchperf_ros.workers.worker_pool import RestartPolicy

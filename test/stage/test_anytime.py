@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
-from torchperf_ros.frame.waiting import PublishMargin
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.stage.waiting import PublishMargin
 
 from .conftest import wait_until
 

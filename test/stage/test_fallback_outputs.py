@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.config.config import stage_config
-from torchperf_ros.config.message_types import empty_message, encode, header
-from torchperf_ros.frame.frame import Frame, Origin
-from torchperf_ros.frame.outcome import Fallback
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.messages import empty_message, encode, header
+from torchperf_ros.api.outcome import Fallback
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame import Frame, Origin
 
 MS = 1_000_000
 PATH = "nav_msgs/msg/Path"

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperf_ros.frame.frame import Frame, Origin
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.stage.frame import Frame, Origin
 from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME as IN_TIME
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
 

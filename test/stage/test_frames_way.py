@@ -28,8 +28,8 @@ def test_given_the_page_when_it_says_how_large_messages_are_then_they_are():
     assert [file for file, _ in PARTS] == [
         "stage/stage_actor.py",
         "stage/dispatcher.py",
-        "model/session.py",
-        "model/tier.py",
+        "worker/session.py",
+        "worker/tier.py",
     ]
     assert f"{len(Request(RUN, 0, 0, 0, 0).pack())}-byte request" in PAGE
     assert f"{len(Response(0, 0, 0, 0, 0, 0, 0, 0).pack())}-byte response" in PAGE

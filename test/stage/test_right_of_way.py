@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay, expected_ns, set_right_of_way
 from torchperf_ros.workers.worker_setup import worker_setup
 

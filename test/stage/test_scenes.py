@@ -9,10 +9,10 @@ import time
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.config.scene_options import ODOMETRY
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.frame import header_stamp_ns
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.settings.scene_options import ODOMETRY
 from torchperf_ros.workers.frame_ring import FrameReader
 
 from .conftest import wait_until

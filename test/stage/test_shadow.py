@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchperf_ros.config.candidate import candidate_of, read_candidate
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.node.rollouts import Trial
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.fleet.rollouts import Trial
+from torchperf_ros.settings.candidate import candidate_of, read_candidate
+from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.pair_figures import Pair
 
 from .conftest import STORE, wait_until
@@ -232,9 +232,8 @@ def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it
     os.kill(stage.pids[0], signal.SIGSTOP)
     seq, _ = stage.offer()
     stage.actor.exchange()
-    shadow.pool.policies[0].died = lambda *_, **__: (
-        1 << 62
-    )  # when the next is started: not before the test wants it
+    # when the next is started: not before the test wants it
+    shadow.pool.policies[0].died = lambda *_, **__: 1 << 62
     os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
     wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
     os.kill(stage.pids[0], signal.SIGCONT)

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from torchperf_ros.frame.frame import Frame, Origin
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
-from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.frame.waiting import HedgeRule
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.stage import dispatcher
+from torchperf_ros.stage.frame import Frame, Origin
+from torchperf_ros.stage.waiting import HedgeRule
+from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 from .conftest import S, trigger, wait_until

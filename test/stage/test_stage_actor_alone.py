@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.workers.frame_ring import FrameReader
 
 from .conftest import trigger, wait_until

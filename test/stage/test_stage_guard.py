@@ -9,12 +9,12 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, straight_plan
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.alert_rules import Level
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Health, Outcome
-from torchperf_ros.frame.stage_figures import StageCounters
+from torchperf_ros.api.alert import Level
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.safety_options import guard_options
+from torchperf_ros.stage.stage_figures import StageCounters
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 
 from .conftest import wait_until

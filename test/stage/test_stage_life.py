@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.workers.fork_server import start_base
 
 from .conftest import PATIENCE_S, wait_until
@@ -154,7 +154,7 @@ def test_given_a_stage_that_runs_a_frame_then_the_frame_is_answered_by_its_deadl
 
 
 def test_given_a_stage_that_was_never_started_when_stopped_then_nothing_is_left(tmp_path):
-    from torchperf_ros.config.config import stage_config
+    from torchperf_ros.settings.config import stage_config
     from torchperf_ros.stage.stage_actor import StageActor
     from torchperf_ros.stage.stage_versions import StagePorts
 

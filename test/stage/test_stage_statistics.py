@@ -3,11 +3,11 @@ import time
 
 import pytest
 
-from torchperf_ros.config.config import stage_config
-from torchperf_ros.frame.alert_rules import Level
-from torchperf_ros.frame.clock import NS_PER_S, VirtualClock
-from torchperf_ros.frame.frame import Answer, Frame, Origin
-from torchperf_ros.frame.outcome import Fallback, Health, Outcome
+from torchperf_ros.api.alert import Level
+from torchperf_ros.api.clock import NS_PER_S, VirtualClock
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.settings.config import stage_config
+from torchperf_ros.stage.frame import Answer, Frame, Origin
 from torchperf_ros.stage.stage_statistics import StageStatistics
 
 START_NS = 1_000 * NS_PER_S

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.api.adapter import Adapter, without_exit
+from torchperf_ros.api.errors import AdapterError, one_line
+from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.outputs import described, signature_of
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
-from torchperf_ros.frame.errors import AdapterError, one_line
-from torchperf_ros.model.adapter import Adapter, without_exit
-from torchperf_ros.train.task import HELD_OUT
+from torchperf_ros.settings.build_options import BuildOptions
 
 _FEWEST_FRAMES = 2  # one to calibrate with, one to compare on
 __all__ = [

@@ -20,8 +20,8 @@ import os
 import sys
 import traceback
 
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_cache import compile_in, use_compiler_cache
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.workers.package_cache import compile_in, use_compiler_cache
 from torchperf_ros.workers.process_setup import detach_from_node
 
 _LOWEST = 19

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
-from torchperf_ros.config.shape_options import MOST_SHAPES
+from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
@@ -22,11 +21,12 @@ from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package import Aoti, name_torch_unquoted
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
-from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
-from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.packages.engine_choice import EngineChoice, choose_engine
-from torchperf_ros.packages.package_cache import find_package
-from torchperf_ros.packages.package_manifest import (
+from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
+from torchperf_ros.settings.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
+from torchperf_ros.settings.shape_options import MOST_SHAPES
+from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
+from torchperf_ros.workers.package_cache import find_package
+from torchperf_ros.workers.package_manifest import (
     Identity,
     Manifest,
     PackageError,
@@ -41,9 +41,8 @@ ENGINES: dict[str, PackageEngine] = {
 """Every engine that runs packages; `compile` and `eager` run the model itself."""
 
 _MOST_GRAPHS = 8 * MOST_SHAPES
-_PACE_S = (
-    1 / 30
-)  # a camera's: between two frames caches go cold, and threads that wait for work go to sleep
+# a camera's: between two frames caches go cold, and threads that wait for work go to sleep
+_PACE_S = 1 / 30
 _ROUNDS = 40
 _CAPTURE_WARM_UP_RUNS = 3
 
@@ -211,9 +210,8 @@ class InParts:
         self._check_run(tier.example)
         # `Module.compile` would leave `nn.Sequential` and all else of torch.nn as it is
         self._forwards = [(vars(part), torch.compile(part.forward, **how)) for part in self._parts.values()]
-        self._own = [
-            attributes.get("forward") for attributes, _ in self._forwards
-        ]  # mostly None: it is the class's
+        # mostly None: it is the class's
+        self._own = [attributes.get("forward") for attributes, _ in self._forwards]
 
     def _check_run(self, example: Inputs) -> None:
         run: set[torch.nn.Module] = set()
@@ -330,9 +328,8 @@ def load_ready_package(
         bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()
     ):
         raise PackageError(f"package {path} gives NaN or Inf on random inputs like the adapter's example")
-    numbers = [
-        [t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs
-    ]  # classes may agree
+    # classes may agree
+    numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]
     if numbers[0] and same(*numbers) and not same(*drawn):
         raise PackageError(f"package {path} gives the same outputs whatever its inputs")
     hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)

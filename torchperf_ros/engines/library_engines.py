@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchperf_ros.config.build_options import DISTRIBUTIONS, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call
 from torchperf_ros.engines.package import load_package
 from torchperf_ros.engines.package_engine import Built, FlatCall, PackageEngine, check_count, exported
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_onnx, quiet_log
+from torchperf_ros.settings.build_options import DISTRIBUTIONS, BuildOptions
 
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"

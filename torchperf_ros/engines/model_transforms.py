@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.engines.quantisation import quantise_linear, why_no_int8
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -173,9 +173,8 @@ def _why_not_channels_last(model: nn.Module) -> str:
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
     if not convolutions:
         return "no two-dimensional convolution"
-    weights = [
-        m.weight for m in convolutions if not m.weight.is_contiguous()
-    ]  # those of 1x1 are as good as both
+    # those of 1x1 are as good as both
+    weights = [m.weight for m in convolutions if not m.weight.is_contiguous()]
     if weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
         return "the model does so itself"
     return ""

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.shape_options import Shapes
+from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.engines.parity import random_like
 from torchperf_ros.engines.shape_buckets import Axis, with_sizes
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.settings.shape_options import Shapes
 
 Crop: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 """Per output tensor: (dimension, size to keep) of what follows an axis."""

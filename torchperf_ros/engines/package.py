@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import (
@@ -30,9 +29,10 @@ from torchperf_ros.engines.package_engine import (
 )
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
-from torchperf_ros.model.stopwatch import time_interleaved
-from torchperf_ros.packages.package_cache import unquoted_path
-from torchperf_ros.packages.package_manifest import PackageError
+from torchperf_ros.engines.stopwatch import time_interleaved
+from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions
+from torchperf_ros.workers.package_cache import unquoted_path
+from torchperf_ros.workers.package_manifest import PackageError
 
 _MADV_DONTNEED: Final = 4  # sys/mman.h
 _READ_ONLY: Final = re.compile(

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.api.adapter import Adapter, open_adapter
+from torchperf_ros.api.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
     Call,
@@ -23,6 +24,7 @@ from torchperf_ros.engines.built_tier import (
     scoring_of,
     varying_dims,
 )
+from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import (
     ENGINES,
     choice_of,
@@ -36,13 +38,11 @@ from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
-from torchperf_ros.model.adapter import Adapter, open_adapter
-from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.packages.engine_choice import EAGER, EngineChoice
-from torchperf_ros.packages.package_cache import PackageCache, open_cache
-from torchperf_ros.packages.package_manifest import (
+from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
+from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
+from torchperf_ros.workers.package_cache import PackageCache, open_cache
+from torchperf_ros.workers.package_manifest import (
     Identity,
     Manifest,
     PackageError,
@@ -165,9 +165,8 @@ class _PackageBuild:
             self._path = Path(work.job["out"]) / f"{work.name}{PACKAGE_SUFFIXES[work.options.engine]}"
         self._prefix = f"{self._engine.name}: " if identity else ""
         of_log = work.options.precision == INT8_STATIC and work.job.get("frames")
-        self._calibrated_by = (
-            file_sha256(Path(work.job["frames"])) if of_log else ""
-        )  # else by the adapter's own inputs
+        # else by the adapter's own inputs
+        self._calibrated_by = file_sha256(Path(work.job["frames"])) if of_log else ""
 
     def plan(self) -> str:
         if not self._path.exists():

@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import (
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
+from torchperf_ros.engines.kept_state import KeptState
+from torchperf_ros.engines.model_transforms import matrix_precision, transform
+from torchperf_ros.engines.outputs import described
+from torchperf_ros.engines.parity import DynamicDims, random_inputs
+from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
+from torchperf_ros.settings.build_options import (
     INT8_PRECISIONS,
     INT8_STATIC,
     OF_PARTS,
@@ -24,14 +31,7 @@ from torchperf_ros.config.build_options import (
     BuildOptions,
     installed,
 )
-from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
-from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.model_transforms import matrix_precision, transform
-from torchperf_ros.engines.outputs import described
-from torchperf_ros.engines.parity import DynamicDims, random_inputs
-from torchperf_ros.engines.quantisation import int8_share, layers_of, why_not_int8
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.packages.package_manifest import PackageError
+from torchperf_ros.workers.package_manifest import PackageError
 
 FlatCall = Callable[..., Sequence[torch.Tensor]]
 

@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
+from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.outputs import flat_numbers, layout_of, tensors_in
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, MOST_LOSS
 
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 DynamicDims = Mapping[int, Mapping[int, tuple[int, int]]]
 
 
-_FRAMES_COMPARED = (
-    2  # held-out inputs by which other precisions than int8_static are compared beside drawn ones
-)
+# held-out inputs by which other precisions than int8_static are compared beside drawn ones
+_FRAMES_COMPARED = 2
 _LEAST_SAME_CHOICES = 0.99
 
 
@@ -233,9 +232,8 @@ def check_engine(
     held_out = scoring.held_out if scoring else ()
     seen = held_out if precision == INT8_STATIC and known is None else held_out[:_FRAMES_COMPARED]
     kept = KeptState(reference) if isinstance(reference, torch.nn.Module) else None
-    expected = [
-        reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs
-    ]  # a model may write to its inputs
+    # a model may write to its inputs
+    expected = [reference(*(t.clone() for t in inputs)) for inputs in drawn_inputs]
     flat = [[t.clone() for t in flat_numbers(outputs)] for outputs in expected]
     layouts = [layout_of(outputs) for outputs in expected]
     if kept is not None and (names := depends_on_state(reference, kept, drawn_inputs[-1], expected[-1])):

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchperf_ros.config.shape_options import MOST_SHAPES, Shapes, format_shapes
-from torchperf_ros.frame.errors import AdapterError, ConfigError
+from torchperf_ros.api.errors import AdapterError, ConfigError
+from torchperf_ros.settings.shape_options import MOST_SHAPES, Shapes, format_shapes
 
 Place = tuple[int, int]
 """An input's index and one of its dimensions."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.shape_options import ShapeOptions, Shapes, format_shapes
+from torchperf_ros.api.errors import BadInput, one_line
 from torchperf_ros.engines.built_tier import Call, Inputs
 from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
 from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format
@@ -23,7 +23,7 @@ from torchperf_ros.engines.shape_buckets import (
     with_sizes,
     within,
 )
-from torchperf_ros.frame.errors import BadInput, one_line
+from torchperf_ros.settings.shape_options import ShapeOptions, Shapes, format_shapes
 
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20
@@ -95,9 +95,8 @@ class ShapeRunner:
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
         self.hits = self.misses = 0
-        self._valid_elements = self._run_elements = (
-            0  # of the hits' inputs; of what the engine ran, padding included
-        )
+        # of the hits' inputs; of what the engine ran, padding included
+        self._valid_elements = self._run_elements = 0
         options.check_inputs(self._usual)
         self._options, self._static = options, static
         if static and any(each != self._usual for each in options.common):

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from rclpy.node import Node
 
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S, Clock, monotonic_ns
-from torchperf_ros.frame.outcome import Health
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_S, Clock, monotonic_ns
+from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
-from torchperf_ros.recorder.recording import Recording
+from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.observe.watch.alert_grouping import AlertGrouping, LastAlerts
 from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
 from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -35,9 +35,8 @@ class AlertPublisher:
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
-        self.heard: Callable[[Alert], None] = lambda anomaly: (
-            None
-        )  # called with each finding, on its thread
+        # called with each finding, on its thread
+        self.heard: Callable[[Alert], None] = lambda anomaly: None
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node

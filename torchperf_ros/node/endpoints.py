@@ -14,16 +14,16 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.subscription import Subscription
 from rclpy.topic_endpoint_info import TopicEndpointInfo
 
-from torchperf_ros.config.message_types import has_header
-from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
-from torchperf_ros.frame.frame import Frame
+from torchperf_ros.api.errors import ConfigError, UnknownMessageType
+from torchperf_ros.api.messages import has_header
 from torchperf_ros.node.ring_subscription import RingSubscription, Taker
+from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput
 from torchperf_ros.stage.stage_versions import Instead
 
 if TYPE_CHECKING:
-    from torchperf_ros.recorder.recording import (
+    from torchperf_ros.observe.recorder.recording import (
         Recording,
     )  # which the emergency lane and listeners do without
 

@@ -14,12 +14,12 @@ from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.node import Node
 from std_srvs.srv import Trigger
 
-from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
-from torchperf_ros.recorder.incident_folder import CaptureRule
 from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.workers.incident_folder import CaptureRule
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
 
@@ -122,9 +122,8 @@ class SwapService:
     def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]]) -> None:
         """Offer the service; `stages` gives those that are configured."""
         self._stages = stages
-        self._last: weakref.ref[StageActor] | None = (
-            None  # no stage of a configuration that has ended is kept alive
-        )
+        # no stage of a configuration that has ended is kept alive
+        self._last: weakref.ref[StageActor] | None = None
         self._looking: threading.Thread | None = None
         self._refused = ""  # why the last one did not begin
         self._service = node.create_service(SERVICE, "~/swap", self._answer)

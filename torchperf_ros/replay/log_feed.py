@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperf_ros.config.message_types import full_name
-from torchperf_ros.logs.log_reader import LogError, LogReader, LogTopic
-from torchperf_ros.logs.log_storage import listed
+from torchperf_ros.api.messages import full_name
+from torchperf_ros.replay.logs.log_reader import LogError, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_storage import listed
 
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage_input import StageInput

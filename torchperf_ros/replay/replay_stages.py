@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from torchperf_ros.config.config import NodeConfig, StageConfig
-from torchperf_ros.config.message_types import has_header
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.frame.frame import Frame
-from torchperf_ros.logs.player import Pace, Tally
+from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.api.messages import has_header
 from torchperf_ros.replay.log_feed import absolute
+from torchperf_ros.replay.logs.player import Pace, Tally
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
+from torchperf_ros.settings.config import NodeConfig, StageConfig
+from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.right_of_way import set_right_of_way
 from torchperf_ros.stage.stage_actor import StageActor
 from torchperf_ros.stage.stage_input import StageInput

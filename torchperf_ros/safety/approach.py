@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import EmergencyOptions
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Floats, Points
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 _CELL_M: Final = 0.5
 _NEAR_CELLS: Final = 2  # things are one where less than three cells, 1.5 m, lie between them
@@ -31,9 +31,8 @@ _NEIGHBOURS: Final = np.array(
     ]
 )
 _NEAREST: Final = 3  # points whose middle one is where a thing begins: one alone may be noise
-_BESIDE_M: Final = (
-    2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
-)
+# so far beside the corridor things are followed, so that their speed is known when they enter
+_BESIDE_M: Final = 2.0
 _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
 _WINDOW_S: Final = 0.5  # over which speeds are measured
 _UNSURE_M: Final = 0.25  # where a thing begins may jump by so much, from one point to another one of it
@@ -50,9 +49,8 @@ _CROSSES_S: Final = 0.2
 _TAIL_M: Final = 30.0  # no further away than this is the end of a thing that crosses
 _MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
 _LONGEST_WAIT_S: Final = 0.2
-_LOOKS_S: Final = (
-    1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
-)
+# so much further than it has to brake the vehicle looks, so that speeds are known by then
+_LOOKS_S: Final = 1.0
 _LEAST_LEFT_M: Final = 0.3
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
@@ -171,9 +169,8 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
-        self._received_s = self._waited_s = (
-            0.0  # when the last message came, and how long after the one before
-        )
+        # when the last message came, and how long after the one before
+        self._received_s = self._waited_s = 0.0
         self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
         self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
@@ -211,9 +208,8 @@ class Approach:
             way.length_m + abs(speed) * (_LOOKS_S + late_s),
             replace(way, margin_m=way.margin_m + _BESIDE_M),
         )
-        reach_m = (
-            far_m + way.ahead_m + wide.half_width_m + wide.margin_m
-        )  # an arc leads no further than it is long
+        # an arc leads no further than it is long
+        reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m
         x, y = points.x, points.y
         self._points = points
         before = ((x < 0) if way.backwards else (x > 0)) & (x * x + y * y <= reach_m * reach_m)

@@ -25,18 +25,16 @@ STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
-_SAME_COURSE = (
-    0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
-)
+# rad; two ways whose directions differ by less cannot be told apart by what drives there
+_SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
-_FURTHER = (
-    0.35  # of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
-)
+# of `along_joined`, for a plan that looks like a bend: a little further than an even bend leads
+_FURTHER = 0.35
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
 _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a bend of the road
 _SHARPEST, _MOST_TURN = (

@@ -4,15 +4,15 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, NS_PER_US
-from torchperf_ros.frame.frame import Answer, Frame, StepTimes, stamp_age_ms
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.frame.stage_figures import StageCounters
-from torchperf_ros.frame.tier_ladder import TierLadder
-from torchperf_ros.frame.waiting import HedgeRule
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, NS_PER_US
+from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame import Answer, Frame, StepTimes, stamp_age_ms
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Result, Verdict
 from torchperf_ros.stage.right_of_way import RightOfWay, expected_ns
+from torchperf_ros.stage.stage_figures import StageCounters
+from torchperf_ros.stage.tier_ladder import TierLadder
+from torchperf_ros.stage.waiting import HedgeRule
 from torchperf_ros.workers.frame_ring import InputBytes
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
@@ -65,9 +65,8 @@ class Dispatcher:
         self.right_of_way: RightOfWay | None = None
         self._pool, self._ladders, self._outputs, self._statistics = pool, ladders, outputs, statistics
         self.ladder = ladders[0]
-        self.backup_active = (
-            False  # whether the second worker runs every frame for now, whatever `backup` says
-        )
+        # whether the second worker runs every frame for now, whatever `backup` says
+        self.backup_active = False
         self._preferred: WorkerProcess | None = None
         self._running: dict[WorkerProcess, FrameInFlight | None] = {}  # whose frame it runs, None: practice
         self._probe: int | None = None  # tier that the practice is to try; None: a rehearsal

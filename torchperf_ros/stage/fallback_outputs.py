@@ -3,12 +3,13 @@
 import functools
 from dataclasses import dataclass
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.message_types import bytes_before_header
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.frame import USABLE_AGE_MS, Frame, header_stamp_ns, usable_age_ms
-from torchperf_ros.frame.outcome import Fallback
-from torchperf_ros.frame.stop_output import GoingStop, TimedPath, can_stop
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.messages import bytes_before_header
+from torchperf_ros.api.outcome import Fallback
+from torchperf_ros.safety.stop_output import GoingStop, TimedPath, can_stop
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.frame import USABLE_AGE_MS, Frame, usable_age_ms
 
 _LEAST_STAMPED_BYTES = 12  # of CDR with a header: the encapsulation, and the stamp
 

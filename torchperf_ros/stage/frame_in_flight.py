@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.frame import Answer, Frame, StepTimes
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.stage.frame import Answer, Frame, StepTimes
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _PREPARE_NS = 4 * NS_PER_MS
@@ -62,9 +62,8 @@ class FrameInFlight:
     held_ns: int = 0  # when to ask again whether it may begin beside stages of higher priority
     held_by: str = ""  # why it may not, the last time
     number: int = -1  # how many frames were started before it; -1: it was not
-    survived: bool = (
-        False  # whether the runner came through it, well or not; only then others get to see it
-    )
+    # whether the runner came through it, well or not; only then others get to see it
+    survived: bool = False
     answered: bool = False  # it is over; what still comes for it is late
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import IN_TIME, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Outcome
+from torchperf_ros.stage.frame import Answer
 
 if TYPE_CHECKING:
     from torchperf_ros.safety.guard import Known

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.settings.config import NodeConfig
 
 if TYPE_CHECKING:
     from torchperf_ros.stage.stage_actor import StageActor
@@ -28,9 +28,8 @@ _SHORTEST_WAIT_NS = NS_PER_S // 10
 _RELEARN_NS = 300 * NS_PER_S  # after which what was found to cost deadlines may cost none any more
 _FORGET = 0.999  # what a frame leaves of the weight of those before it: the last thousand count
 _ENOUGH = 30.0  # frames beside a run, to know that they are missed no more often than others
-_TOLERATED = (
-    0.01  # of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
-)
+# of the frames beside a run; fewer that are missed are no gain worth a frame of the lower stage
+_TOLERATED = 0.01
 _FEWEST_MISSES = 3.0  # beyond what is usual, to know that runs cost deadlines
 _KEPT_NS = 16 * NS_PER_S
 """So long the longest run counts.
@@ -64,9 +63,8 @@ class RightOfWay:
             [0.0, 0.0],
         )  # frames of the higher stages, and how many were missed
         self._begun_ns, self._wait_ns = -1, _FIRST_TRIAL_NS  # -1: never asked yet
-        self._longest: deque[tuple[int, float]] = (
-            deque()
-        )  # ends and ms of runs, each longer than all after it
+        # ends and ms of runs, each longer than all after it
+        self._longest: deque[tuple[int, float]] = deque()
 
     def ran(self, took_ms: float, now_ns: int) -> None:
         """A run on the cheapest tier has ended."""

@@ -15,18 +15,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import Clock
-from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.frame.stage_figures import StageCounters
-from torchperf_ros.frame.tier_ladder import TierClock, TierLadder
+from torchperf_ros.api.clock import Clock
+from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.safety.guard import Known
+from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.dispatcher import Dispatcher
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
 from torchperf_ros.stage.pair_figures import Pair, PairFigures
+from torchperf_ros.stage.stage_figures import StageCounters
+from torchperf_ros.stage.tier_ladder import TierClock, TierLadder
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import Description, WorkerProcess
 

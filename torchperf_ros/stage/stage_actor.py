@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import BadInput, ConfigError, ProtocolError
-from torchperf_ros.frame.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
-from torchperf_ros.frame.input_sync import InputSync
-from torchperf_ros.frame.outcome import Fallback, GuardVerdict, Outcome
-from torchperf_ros.frame.stop_output import PATH, can_stop, warm_up_stop
-from torchperf_ros.safety.scenes import DEFAULT, situation_budget_ms
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
 from torchperf_ros.stage.frame_in_flight import FrameInFlight, Verdict
+from torchperf_ros.stage.input_sync import InputSync
 from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay
+from torchperf_ros.stage.scenes import DEFAULT, situation_budget_ms
 from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
 from torchperf_ros.stage.stage_versions import LIVE, StageMachinery, StagePorts, StageVersions
 from torchperf_ros.workers.frame_ring import InputBytes

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, clock_alert, guard_alert
-from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import GuardVerdict
-from torchperf_ros.frame.stage_figures import StageCounters
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Checked, Guard, Known
 from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.alert_rules import clock_alert, guard_alert
 from torchperf_ros.stage.fallback_outputs import times_of
+from torchperf_ros.stage.frame import Answer, Frame
+from torchperf_ros.stage.stage_figures import StageCounters
 
 GUARD_ODOMETRY: Final = -100
 """Index of the guard's odometry among a stage's inputs, below those of scenes.

@@ -5,7 +5,8 @@ What a topic or the stage before gives goes to the mailbox, the guard or the sce
 
 from dataclasses import dataclass
 
-from torchperf_ros.frame.frame import Frame, header_stamp_ns
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.stage.frame import Frame
 from torchperf_ros.stage.stage_actor import StageActor
 
 

@@ -1,11 +1,12 @@
 """What a stage remembers of its frames: counters, health, and the anomalies that follow."""
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert, answer_alert, death_alert, superseded_alert
-from torchperf_ros.frame.clock import Clock, monotonic_ns
-from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.health import Flow, HealthTracker
-from torchperf_ros.frame.stage_figures import StageCounters, StageFigures
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import Clock, monotonic_ns
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
+from torchperf_ros.stage.frame import Answer, Frame
+from torchperf_ros.stage.health import Flow, HealthTracker
+from torchperf_ros.stage.stage_figures import StageCounters, StageFigures
 
 
 class StageStatistics:
@@ -18,9 +19,8 @@ class StageStatistics:
     def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
         """Start empty."""
         self._clock = clock
-        self.counters = (
-            StageCounters()
-        )  # of frames, answers and runs, and the raw numbers of the last frames
+        # of frames, answers and runs, and the raw numbers of the last frames
+        self.counters = StageCounters()
         now_ns = clock()
         self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
         self.health = HealthTracker(config, now_ns)  # the state machine

@@ -13,28 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchperf_ros.config.candidate import BASE
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.config.stage_rules import DRIFT
-from torchperf_ros.frame.alert_rules import Alert, change_alert
-from torchperf_ros.frame.clock import NS_PER_MS, Clock, monotonic_ns
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import Answer, Frame
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, GuardVerdict
-from torchperf_ros.frame.stop_output import warm_up_stop
-from torchperf_ros.frame.tier_ladder import MemoryGuard, TierClock, TierLadder
-from torchperf_ros.frame.waiting import PublishMargin
-from torchperf_ros.safety.alert_actions import AlertActions
-from torchperf_ros.safety.drift import DriftWatch
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_MS, Clock, monotonic_ns
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict
 from torchperf_ros.safety.guard import Guard, Known
-from torchperf_ros.safety.scenes import SceneChooser
+from torchperf_ros.safety.stop_output import warm_up_stop
+from torchperf_ros.settings.candidate import BASE
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.stage_rules import DRIFT
+from torchperf_ros.stage.alert_actions import AlertActions
+from torchperf_ros.stage.alert_rules import change_alert
 from torchperf_ros.stage.dispatcher import Dispatcher
+from torchperf_ros.stage.drift import DriftWatch
 from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.frame_in_flight import FrameInFlight
+from torchperf_ros.stage.scenes import SceneChooser
 from torchperf_ros.stage.shadow import Shadow, ShadowParts, promote
 from torchperf_ros.stage.stage_guard import StageGuard
 from torchperf_ros.stage.stage_statistics import StageStatistics
 from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.stage.tier_ladder import MemoryGuard, TierClock, TierLadder
+from torchperf_ros.stage.waiting import PublishMargin
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_process import WorkerProcess
 

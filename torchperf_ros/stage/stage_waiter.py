@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME

@@ -22,13 +22,13 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.observe.runs.run_file import read_run
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster
 from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs
 from torchperf_ros.replay.batch.batch_results import LogTask, replay_one
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.runs.run_file import read_run
 
 from ..conftest import one_stage, write_drive
 
@@ -296,7 +296,7 @@ def test_given_a_replay_of_many_when_ended_then_nothing_of_it_goes_on(tmp_path, 
         [
             sys.executable,
             "-m",
-            "torchperf_ros.cli",
+            "torchperf_ros.tools",
             "replay",
             drives.logs,
             "-o",

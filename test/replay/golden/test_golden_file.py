@@ -7,8 +7,7 @@ import dataclasses
 
 import pytest
 
-from torchperf_ros.config.message_types import encode
-from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.api.messages import encode
 from torchperf_ros.replay.golden.golden_file import (
     GoldenError,
     compare_frames,
@@ -17,6 +16,7 @@ from torchperf_ros.replay.golden.golden_file import (
     write_golden,
 )
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, ImageTolerance, MessageRule
+from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_result import PublishedFrame
 
 from .made_outputs import IMAGE, array, image, marker, markers, path, pose, result_of, stamp_ns

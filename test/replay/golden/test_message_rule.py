@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.frame.errors import UnknownMessageType
+from torchperf_ros.api.errors import UnknownMessageType
+from torchperf_ros.api.messages import message_class
 from torchperf_ros.replay.golden.message_rule import (
     BUILT_IN,
     ImageTolerance,

@@ -20,13 +20,13 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.frame.health import too_many_superseded
-from torchperf_ros.frame.percent import percent
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.api.text import percent
 from torchperf_ros.replay.batch import batch_results as results
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog, find_logs
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
+from torchperf_ros.stage.health import too_many_superseded
 
 _RUN: Final = ".run-"
 _MIB: Final = 1 << 20

@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.batch.batch_results import LOST, Ended, LogTask, replay_one, why_invisible
 
@@ -51,9 +51,8 @@ class BatchOptions:
 
     folder: Path  # where the results go, a folder for each log; made if it is not there
     parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
-    scheduler: str = (
-        ""  # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
-    )
+    # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
+    scheduler: str = ""
     retries: int = 1  # how often Dask tries a log again that failed by what may not fail again
     timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
     fresh: bool = False  # replay what is done already, too

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros import __version__
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.errors import ConfigError, TorchperfError, one_line
-from torchperf_ros.logs.log_storage import LogError
+from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
+from torchperf_ros.observe.runs.run_file import RUN_FILE, whole_file, write_run
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
+from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay import Progress, replay
 from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_process, read_config
-from torchperf_ros.runs.run_file import RUN_FILE, whole_file, write_run
+from torchperf_ros.settings.config import NodeConfig
 
 SUMMARY_FILE, OUTPUT_FILE = "summary.json", "output.mcap"
 """What lies in the folder of a replayed log beside its frames: what came of it, and what was published."""
@@ -33,9 +33,8 @@ SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
 _KIND_OF_ALL: Final = "replayed logs"
 _VERSION: Final = 1
 _WORST: Final = 8  # logs that are shown in detail on the page
-_PICTURED: Final = (
-    3  # logs whose worst frames are shown: a picture is read from the log, and takes its place
-)
+# logs whose worst frames are shown: a picture is read from the log, and takes its place
+_PICTURED: Final = 3
 _TEXT: Final = ("name", "path", "stage", "reason")
 _WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
 _REAL: Final = (
@@ -349,10 +348,10 @@ def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[
     """
     if importlib.util.find_spec("plotly") is None:
         return "no page, as plotly is not installed: `pip install 'torchperf_ros[analysis]'`"
-    from torchperf_ros.runs.report.report_page import Overview, OverviewRow, write_report
-    from torchperf_ros.runs.report.report_words import stage_figures
-    from torchperf_ros.runs.run_log import RunLog
-    from torchperf_ros.runs.run_log_source import read_runs
+    from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
+    from torchperf_ros.observe.runs.report.report_words import stage_figures
+    from torchperf_ros.observe.runs.run_log import RunLog
+    from torchperf_ros.observe.runs.run_log_source import read_runs
 
     names = list(dict.fromkeys(row["name"] for row in rows))
     anomalies = {(row["name"], row["stage"]): row["anomalies"] for row in rows}

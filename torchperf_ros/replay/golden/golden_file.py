@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from mcap.reader import make_reader
 
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.golden.message_rule import Difference, Rules, compare_messages
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_result import PublishedFrame, ReplayResult, stamp_text, text_columns

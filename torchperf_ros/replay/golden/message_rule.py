@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.image_pixels import compressed_pixels
-from torchperf_ros.config.message_types import field_types
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.api.messages import field_types
+from torchperf_ros.api.pixels import compressed_pixels
 
 _QUATERNION: Final = "geometry_msgs/msg/Quaternion"
 _IMAGE: Final = "sensor_msgs/msg/Image"
@@ -58,9 +58,8 @@ class Matched:
     One without a partner is a difference.
     """
 
-    position: (
-        str  # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
-    )
+    # field of an element with `x`, `y` and, where there is one, `z`; for example `pose.position`
+    position: str
     within: float  # the farthest that two may be apart, in the unit of the position
     same: tuple[str, ...] = ()  # fields in which two elements have to be equal to belong together
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
-from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, Clock, VirtualClock
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.stage_versions import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import held_interrupt
