@@ -267,6 +267,15 @@ def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_st
         assert (found.reason, found.hit_m_s) == ("", 0.0), seed
 
 
+def test_given_rain_when_one_beam_in_twenty_hits_a_drop_then_the_lane_never_stops_the_vehicle():
+    for seed in range(DRIVES):
+        draw = random.Random(f"rain {seed}")
+        speed = draw.uniform(5.0, 30.0)
+        lead = lane_drives.Other(FRONT_M + speed * 1.5 + 2.25, 0.0, speed)
+        drive = lane_drives.Drive(lane_drives.Road(), speed, [lead], 8.0, lead, rain=0.05)
+        assert lane_drives.run(drive, seed, until_hit=False).reason == "", seed
+
+
 def test_given_dangers_that_braking_in_time_avoids_when_the_vehicle_sees_nothing_then_the_lane_stops_it():
     for seed in range(2 * DRIVES):
         found = lane_drives.run(lane_drives.danger(seed), seed)
