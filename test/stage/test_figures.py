@@ -14,10 +14,10 @@ from torchperf_ros.stage.figures import (
     RECEIPT,
     RELATIVE_ERROR,
     BucketCounts,
+    LatencyFigures,
     LatencySketch,
     RecentRows,
     StageCounters,
-    StageFigures,
     budget_bounds_s,
 )
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, window_s=10.0, budget_ms=50.0):
         self.now_ns = S
         self.counters = StageCounters()
-        self.figures = StageFigures(self.counters, TIERS, budget_ms, window_s, self.now_ns)
+        self.figures = LatencyFigures(self.counters, TIERS, budget_ms, window_s, self.now_ns)
 
     def answer(
         self, total_ms, *, after_ms=33.0, tier=0, outcome=Outcome.ON_TIME, lateness_ms=-1.0, age_ms=4.0

@@ -8,7 +8,7 @@ from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
-from torchperf_ros.stage.turn import Result, Turn, Verdict
+from torchperf_ros.stage.turn import RunResult, Turn, Verdict
 from torchperf_ros.stage.waiter import StageWaiter
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.worker_pool import WorkerPool
@@ -183,9 +183,9 @@ class Crew:
             if worker is run.runner and run.backup is None and not run.frame.stale:
                 self.practice.was_late(run)
         elif worker is run.runner:
-            run.result = Result(payload, response.tier, steps, response.step)
+            run.result = RunResult(payload, response.tier, steps, response.step)
         else:
-            run.backup_result = Result(payload, response.tier, steps, response.step)
+            run.backup_result = RunResult(payload, response.tier, steps, response.step)
         return run
 
     def learn(self, answered: Turn, now_ns: int) -> None:
@@ -344,7 +344,7 @@ def _note_partial(worker: WorkerProcess, turn: Turn) -> None:
     if (found := worker.partial(turn.frame.seq)) is not None:
         response, payload = found
         turn.shapes = response.shapes
-        turn.partial = Result(payload, response.tier, _step_times(response), response.step)
+        turn.partial = RunResult(payload, response.tier, _step_times(response), response.step)
 
 
 def _missed(worker: WorkerProcess, turn: Turn) -> int:

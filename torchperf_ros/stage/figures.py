@@ -25,7 +25,7 @@ Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
-# rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+# rows that wait to be taken: eight seconds at 1 kHz; `LatencyFigures` counts what was pushed out
 _PENDING = 8192
 
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("superseded", "i8"), ("number", "i8")])
@@ -92,7 +92,7 @@ class StageCounters:
         outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
         receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and
-            taken away by `StageFigures` on another thread; appending to a deque and taking from it need no
+            taken away by `LatencyFigures` on another thread; appending to a deque and taking from it need no
             lock.
     """
 
@@ -350,7 +350,7 @@ class _Latencies:
         return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), miss_ratio)
 
 
-class StageFigures:
+class LatencyFigures:
     """Takes the raw numbers that a stage leaves behind and keeps what is computed from them, in bounded memory.
 
     Frames feel nothing of it: they append a row. The lock is between readers (the report, a scrape) only.
@@ -460,7 +460,9 @@ class StageStatistics:
         # of frames, answers and runs, and the raw numbers of the last frames
         self.counters = StageCounters()
         now_ns = clock()
-        self.figures = StageFigures(self.counters, config.tiers, config.budget_ms, config.window_s, now_ns)
+        self.figures = LatencyFigures(
+            self.counters, config.tiers, config.budget_ms, config.window_s, now_ns
+        )
         self.health = HealthTracker(config, now_ns)  # the state machine
         self._not_stale: Frame | None = None  # the last frame
 

@@ -21,7 +21,7 @@ Verdict = tuple[Outcome, str]
 
 
 @dataclass(slots=True)
-class Result:
+class RunResult:
     """A good result of one run.
 
     Output bytes, the tier that gave it, its times, and the step of an anytime model.
@@ -48,7 +48,7 @@ class Output:
 
     payload: bytes | None
     source: Frame | None
-    result: Result | None
+    result: RunResult | None
     fallback: Fallback | None
     outcome: Outcome
     reason: str = ""
@@ -76,9 +76,9 @@ class Turn:
     backup: WorkerProcess | None = None  # worker that runs it on the cheapest tier, None if none does
     hedged: bool = False  # whether the backup was asked because the runner was overdue
     tier: int = -1  # tier of the runner's run, -1 before
-    result: Result | None = None  # the runner's good result
-    backup_result: Result | None = None  # the backup's good result
-    partial: Result | None = None
+    result: RunResult | None = None  # the runner's good result
+    backup_result: RunResult | None = None  # the backup's good result
+    partial: RunResult | None = None
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
     reason: str = ""

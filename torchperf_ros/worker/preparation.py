@@ -22,8 +22,8 @@ from torchperf_ros.api.errors import (
     UnknownMessageType,
 )
 from torchperf_ros.api.messages import full_name, warm_up
+from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.capture import step_into_background
 from torchperf_ros.worker.output_message import output_message
