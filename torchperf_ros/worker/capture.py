@@ -227,12 +227,11 @@ class MemoryRecording:
         self._window_s = window_s
 
     def begin(self) -> None:
-        """Start tracing, which is off otherwise as it slows down every allocation, and count what there is."""
+        """Start tracing, which is off otherwise as it slows down every allocation."""
         if self._cuda:
             # stacks in C++ take minutes to write down, as each address is looked up
             torch.cuda.memory._record_memory_history(max_entries=_CUDA_ENTRIES, stacks="python")
         self._rss_bytes = psutil.Process().memory_info().rss
-        self._objects = _objects_by_type()
         tracemalloc.start(_STACK_DEPTH)
         self._before = tracemalloc.take_snapshot()
         self._began_s = time.monotonic()
@@ -246,7 +245,6 @@ class MemoryRecording:
         """Compare, write, stop tracing; the line gives the length of the window and what grew most."""
         window_s = time.monotonic() - self._began_s
         gc.collect()
-        now = _objects_by_type()
         changes = tracemalloc.take_snapshot().compare_to(self._before, "lineno")
         grown = [change for change in changes if change.size_diff > 0]
         tracemalloc.stop()
@@ -260,27 +258,17 @@ class MemoryRecording:
             most = grown[0]
             place, size = most.traceback[0], most.size_diff / _MIB
             summary += f", Python's allocations most at {place} ({size:+.2f} MiB)"
-        changed = Counter({name: count - self._objects[name] for name, count in now.items()})
         lines = [
             f"Memory of a worker, pid {os.getpid()}: {summary}",
             f"\nPython's allocations of these {window_s:.1f} s that are still there:",
             *map(str, grown[:_ROWS]),
             "\nTensors alive, MiB, count, shape, type, device:",
             *_tensors(),
-            "\nObjects by type, those that grew most first, change, count:",
-            *(f"{change:+10d} {now[name]:10d}  {name}" for name, change in changed.most_common(_ROWS)),
             *_process_lines("This process", os.getpid()),
             *_process_lines("The node", self._node_pid),
         ]
         (folder / "memory.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
         return summary
-
-
-def _objects_by_type() -> Counter[str]:
-    found: Counter[str] = Counter()
-    for kind, count in Counter(map(type, gc.get_objects())).items():
-        found[f"{kind.__module__}.{kind.__qualname__}"] += count
-    return found
 
 
 def _tensors() -> Iterator[str]:
