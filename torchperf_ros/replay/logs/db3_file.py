@@ -1,7 +1,7 @@
 """A `.db3` file of rosbag2, read by SQLite in the order of its times.
 
-The reader of `rosbags` takes about twice the time for raw images, leaves out what is in a journal, and refuses
-a damaged database.
+The reader of `rosbags` takes about twice the time for raw images, leaves out what is in a journal, and
+refuses a damaged database.
 """
 
 import contextlib
