@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import how_it_ended
+from torchperf_ros.fleet.pair_figures import Compared
 from torchperf_ros.safety.guard import Guard, Known
-from torchperf_ros.stage.pair_figures import Compared
 
 if TYPE_CHECKING:
     from torchperf_ros.replay.golden.message_rule import Rules
