@@ -251,7 +251,8 @@ class Node:
         self.thread = None
 
     def start(self):
-        self.prepared = self.preparation.prepare()
+        self.prepared = self.preparation.load()
+        self.reports.say(self.preparation.calibrate(self.prepared))
         frames, control = self.far_ends
         given = self.prepared, self.reports, control, frames, self.ring.fd, self.result_fd
         self.thread = threading.Thread(target=Session(self.setup, *given).serve)
@@ -556,7 +557,8 @@ def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_buil
         def __init__(self, *given):
             did.append("built")
 
-        prepare = serve = lambda self: None
+        load = serve = lambda self: None
+        calibrate = lambda self, prepared: Ready((), (), ())  # noqa: E731
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(preparation, "faulthandler", mock.Mock())

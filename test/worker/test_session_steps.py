@@ -9,7 +9,6 @@ import torch
 from torchperf_ros.api.errors import AdapterError, ConfigError
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.build_options import BuildOptions
-from torchperf_ros.workers.control import Ready
 from torchperf_ros.workers.protocol import OBSERVE, RUN, Request, unpack_response
 
 # a fixture for these tests, too
@@ -180,8 +179,7 @@ def test_given_a_package_or_an_engine_for_an_anytime_model_when_loaded_then_one_
     ):
         open_node(packages=("x.pt2", "")).preparation.load()
     node = open_node(build=(BuildOptions("compile"),) * 2)
-    node.preparation.prepare()
-    (ready,) = [report for report in node.told() if isinstance(report, Ready)]
+    ready = node.preparation.calibrate(node.preparation.load())
     assert [(tier.engine, tier.why) for tier in ready.tiers] == [
         ("eager", "an anytime model's steps are eager")
     ] * 2

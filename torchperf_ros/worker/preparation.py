@@ -54,11 +54,14 @@ def main(frames_fd: int, control_fd: int, ring_fd: int, result_fd: int) -> int:
     reports = Reports(control)
     try:
         come_forward, _lock = _set_up_process(setup)
-        prepared = Preparation(setup, reports).prepare()
+        preparation = Preparation(setup, reports)
+        prepared = preparation.load()
         frames = socket.socket(fileno=frames_fd)
         session = Session(setup, prepared, reports, control, frames, ring_fd, result_fd)
         session.limited = TimeLimit(setup.hang_ms / 2).call
+        ready = preparation.calibrate(prepared)
         come_forward()
+        reports.say(ready)  # a frame may come from now on
         session.serve()
     except (Exception, SystemExit) as error:  # the process's boundary: the node shows this on /diagnostics
         text = str(error)
@@ -98,12 +101,6 @@ class Preparation:
         device = choose_device(setup.device, before=setup.device_before)
         self._device = Device(device, setup.threads, stream_priority=setup.stream_priority)
 
-    def prepare(self) -> Prepared:
-        """Load and calibrate; returns what a session runs."""
-        prepared = self.load()
-        self.calibrate(prepared)
-        return prepared
-
     def load(self) -> Prepared:
         """Import the adapter, report what it takes and gives, and build every tier."""
         setup, device = self._setup, self._device
@@ -125,8 +122,8 @@ class Preparation:
                 tiers[number] = self._loader.load(number)
         return Prepared(adapter, device, inputs, output, observes, _overrides(adapter, "scene"), tiers, {})
 
-    def calibrate(self, prepared: Prepared) -> None:
-        """Warm up and time every tier, then report ready."""
+    def calibrate(self, prepared: Prepared) -> Ready:
+        """Warm up and time every tier; returns what says that it is ready."""
         setup, adapter = self._setup, prepared.adapter
         calibrations = list(setup.calibrations) or [Calibration(0.0, 0.0)] * len(setup.tiers)
         fixed_sizes = not adapter.dynamic_dims()
@@ -146,7 +143,7 @@ class Preparation:
             # from here on it would cost a frame its deadline
             torch.compiler.set_stance("fail_on_recompile")
         facts = tuple(prepared.facts(setup.tiers))
-        self._reports.say(Ready(tuple(calibrations), facts, tuple(self._loader.missing)))
+        return Ready(tuple(calibrations), facts, tuple(self._loader.missing))
 
     def _run_whole_frame(
         self, prepared: Prepared, tier: Tier, check: OutputCheck, example: tuple[torch.Tensor, ...]
