@@ -21,7 +21,6 @@ from torchperf_ros.node.endpoints import (
     OUTPUT_QOS,
     Endpoints,
     RawPublisher,
-    ros_message_class,
     stage_inputs,
 )
 from torchperf_ros.node.parameters import NodeParameters, plain_values
@@ -30,6 +29,7 @@ from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
 from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
 from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
 from torchperf_ros.observe.telemetry.metrics import MetricsExporter

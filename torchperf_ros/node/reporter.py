@@ -20,7 +20,8 @@ from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
-from torchperf_ros.node.endpoints import OUTPUT_QOS, alike_topics, resolved, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, alike_topics, resolved
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.observe.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
 from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float64_bytes
 from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory

@@ -8,10 +8,13 @@ tolerated, so that a view can look at any version of the node. Messages may be r
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import linear_regression, median
+from statistics import median
 from typing import Any, Final
 
+import numpy as np
+
 from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.stage.trend import theil_sen_slope
 
 NODE_STATUS: Final = "node"
 STATUS_PREFIX: Final = "perf: "
@@ -235,11 +238,11 @@ class NodeState:
 
     @property
     def memory_trend(self) -> float:
-        """Slope of the workers' memory in MiB per minute, least squares; NaN with too few samples."""
+        """Slope of the workers' memory in MiB per minute, by Theil and Sen; NaN with too few samples."""
         if len(self.memory) < _LEAST_SAMPLES or self.memory[0][0] == self.memory[-1][0]:
             return math.nan
-        times, values = zip(*self.memory, strict=True)
-        return linear_regression(times, values).slope * _S_PER_MIN
+        times, values = np.array(self.memory).T
+        return theil_sen_slope(times, values) * _S_PER_MIN
 
     def at(self, elapsed_s: float) -> None:
         """Let time pass; a silence that begins is an event."""

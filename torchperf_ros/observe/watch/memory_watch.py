@@ -6,7 +6,6 @@ It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collect
 how and the reason of each.
 """
 
-import functools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import psutil
 from numpy.typing import NDArray
 
 from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.stage.trend import pairs_of, theil_sen_slope
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.telemetry.memory import MemoryUse
@@ -325,31 +325,13 @@ def _values(growth: Growth, room_mib: float) -> dict[str, str]:
     return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
 
 
-@functools.lru_cache(
-    maxsize=2
-)  # asked for twice for each window; those of every size there ever was would be a leak
-def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Places of the first and of the second point of every pair."""
-    first, second = np.triu_indices(n, 1)
-    return first, second
-
-
-def theil_sen_slope(times: _Array, values: _Array) -> float:
-    """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
-
-    Both have the shape (n,), n >= 2; times rise.
-    """
-    first, second = _pairs(len(times))
-    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
-
-
 def mann_kendall_p(values: _Array) -> float:
     """One-sided p-value of the Mann-Kendall test against "no growth".
 
     `values`: shape (n,), in order of time.
     """
     n = len(values)
-    first, second = _pairs(n)
+    first, second = pairs_of(n)
     score = float(np.sum(np.sign(values[second] - values[first])))
     return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
 

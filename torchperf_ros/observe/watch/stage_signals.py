@@ -72,7 +72,6 @@ class StageSignals:
         self._latency: dict[int, dict[str, Signal]] = {}
         self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
         self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
-        self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
         self._missing_since_s: float | None = None
         self._counted = Counter[str]()
         self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
@@ -108,8 +107,6 @@ class StageSignals:
         values["misses"] = float(sum(answer.outcome not in IN_TIME for answer in answers))
         if received:
             values["drops_share"] = dropped / received
-            if self._drops.update(time_s, 100 * values["drops_share"]):
-                alerts.append(self._drops.alert(self._stage))
         answers = [answer for answer in answers if answer.tier >= 0]  # no worker ran the others
         if answers:
             values["tier"] = fmean(self._place(answer) for answer in answers)
