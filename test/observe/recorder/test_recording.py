@@ -18,7 +18,7 @@ from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.workers.frame_ring import FrameRing
 
-from ..telemetry.frame_records import frame_record
+from ..telemetry.frame_records import answered_frame
 
 WITHIN_S = 60.0
 SETUP = {
@@ -186,7 +186,7 @@ def test_given_large_messages_and_outputs_when_nobody_passes_them_on_then_their_
 ):
     monkeypatch.setattr(recording, "_MOST_WAITING_BYTES", 1 << 20)
     node = start()
-    answer = frame_record(seq=1).answer
+    answer = answered_frame(seq=1)
     answer.payload = bytes(300_000)
     lost = node.recording._writer.lost
     with node.recording._lock:  # as while another recorder is started
@@ -210,7 +210,7 @@ def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_fo
     node.recording.message("/nobody_heard_of", 1, b"x")  # of no topic of the setup
     node.wait_for(lambda: "1 times something could not be passed on" in node.recording.problem)
     assert "KeyError: '/nobody_heard_of'" in node.recording.problem
-    node.recording.frame(0, frame_record(seq=7).answer, 1.0)
+    node.recording.frame(0, answered_frame(seq=7), 1.0)
     node.recording.tell(2, kind="log", severity="info", text="after it")
     node.wait_for(lambda: "after it" in node.texts())
     assert [record["seq"] for record in node.records() if record["kind"] == "frame"] == [7]

@@ -66,7 +66,7 @@ def answered(seq, received_ns, now, rng):
         age_ms=now.age_ms + rng.random(),
         steps=StepTimes(0.5, 2.0, inference_ms, 0.5),
         total_ms=50.0 if missed else inference_ms + 3.1,
-    ).answer
+    ).row
 
 
 def between(begin, end, **fault):

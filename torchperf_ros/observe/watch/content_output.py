@@ -86,8 +86,8 @@ class OutputContent:
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
-        now_ns, output = record.answer.frame.received_ns, record.answer.payload
-        if record.answer.outcome is not Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
+        now_ns, output, tier = int(record.row["received_ns"]), record.payload, int(record.row["tier"])
+        if record.row["outcome"] != Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
             return
         if not self._type_name or len(output) > _MOST_BYTES:
             return
@@ -97,8 +97,8 @@ class OutputContent:
         except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
             return
         count, scores = statistics_of(message, self._type_name)
-        if record.answer.tier != self._tier:
-            self._tier = record.answer.tier
+        if tier != self._tier:
+            self._tier = tier
             for found in self._found.values():
                 found.clear()
         if not math.isnan(count):
@@ -110,9 +110,9 @@ class OutputContent:
 
     def _has_frozen(self, record: FrameRecord, trigger: bytes | memoryview, count: float) -> bool:
         """Whether the output is the one before, apart from its stamp, while what it comes from is another."""
-        stamp = _STAMP.pack(*divmod(record.answer.frame.stamp_ns, NS_PER_S))
+        stamp = _STAMP.pack(*divmod(int(record.row["stamp_ns"]), NS_PER_S))
         sample = bytes(trigger[_HEADER_END :: max(1, len(trigger) // _SAMPLES)])
-        now = ((record.answer.payload or b"").replace(stamp, b""), sample)
+        now = ((record.payload or b"").replace(stamp, b""), sample)
         last, self._last = self._last, now
         return last is not None and count != 0 and now[0] == last[0] and now[1] != last[1]
 
