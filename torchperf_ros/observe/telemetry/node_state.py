@@ -102,12 +102,13 @@ class StageState:
         near = min(self.recent, key=lambda record: abs(record.stamp_ns - stamp_ns), default=None)
         return near if near is not None and abs(near.stamp_ns - stamp_ns) <= _MATCH_NS else None
 
+    def number(self, key: str) -> float:
+        """A number from the diagnostics, NaN if it is unknown."""
+        return number_of(self.values.get(key))
+
     def count(self, key: str) -> int | None:
         """A counter from the diagnostics, None if it is unknown."""
-        try:
-            return int(float(self.values[key]))
-        except (KeyError, ValueError, OverflowError):
-            return None
+        return int(number) if math.isfinite(number := self.number(key)) else None
 
     @property
     def rate_hz(self) -> float:
@@ -392,6 +393,14 @@ class NodeState:
         if (kind := _kind(status)) != "ok" and status.message not in self._warnings:
             self._warnings.add(status.message)
             self.event(kind, NODE_STATUS, status.message)
+
+
+def number_of(text: str | None) -> float:
+    """The number of a status's value; NaN where there is none."""
+    try:
+        return float(text or math.nan)
+    except ValueError:
+        return math.nan
 
 
 def by_label(message: Any) -> dict[str, float]:  # noqa: ANN401 - std_msgs/Float64MultiArray
