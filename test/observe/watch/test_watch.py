@@ -188,7 +188,6 @@ def test_given_an_input_of_an_unknown_type_then_the_watch_says_that_it_has_ended
         "record_dir": str(tmp_path / "records"),
         "record_mib": 1,
         "evidence_dir": str(tmp_path / "evidence"),
-        "evidence_count": 5,
         "evidence_mib": 5,
         "black_box_s": 1.0,
         "black_box_after_s": 1.0,

@@ -91,9 +91,8 @@ class BlackBox:
         """Start empty.
 
         Args:
-            setup: what the node says at its start, see the end of `node/node.py`: its topics and stages,
-                and how much is kept, in seconds before and after an incident and in MiB of each of these
-                two parts.
+            setup: the node's topics and stages, see the end of `node/node.py`, and how much is kept, in
+                seconds before and after an incident and in MiB of each of these two parts.
             evidence: where incidents go.
             clock: how long something is kept: ROS time may stand still, or jump.
         """

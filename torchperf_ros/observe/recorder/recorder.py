@@ -48,9 +48,7 @@ class Recorder:
         self._t_ns = 0
         self._lost = self._refused = 0
         self._refusal = ""
-        self._evidence = open_incidents(
-            setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"]
-        )
+        self._evidence = open_incidents(setup["evidence_dir"], setup["evidence_mib"])
         self._folder = Path(setup["record_dir"])
         stages = []
         for stage in setup["stages"]:

@@ -149,10 +149,8 @@ _PASS_ON_S = 0.05
 _PARAMETERS = (
     "record_mib",
     "evidence_dir",
-    "evidence_count",
     "evidence_mib",
     "black_box_s",
-    "black_box_after_s",
     "black_box_mib",
     "watch",
 )
@@ -196,12 +194,14 @@ class Recording:
         self.problem = ""  # why nothing is recorded at present, empty if all is well
         self.restarts = 0  # recorders that had to be replaced; at most one in 10 s
         self.ros_offset_ns = int(setup["ros_offset_ns"])
-        self._evidence = open_incidents(config.evidence_dir, config.evidence_count, config.evidence_mib)
+        self._evidence = open_incidents(config.evidence_dir, config.evidence_mib)
         default = node_folder(user_folder("XDG_STATE_HOME", ".local/state") / "records", setup["node"])
         records = Path(config.record_dir).expanduser() if config.record_dir else default
+        after_s = config.black_box_s / 2
         self._setup = {
             **setup,
             **{name: getattr(config, name) for name in _PARAMETERS},
+            "black_box_after_s": after_s,
             "record_dir": str(records),
         }
         self._stage_fds = [ring.fd for ring in rings]
@@ -210,7 +210,7 @@ class Recording:
             if stage["inputs"] and stage["inputs"][0] is not None:
                 ring.keep(config.black_box_s + _LATE_S, extra)
         self._writer = StreamWriter(max(record_size([stage.max_frame_bytes]) for stage in config.stages))
-        self._after_ns = round(config.black_box_after_s * NS_PER_S)
+        self._after_ns = round(after_s * NS_PER_S)
         self._incident = ("", 0)
         self._index = {topic: index for index, (topic, _) in enumerate([*setup["topics"], *setup["heard"]])}
         self._messages: deque[tuple[str, int, bytes]] = deque(maxlen=_MOST_WAITING)
