@@ -40,7 +40,7 @@ class RecordingByHand:
     def message(self, topic, t_ns, data):
         pass
 
-    def tell(self, t_ns, **fields):
+    def event(self, t_ns, **fields):
         pass
 
 
@@ -74,7 +74,7 @@ def announced(monkeypatch):
     made = AlertPublisher(node)
     made.recording = RecordingByHand()
     found = []
-    made.told = found.append
+    made.published = found.append
 
     def at(second, *names):
         now_ns = (1_000 + second) * NS_PER_S

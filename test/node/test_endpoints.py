@@ -206,7 +206,7 @@ def test_given_a_stage_that_loads_and_compiles_when_looked_at_then_each_step_is_
     for health, progress, compiling in steps:
         stage.pool.progress, update.compiling = progress, compiling
         for _ in range(3):
-            Reporter._tell_progress(reporter, stage, health)
+            Reporter._log_progress(reporter, stage, health)
     assert said == [
         "stage camera: worker 0 waits for torch to be imported",
         "stage camera: worker 0 loading full (1 of 2)",

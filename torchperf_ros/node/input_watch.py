@@ -41,7 +41,7 @@ class InputWatch:
     def look(self, inputs: Sequence[StageInput], now_ns: int) -> None:
         """A line on the terminal where an input has been silent for 5 s, with what the graph knows of it.
 
-        Of a trigger that no message has come; of another input that no node publishes it. Said again where
+        Of a trigger that no message has come; of another input that no node publishes it. Logged again where
         the graph has changed, as when a topic appears that could be remapped.
         """
         for source in inputs:
@@ -106,7 +106,7 @@ class InputWatch:
         return found
 
     def silences(self) -> list[Alert]:
-        """A status for each input that is silent: whoever looks at the node later sees why, too."""
+        """A status for each input that is silent: who looks at the node later sees why, too."""
         return [
             Alert(Level.WARN, f"perf: {stage} input", f"no message on {topic}: {said[-1]}", {})
             for (stage, topic), said in self.silent.items()

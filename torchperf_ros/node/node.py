@@ -62,17 +62,17 @@ _Transition = Callable[["PerfNode", LifecycleState], TransitionCallbackReturn]
 
 
 def _transition(callback: _Transition) -> _Transition:
-    """A transition whose unexpected errors are told: rclpy turns them into ERROR and says nothing."""
+    """Wraps a lifecycle transition and logs the traceback of an unexpected exception, which rclpy drops."""
 
     @functools.wraps(callback)
-    def told(node: "PerfNode", state: LifecycleState) -> TransitionCallbackReturn:
+    def logged(node: "PerfNode", state: LifecycleState) -> TransitionCallbackReturn:
         try:
             return callback(node, state)
         except Exception:  # a thread's boundary: rclpy calls `on_error` next
             node.get_logger().error(f"{callback.__name__} failed:\n{traceback.format_exc()}")
             return _ERROR
 
-    return told
+    return logged
 
 
 class PerfNode(LifecycleNode):
@@ -127,7 +127,7 @@ class PerfNode(LifecycleNode):
 
     @_transition
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Start the workers and wait until their adapters have said what they take and give."""
+        """Start the workers and wait until their adapters have described what they take and give."""
         try:
             config = self._versions.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
@@ -183,7 +183,7 @@ class PerfNode(LifecycleNode):
 
     @_transition
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """End the workers from whatever state."""
+        """End the workers, in any state."""
         self._tear_down()
         self._lifecycle = "finalized"
         return _SUCCESS
@@ -218,7 +218,7 @@ class PerfNode(LifecycleNode):
         self._lifecycle = "configuring"
 
     def _come_up(self, config: NodeConfig) -> bool:
-        """Connect everything once the adapters have said what they take and give.
+        """Connect everything once the adapters have described what they take and give.
 
         False, and an error, if it fails.
         """

@@ -156,7 +156,7 @@ class Reporter:
         healths = [(stage, stage.statistics.health.state(now_ns)) for stage in self.sources.stages]
         statuses = self._statuses(healths, memory)
         for stage, health in healths:
-            self._tell_progress(stage, health)
+            self._log_progress(stage, health)
             if problem := stage.output_stamp_problem:
                 self.alert_publisher.found(Alert(Level.WARN, f"{stage.config.name}: stamps", problem))
         if self._lifecycle_state() == "active":
@@ -217,7 +217,7 @@ class Reporter:
         """Have the recorder know the memory, each stage's counters, and now and then its candidate."""
         if (recording := self.alert_publisher.recording) is None:
             return
-        recording.tell(ros_now_ns, kind="memory", values=dict(zip(LABELS, memory_row, strict=True)))
+        recording.event(ros_now_ns, kind="memory", values=dict(zip(LABELS, memory_row, strict=True)))
         counters = {
             stage.config.name: {key: value for key, value in status.values.items() if key.endswith(COUNTED)}
             for stage, status in zip(self.sources.stages, statuses, strict=False)
@@ -225,8 +225,8 @@ class Reporter:
         self._reports += 1
         for name in counters if self._reports % _CANDIDATES_EVERY == 0 else ():
             if found := self._candidates(name):
-                recording.tell(ros_now_ns, kind="candidate", stage=name, **found)
-        recording.tell(
+                recording.event(ros_now_ns, kind="candidate", stage=name, **found)
+        recording.event(
             ros_now_ns, kind="counters", active=self._lifecycle_state() == "active", stages=counters
         )
 
@@ -272,10 +272,10 @@ class Reporter:
         facts = {**self.sources.facts, **self._shared_name(), **self._recorder_facts()}
         facts |= {"memory_warning": self._memory_problem} if self._memory_problem else {}
         facts |= self._clock_problem
-        told = {key: text for key, text in facts.items() if key.endswith("_warning")}
-        for key in told.keys() - self._warned:
-            self._node.get_logger().warning(told[key])
-        self._warned, warnings = set(told), list(told.values())
+        warnings_by_key = {key: text for key, text in facts.items() if key.endswith("_warning")}
+        for key in warnings_by_key.keys() - self._warned:
+            self._node.get_logger().warning(warnings_by_key[key])
+        self._warned, warnings = set(warnings_by_key), list(warnings_by_key.values())
         if health is None:
             message = "; ".join([f"not configured ({state})", *warnings])
             return Alert(Level.WARN, "perf: node", message, values | facts)
@@ -306,7 +306,7 @@ class Reporter:
             return {}
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
-    def _tell_progress(self, stage: StageActor, health: Health) -> None:
+    def _log_progress(self, stage: StageActor, health: Health) -> None:
         """Lines on the terminal.
 
         What a start waits for, that the stage is ready, what is compiled beside it.

@@ -61,7 +61,7 @@ class Findings:
 
 @dataclass
 class Ear:
-    """What is heard beside what the node says, while somebody listens to it."""
+    """What is heard beside the node's own topics, while the doctor listens."""
 
     node: str
     actuation: str = ""
@@ -79,7 +79,7 @@ class Ear:
         Ask for its parameters once.
 
         Returns whether enough came of every trigger that the node has had, and an answer of the receiver,
-        to tell where the time goes.
+        to split the time.
         """
         self.state, enough = state, True
         for stage in state.stages.values():

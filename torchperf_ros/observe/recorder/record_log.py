@@ -113,7 +113,7 @@ class RecordLog:
         lines, self._lines = self._lines, []
         try:
             self._write(lines, t_ns)
-        except OSError as error:  # a full or read-only disk: said, counted, and tried again in a second
+        except OSError as error:  # a full or read-only disk: reported, counted, and tried again in a second
             self.problem = f"records cannot be written to {self._path}: {error}"
             self._dropped["disk"] += len(lines)
             self._begun = None
@@ -156,7 +156,7 @@ class RecordLog:
 
     def _open(self) -> int:
         """The file to append to: a new one where it is full."""
-        # a FIFO that nobody reads is an error
+        # a FIFO without a reader is an error
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
         handle = os.open(self._path, flags, 0o666)
         if os.fstat(handle).st_size < self._file_bytes:

@@ -37,7 +37,7 @@ def diagnostic_bytes(statuses: Iterable[Alert], hardware_id: str, ros_now_ns: in
 
 
 def warm_up(config: StageConfig) -> None:
-    """Do on made-up frames, and for nobody, what the first frames and the first report after them will do.
+    """Run on made-up frames what the first frames and the first report after them will run.
 
     The first of each generates code and imports modules, 20 to 50 ms in which it holds the interpreter
     again and again; a frame's deadline would pass meanwhile.

@@ -449,9 +449,9 @@ NODE_FIELDS: Final = (
     _F("", lambda node: sum(int(count) for key, count in node.lane.items() if key.endswith(" refused")),
        "torchperf_emergency_refused_total", "Messages of its sensors that could not be used"),
     # memory
-    _F("", lambda node: {kind: node.use.told[kind] for kind in _CUDA_KINDS if kind in node.use.told},
+    _F("", lambda node: {kind: node.use.by_workers[kind] for kind in _CUDA_KINDS if kind in node.use.by_workers},
        "torchperf_cuda_memory_bytes", "Memory of the CUDA device, as the workers say", ("kind",)),
-    _F("", lambda node: node.use.told.get("history", 0), "torchperf_history_bytes",
+    _F("", lambda node: node.use.by_workers.get("history", 0), "torchperf_history_bytes",
        "Histories that the adapters keep"),
     _F("", _get("use.shared"), "torchperf_shared_memory_bytes", "Shared memory that frames have touched"),
     _F("", _get("used_share"), "torchperf_memory_used_ratio",

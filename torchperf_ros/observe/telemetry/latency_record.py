@@ -47,7 +47,6 @@ class LatencyRecord:
     """Encodes answers of one stage, the one at `stage_index` of the parameter `stages`."""
 
     def __init__(self, stage_index: int) -> None:
-        """Take the stage's index."""
         self.stage_index = stage_index
         array = LabelledArray(LABELS)
         self._prefix, self._pack = array.prefix, array.pack  # a call less for each frame

@@ -127,7 +127,7 @@ class _ScrapeServer(ThreadingMixIn, WSGIServer):
     def get_request(self) -> Any:  # noqa: ANN401 - socketserver's
         """The next client.
 
-        Where this process has no descriptor left for it, it waits, and nobody spins meanwhile.
+        Where this process has no descriptor left for it, it waits, and no thread spins meanwhile.
         """
         try:
             return super().get_request()

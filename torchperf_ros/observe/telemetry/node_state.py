@@ -37,7 +37,7 @@ _KINDS: Final = ("ok", "warn", "error", "warn")
 
 
 @dataclass(frozen=True)
-class Event:
+class NodeEvent:
     """One line of the list of events."""
 
     at_s: float  # seconds since the listening began
@@ -202,12 +202,11 @@ class NodeState:
     """
 
     def __init__(self, name: str) -> None:
-        """Know its name and nothing else."""
         self.name = name  # for example `/perf`
         self.elapsed_s = 0.0  # since the listening began; events get this time
         self.stages: dict[str, StageState] = {}  # by name, in the order of the node's report
         self.node: dict[str, str] = {}  # keys and values of the node's own status
-        self.events: deque[Event] = deque(maxlen=_EVENTS)  # the last ones, oldest first
+        self.events: deque[NodeEvent] = deque(maxlen=_EVENTS)  # the last ones, oldest first
         self.event_count = 0  # how many there were
         self.end_to_end_ms: deque[float] = deque(maxlen=300)  # the last values of `/perf/latency`
         self.memory: deque[tuple[float, float]] = deque(maxlen=_MEMORY_SAMPLES)
@@ -216,7 +215,9 @@ class NodeState:
         self.others: set[str] = set()  # nodes that were heard instead, by their names
         self.heard_s = -math.inf  # when it reported last, -inf before
         self.restarts = 0  # how often another process took its name since the listening began
-        self.alerts: list[Event] = []  # what goes on now, by the node's own status; also for who joins late
+        self.alerts: list[
+            NodeEvent
+        ] = []  # what goes on now, by the node's own status; also for who joins late
         self._heard_pids: dict[str, float] = {}  # when each process of this name reported last
         self._warnings: set[str] = set()
         self._evidence: set[str] = set()
@@ -255,7 +256,7 @@ class NodeState:
     def event(self, kind: str, source: str, text: str) -> None:
         """Add an event, now."""
         self.event_count += 1
-        self.events.append(Event(self.elapsed_s, kind, source, " ".join(text.split())))
+        self.events.append(NodeEvent(self.elapsed_s, kind, source, " ".join(text.split())))
 
     # std_msgs/Float64MultiArray
     def on_frame(self, message: Any, published_ns: int) -> None:  # noqa: ANN401
@@ -383,10 +384,10 @@ class NodeState:
             old.clear()
         return False
 
-    def _alert(self, key: str, value: str) -> Event:
+    def _alert(self, key: str, value: str) -> NodeEvent:
         level, _, text = value.partition(" ")
         source, _, what = key.removeprefix(_ALERT).partition(": ")
-        return Event(self.elapsed_s, level.lower(), source, f"{what}: {text}")
+        return NodeEvent(self.elapsed_s, level.lower(), source, f"{what}: {text}")
 
     def _warn(self, status: Any) -> None:  # noqa: ANN401 - diagnostic_msgs/DiagnosticStatus
         """Report once what stands on `/diagnostics` beside the stages, an input of the wrong type for example."""

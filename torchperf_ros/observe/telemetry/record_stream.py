@@ -138,7 +138,6 @@ class StreamWriter:
     """
 
     def __init__(self, ring_bytes: int) -> None:
-        """Make the ring that payloads pass through."""
         self.lost = self.cut = 0  # packets that found no room, of which the recorder does not know yet
         self._socket: socket.socket | None = None
         self.ring = FrameRing(ring_bytes)

@@ -17,7 +17,13 @@ from rich.text import Text
 
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
-from torchperf_ros.observe.telemetry.node_state import Event, NodeState, SeenFrame, StageState, number_of
+from torchperf_ros.observe.telemetry.node_state import (
+    NodeEvent,
+    NodeState,
+    SeenFrame,
+    StageState,
+    number_of,
+)
 
 HEAD_ROWS: Final = 2
 _LEAST_STAGE_ROWS: Final = 3
@@ -168,7 +174,7 @@ def node_line(node: NodeState) -> str:
     return " | ".join(parts)
 
 
-def event_line(event: Event, began_s: float | None = None, *, now: bool = False) -> Text:
+def event_line(event: NodeEvent, began_s: float | None = None, *, now: bool = False) -> Text:
     """An event in one line; its time as in `node_picture`, or the word `now`."""
     mark, colour = _EVENT_MARKS.get(event.kind, _EVENT_MARKS["note"])
     at = (
@@ -192,7 +198,7 @@ def _news(node: NodeState, width: int, count: int, began_s: float | None) -> lis
     return alerts + rows
 
 
-def _wrapped(line: Text, event: Event, width: int, most: int) -> list[Text]:
+def _wrapped(line: Text, event: NodeEvent, width: int, most: int) -> list[Text]:
     if most <= 0:
         return []
     indent, most = len(line) - len(event.text), min(most, _MOST_EVENT_ROWS)

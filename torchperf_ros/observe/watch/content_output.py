@@ -24,7 +24,7 @@ _SCORES = frozenset({"score", "confidence", "probability"})
 _MARKERS = "visualization_msgs/msg/MarkerArray"
 _DELETING = frozenset({2, 3})  # actions of a marker that is no object
 _DEEPEST = 4
-_HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are told apart
+_HEADER_END, _SAMPLES = 12, 4096  # bytes of an input by which two are compared
 _STAMP = struct.Struct("<iI")
 _LEAST_S, _FACTOR = 10.0, 3.0
 _KNOWN_S = 30.0
@@ -39,7 +39,6 @@ class Stretch:
     """How long something has been so without a break, and whether that is longer than it ever was."""
 
     def __init__(self) -> None:
-        """Begin with the first call of `update`."""
         self.longest_s = 0.0  # the longest stretch that is over
         self._first_ns = self._since_ns = self._last_ns = 0
 
@@ -94,7 +93,7 @@ class OutputContent:
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         try:
             message = decode(output, self._type_name)
-        except TorchperfError:  # an adapter's own way to encode; nothing can be said of it
+        except TorchperfError:  # an adapter's own way to encode, which cannot be judged
             return
         count, scores = statistics_of(message, self._type_name)
         if tier != self._tier:

@@ -49,7 +49,7 @@ class StageSignals:
     """One stage's frames: how they come in, and how they are answered.
 
     Attributes:
-        superseded: frames of this second that will never be answered; set by whoever hears of them.
+        superseded: frames of this second that will never be answered; the watch counts them here.
     """
 
     def __init__(
@@ -301,7 +301,6 @@ class CounterSignals:
     """
 
     def __init__(self, stage: str, tiers: Sequence[str]) -> None:
-        """Name the stage and its tiers."""
         self._stage = stage
         self._tiers = tiers
         self._totals: dict[str, int] = {}
@@ -324,7 +323,7 @@ class CounterSignals:
             self._rises[key].append((time_s, rise))
 
     def second(self, time_s: float) -> Judged:
-        """How much each has risen in its span of time, and what of it is too much."""
+        """How much each has risen in its span of time, and an alert for each that has risen too much."""
         values, alerts = {}, []
         for rule in _COUNTERS:
             rises = self._rises[rule.key]
