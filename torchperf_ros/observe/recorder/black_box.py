@@ -173,7 +173,7 @@ class BlackBox:
             yield _Entry(t_ns, self._topics[record.topic], record.data)
             return
         topics = self._inputs[record.stage]
-        received_ns = record.t_ns - record.published_ns + int(record.row["received_ns"])
+        received_ns = record.t_ns - (record.published_ns - record.received_ns)
         for item in sorted(
             kept.inputs, key=lambda item: -item.index
         ):  # the trigger last, as a replay needs it

@@ -24,11 +24,12 @@ _ENCODE = json.JSONEncoder(
 ).encode  # `dumps` makes a new one
 _COLUMNS = SENT.names or ()
 _WRITTEN = (*(name for name, _ in KEPT), "profiled", "step")
-_WORDS: dict[str, type[Outcome] | type[Fallback] | type[GuardVerdict]] = {
-    "outcome": Outcome,
-    "fallback": Fallback,
-    "check": GuardVerdict,
+_WORDS: dict[str, list[str | None]] = {
+    "outcome": [outcome.word for outcome in Outcome],
+    "fallback": [*(fallback.word for fallback in Fallback), None],
+    "check": [*(verdict.word for verdict in GuardVerdict), None],
 }
+"""By index; the last is for -1, which is none."""
 _MOST_PER_S = {"frame": 1000, "event": 50}
 """Records of a kind that are written each second.
 
@@ -70,8 +71,8 @@ class RecordLog:
         """Add a frame."""
         row, tiers = dict(zip(_COLUMNS, record.row.item(), strict=True)), self._tiers[record.stage]
         shapes, tier = row["shapes"], row["tier"]
-        words = {name: kind(row[name]).word if row[name] >= 0 else None for name, kind in _WORDS.items()}
-        fields = {name: row[name] for name in _WRITTEN} | words
+        fields: dict[str, Any] = {name: _known(row[name]) for name in _WRITTEN}
+        fields |= {name: words[row[name]] for name, words in _WORDS.items()}
         fields |= {
             "stage": self._names[record.stage],
             "tier": tiers[tier] if 0 <= tier < len(tiers) else None,
@@ -80,7 +81,7 @@ class RecordLog:
             "input_shapes": shapes.decode(errors="replace") or None,
             "batch": batch_size(shapes),
         }
-        self._add("frame", record.t_ns, {key: _known(value) for key, value in fields.items()})
+        self._add("frame", record.t_ns, fields)
 
     def event(self, t_ns: int, fields: Mapping[str, Any]) -> None:
         """Add an event; `fields` holds its `kind`, and numbers that are not finite become null."""

@@ -89,6 +89,7 @@ class FrameRecord:
         inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty
             where they were overwritten, or never handed over.
         ring: where the trigger is, at the row's offset.
+        received_ns: monotonic time of its receipt.
     """
 
     t_ns: int
@@ -99,13 +100,16 @@ class FrameRecord:
     inputs: list[InputBytes] = field(default_factory=list)
     ring: FrameReader | None = None
 
+    received_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.received_ns = int(self.row["received_ns"])
+
     @property
     def published_ns(self) -> int:
         """When it was answered, monotonic."""
         total_ms = float(self.row["total_ms"])
-        return int(self.row["received_ns"]) + (
-            round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else 0
-        )
+        return self.received_ns + (round(total_ms * NS_PER_MS) if math.isfinite(total_ms) else 0)
 
     @property
     def is_there(self) -> bool:

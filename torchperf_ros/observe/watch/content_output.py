@@ -85,10 +85,10 @@ class OutputContent:
 
     def take(self, record: FrameRecord) -> None:
         """Take a frame: its own result only, nothing held, backed up or made."""
-        now_ns, output, tier = int(record.row["received_ns"]), record.payload, int(record.row["tier"])
-        if record.row["outcome"] != Outcome.ON_TIME or output is None or now_ns < self._next_look_ns:
+        now_ns, output = record.received_ns, record.payload
+        if not self._type_name or output is None or now_ns < self._next_look_ns:
             return
-        if not self._type_name or len(output) > _MOST_BYTES:
+        if record.row["outcome"] != Outcome.ON_TIME or len(output) > _MOST_BYTES:
             return
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         try:
@@ -96,6 +96,7 @@ class OutputContent:
         except TorchperfError:  # an adapter's own way to encode, which cannot be judged
             return
         count, scores = statistics_of(message, self._type_name)
+        tier = int(record.row["tier"])
         if tier != self._tier:
             self._tier = tier
             for found in self._found.values():

@@ -59,7 +59,7 @@ class StageWatch:
         self.signals.answered(record.row)
         for item in record.inputs:
             if (content := self._contents.get(item.index)) is not None:
-                content.take(item, int(record.row["received_ns"]))
+                content.take(item, record.received_ns)
         self._output.take(record)
 
     def advance(self, known_ns: int) -> None:
