@@ -28,8 +28,7 @@ from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float6
 from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
 from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
 from torchperf_ros.observe.watch.stage_signals import COUNTED
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage import Stage, StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -43,7 +42,7 @@ _WORST_FIRST = (Health.SAFE_STOP, Health.STARTING, Health.DEGRADED, Health.WAITI
 class Sources:
     """What the node consists of while it is configured, as far as it is reported on."""
 
-    stages: tuple[StageActor, ...] = ()
+    stages: tuple[Stage, ...] = ()
     inputs: tuple[StageInput, ...] = ()  # those from topics
     lane: EmergencyLane | None = None
     memory_limit_mib: int = 0
@@ -197,7 +196,7 @@ class Reporter:
             stage.limit_memory(used_share, self.sources.memory_share, self.alert_publisher.takes_memory[0])
         return memory
 
-    def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:
+    def _statuses(self, healths: Sequence[tuple[Stage, Health]], memory: MemoryUse) -> list[Alert]:
         """Of the stages in their order, of the node, of the emergency lane, and of inputs of a wrong type."""
         lane = self.sources.lane
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
@@ -239,7 +238,7 @@ class Reporter:
         for stage in self.sources.stages:
             stage.actions.report(alert, monotonic_ns())
 
-    def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+    def _stage_status(self, stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
         waits_for = {
@@ -306,7 +305,7 @@ class Reporter:
             return {}
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
-    def _log_progress(self, stage: StageActor, health: Health) -> None:
+    def _log_progress(self, stage: Stage, health: Health) -> None:
         """Lines on the terminal.
 
         What a start waits for, that the stage is ready, what is compiled beside it.

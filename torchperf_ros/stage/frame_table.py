@@ -98,7 +98,6 @@ class FrameTable:
     """Rows of `FRAME`, appended to a temporary file that goes with the object."""
 
     def __init__(self) -> None:
-        """Make the file, in the system's temporary folder."""
         self._file = tempfile.TemporaryFile(prefix="torchperf_frames_")  # noqa: SIM115 - closed by `close`
         self._rows: list[tuple[float, ...]] = []
         self._written = 0

@@ -9,9 +9,9 @@ from torchperf_ros.api.outcome import IN_TIME, Fallback, Health, Outcome
 from torchperf_ros.observe.telemetry.fields import FIELDS, StageLook, kept_down
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.figures import StageStatistics
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_statistics import StageStatistics
+from torchperf_ros.stage.stage import Stage
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 
@@ -62,7 +62,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+def stage_status(stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
     """Status of a stage of this health; `rss_bytes`: memory by process id."""
     values = status_values(StageLook(stage, rss_bytes, health))
     return Alert(LEVELS[health], f"perf: {stage.config.name}", _summary(stage, health), values)
@@ -77,7 +77,7 @@ def status_values(look: StageLook) -> dict[str, str]:
     }
 
 
-def _summary(stage: StageActor, health: Health) -> str:
+def _summary(stage: Stage, health: Health) -> str:
     """One line that says why the stage is in this state."""
     if health is Health.STARTING:
         return f"STARTING: {stage.pool.progress}"
@@ -100,17 +100,17 @@ def _summary(stage: StageActor, health: Health) -> str:
     return f"{health.name}: " + ", ".join(filter(None, parts))
 
 
-def _scene(stage: StageActor, number: int) -> str:
+def _scene(stage: Stage, number: int) -> str:
     return stage.config.scenes[number].name
 
 
-def _not_yet_nominal(stage: StageActor) -> str:
+def _not_yet_nominal(stage: Stage) -> str:
     health, reason = stage.statistics.health, stage.statistics.counters.last_reason.partition("\n")[0]
     since = f" since {reason}" if reason else ""
     return f"{health.healthy_in_a_row} of {health.limits.recover_frames} frames on time in a row{since}"
 
 
-def _why_stopped(stage: StageActor) -> str:
+def _why_stopped(stage: Stage) -> str:
     """What a sustained failure is about.
 
     Dead workers and what is done about them, misses, or what is left of it.

@@ -20,9 +20,9 @@ from torchperf_ros.safety.emergency import KINDS
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.candidate import BASE
 from torchperf_ros.settings.config import NodeConfig
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_figures import Spans
-from torchperf_ros.stage.tier_ladder import Forecast
+from torchperf_ros.stage.figures import Spans
+from torchperf_ros.stage.ladder import Forecast
+from torchperf_ros.stage.stage import Stage
 
 Values = Mapping[str, str]
 """The values of a status on `/diagnostics`, by key."""
@@ -37,9 +37,7 @@ _Key = TypeVar("_Key", str, tuple[str, ...])
 class StageLook:
     """A stage at one moment, as the fields read it."""
 
-    def __init__(
-        self, stage: StageActor, rss_by_pid: Mapping[int, int], health: Health | None = None
-    ) -> None:
+    def __init__(self, stage: Stage, rss_by_pid: Mapping[int, int], health: Health | None = None) -> None:
         """Take the stage and its workers' memory; `health`: its state, if that is known already."""
         now_ns, statistics = monotonic_ns(), stage.statistics
         self.stage, self.config, self.pool, self.counters = (
@@ -187,7 +185,7 @@ def _forecasts(look: StageLook) -> dict[str, Forecast]:
     return {look.config.tiers[tier]: found[tier] for tier in sorted(found)}
 
 
-def kept_down(stage: StageActor) -> str:
+def kept_down(stage: Stage) -> str:
     """Why frames do not get the best tier; empty if they do."""
     return stage.ladder.explain(stage.config.tiers, monotonic_ns())
 
@@ -196,7 +194,7 @@ def _workers(look: StageLook) -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {}
     for number, worker in enumerate(look.pool.workers):
         rss = None if worker is None else look.rss_by_pid.get(worker.pid)
-        of = {"pid": "" if worker is None else worker.pid, "state": look.pool.state(number)}
+        of: dict[str, Any] = {"pid": "" if worker is None else worker.pid, "state": look.pool.state(number)}
         of["rss_mib"] = "" if rss is None else rss / (1 << 20)
         found |= {(str(number), name): value for name, value in of.items()}
     return found

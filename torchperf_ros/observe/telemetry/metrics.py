@@ -25,7 +25,7 @@ from torchperf_ros.observe.telemetry.fields import (
 )
 from torchperf_ros.observe.telemetry.memory import sample_memory
 from torchperf_ros.settings.config import NodeConfig
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.process_setup import step_back
 
 _FAMILIES: Final[dict[str, type[Any]]] = {
@@ -65,7 +65,7 @@ class StageCollector(Collector):
     def __init__(
         self,
         config: NodeConfig,
-        stages: Sequence[StageActor],
+        stages: Sequence[Stage],
         lane: Callable[[], Values] = dict,
         refused: Callable[[], int] = int,
     ) -> None:
@@ -168,7 +168,7 @@ class MetricsExporter:
     """An HTTP server that answers `/metrics`."""
 
     def __init__(
-        self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict
+        self, config: NodeConfig, stages: Iterable[Stage], lane: Callable[[], Values] = dict
     ) -> None:
         """Serve on `metrics_port` of `metrics_address`.
 
