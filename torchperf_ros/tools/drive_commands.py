@@ -81,7 +81,7 @@ def record(name: NodeName = "/perf", timeout_s: _Timeout = 15.0) -> None:
     """Have a running node write the last seconds and the next to disk.
 
     The folder that it prints is complete when `torchperf report` can read it:
-    after `black_box_after_s` seconds.
+    after half of `black_box_s` seconds.
 
     Example: torchperf record --node /robot1/perf
 

@@ -135,9 +135,10 @@ def test_given_the_recorders_stream_and_records_when_read_then_they_say_the_same
         writer.frame(0, t_ns, answer, math.nan)
         answer.length = length
         record = reader.read()
-        assert record.answer.frame.stale == answer.frame.stale
-        assert record.answer.frame.deadline_ns == answer.frame.deadline_ns
-        assert record.answer.lateness_ms == answer.lateness_ms
+        assert record.row["stale"] == answer.frame.stale
+        assert record.row["lateness_ms"] == answer.lateness_ms
+        deadline_ns = record.row["received_ns"] + round(record.row["deadline_ms"] * 1e6)
+        assert deadline_ns == answer.frame.deadline_ns
         log.frame(record)
     log.tick(answers[-1][1], 0)
     for end in (reader.socket, writer, ring):

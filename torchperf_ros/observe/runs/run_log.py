@@ -18,8 +18,8 @@ from torchperf_ros.api.alert import Level
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.telemetry.node_state import NodeState
-from torchperf_ros.observe.watch.memory_watch import theil_sen_slope
 from torchperf_ros.stage.frame_table import FRAME
+from torchperf_ros.stage.trend import theil_sen_slope
 
 STEPS: Final = ("wait_ms", "decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 """The parts of a frame's time that are measured, in their order.
@@ -301,9 +301,7 @@ class RunLog:
         used = np.flatnonzero((times >= times[:1] + _SETTLE_S) & (np.diff(times, prepend=-1.0) > 0))
         if len(used) < _LEAST_SAMPLES or np.ptp(times[used]) < _LEAST_TREND_S:
             return math.nan
-        parts = np.array_split(used, min(len(used), _TREND_POINTS))
-        middle, memory = (np.array([np.median(column[part]) for part in parts]) for column in (times, mib))
-        return theil_sen_slope(middle, memory) * _S_PER_H
+        return theil_sen_slope(times[used], mib[used], _TREND_POINTS) * _S_PER_H
 
 
 @dataclass
