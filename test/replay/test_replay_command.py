@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from torchperf_ros.observe.runs.report.report_words import verdict
 from torchperf_ros.observe.runs.run_file import read_run
-from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.replay.run_reading import read_runs
 from torchperf_ros.tools.main import app
 
 from .conftest import drive, one_stage, write_points

@@ -1,7 +1,8 @@
-"""Figures as people read them: shares in percent, tables in Markdown."""
+"""Figures as people read them: shares in percent, lists of words, tables in Markdown."""
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 _ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996
 
@@ -10,6 +11,12 @@ def percent(share: float, decimals: int = 1) -> str:
     """A share (0 to 1) in percent, rounded down: 100 % is said only of all."""
     scale = 10.0**decimals
     return f"{math.floor(share * 100 * scale + _ROUNDING) / scale:.{decimals}f}%"
+
+
+def listed(words: Collection[str], most: int = 8) -> str:
+    """The first of some words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return (", ".join(itertools.islice(words, most)) + more) or "none"
 
 
 def markdown_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

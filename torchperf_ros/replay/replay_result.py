@@ -25,7 +25,6 @@ from torchperf_ros.observe.runs.run_file import Run
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
 from torchperf_ros.stage.frame_table import output_hash
 from torchperf_ros.stage.health import too_many_superseded
 from torchperf_ros.stage.stage_actor import StageActor
@@ -221,7 +220,7 @@ class StageResult:
         return [head, *text_columns(rows)] if len(frames) else [f"{self.name}: no frame {which}"]
 
     def _row(self, frame: Any) -> tuple[str, ...]:  # noqa: ANN401 - a row of FRAME
-        reason = self.reasons.get(int(frame["seq"]), "").partition("\n")[0].rpartition(PUBLISHED_ON_TIME)[2]
+        reason = self.reasons.get(int(frame["seq"]), "").partition("\n")[0]
         return (
             str(frame["seq"]),
             stamp_text(frame["stamp_ns"]),

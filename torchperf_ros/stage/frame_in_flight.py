@@ -10,11 +10,6 @@ from torchperf_ros.workers.worker_process import WorkerProcess
 _PREPARE_NS = 4 * NS_PER_MS
 _HEDGE_MARGIN_NS = NS_PER_MS
 
-_INSTEAD = {Fallback.BACKUP: "the standby's", Fallback.HOLD_LAST: "the last one", Fallback.STOP: "a stop"}
-
-PUBLISHED_ON_TIME = " was published on time: "
-"""In the reason of a frame whose own result was too slow; behind it stands why."""
-
 Verdict = tuple[Outcome, str]
 """It is time to answer the current frame, with this outcome and for this reason."""
 
@@ -137,7 +132,8 @@ class FrameInFlight:
     ) -> Answer:
         """The record of how the frame was answered.
 
-        Its own result that was out too late is `late` all the same.
+        Its own result that was out too late is `late` all the same. `reason` says why there was no result
+        in time; what was published instead is `fallback`, and when `lateness_ms`.
         """
         outcome, reason = verdict
         frame = self.frame
@@ -147,13 +143,6 @@ class FrameInFlight:
                 Outcome.LATE,
                 f"its own result was out {lateness_ms:.2f} ms after the deadline",
             )
-        elif (
-            outcome is Outcome.LATE
-            and self.runner is not None
-            and lateness_ms <= 0
-            and fallback in _INSTEAD
-        ):
-            reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
         return Answer(
             frame,
             outcome,

@@ -185,7 +185,8 @@ def report(
     shell.need("plotly", "jinja2")
     shell.need(*(["rclpy"] if live else []))
     from torchperf_ros.observe.runs.report.report_page import write_report
-    from torchperf_ros.observe.runs.run_log_source import read_runs
+    from torchperf_ros.replay.input_pictures import input_pictures
+    from torchperf_ros.replay.run_reading import read_runs
 
     with shell.progress_bars() as bars:
         runs = [
@@ -199,7 +200,9 @@ def report(
             name = node or "/perf"
             runs.append(listen_for(name, live, shell.follow(bars, f"listening to {name}", per_s=1e3)))
         drawing = bars.add_task("drawing", total=None, at="")
-        size_bytes = write_report(runs, output, lambda text: bars.update(drawing, description=text))
+        size_bytes = write_report(
+            runs, output, lambda text: bars.update(drawing, description=text), input_pictures
+        )
     _wrote(output, size_bytes)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.observe.runs.compare.estimates import stage_frames
+from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
 from torchperf_ros.observe.runs.run_file import RUN_FILE, Run, read_run, write_run
 from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError, StageLog
-from torchperf_ros.observe.runs.run_log_source import load_run
+from torchperf_ros.replay.run_reading import load_run
 from torchperf_ros.stage.frame_table import FRAME
 
 from . import compare_runs as made

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.observe.runs.run_log import UNKNOWN, RunLogError
+from torchperf_ros.observe.runs.run_log import UNKNOWN, LoggedAlert, RunLog, RunLogError, StageLog
 from torchperf_ros.stage.frame_table import FRAME
 
 RUN_FILE: Final = "run.parquet"
@@ -30,6 +30,9 @@ _KIND: Final = "run"
 _NAMES: Final = FRAME.names or ()
 _LATER: Final = ("check", "missing_inputs", "scene", "stale", "deadline_ms")
 """Columns that runs of older versions lack."""
+_NO_DEADLINES: Final = "fast"
+_MEMORY: Final = {"rss_mib": "workers_rss_mib", "own_rss_mib": "node_rss_mib"}
+_SOFTWARE: Final = ("torchperf_ros", "commit", "pace")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,62 @@ def read_run(path: Path) -> Run:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         msg = f"run {path}: is no run that `torchperf replay --json` or `--parquet` wrote ({error})"
         raise RunLogError(msg) from error
+
+
+def of_run(run: Run, name: str, path: Path | None = None) -> RunLog:
+    """The log of a run that a replay wrote; a `RunLogError` where its memory is no series."""
+    summary, stages = run.summary, []
+    entries = {entry["name"]: entry for entry in summary["stages"]}
+    for stage, rows in run.frames.items():
+        entry, frames = entries.get(stage, {}), rows[np.argsort(rows["t_ns"], kind="stable")]
+        if summary.get("pace") == _NO_DEADLINES:
+            frames["budget_ms"] = frames["lateness_ms"] = np.nan
+        old_words = ("superseded", "stale")  # older replays dropped stale frames, too
+        drops = [
+            entry[word] for word in (("dropped",) if "dropped" in entry else old_words) if word in entry
+        ]
+        reasons = {int(seq): str(reason) for seq, reason in (entry.get("reasons") or {}).items()}
+        seqs: list[int] = frames["seq"].tolist() if reasons else []
+        at_t_ns: list[int] = frames["t_ns"].tolist() if reasons else []
+        at_ns = dict(zip(seqs, at_t_ns, strict=True))
+        stages.append(
+            StageLog(
+                stage,
+                tuple(map(str, entry.get("tiers") or ())),
+                frames,
+                drops=[(0, sum(drops))] if drops else None,
+                reasons={at_ns[seq]: reason for seq, reason in reasons.items() if seq in at_ns},
+                output=str(entry.get("output") or ""),
+            )
+        )
+    memory = summary.get("memory") or {}
+    begin_ns = min((int(stage.frames["t_ns"][0]) for stage in stages if len(stage)), default=0)
+    try:  # sampled in the replay's time from its start on
+        times_ns = begin_ns + np.array(memory.get("t_ns") or (), dtype=np.int64)
+        known = {label: memory[key] or () for key, label in _MEMORY.items() if key in memory}
+        sizes = {label: np.array(column, dtype=np.float64) for label, column in known.items()}
+        if any(column.shape != times_ns.shape for column in sizes.values()):
+            raise ValueError("one is longer than the other")
+    except (AttributeError, TypeError, ValueError) as error:
+        msg = (
+            f"run {name}: its `memory` has to hold `t_ns` and `rss_mib`, a number for each sample ({error})"
+        )
+        raise RunLogError(msg) from error
+    return RunLog(
+        name,
+        tuple(stages),
+        path,
+        "/perf",
+        times_ns,
+        sizes,
+        tuple(
+            sorted(map(LoggedAlert.of, summary.get("anomalies") or ()), key=lambda anomaly: anomaly.t_ns)
+        ),
+        {key: str(summary[key]) for key in _SOFTWARE if key in summary},
+        missing=() if len(times_ns) else ("no memory samples in this run: memory",),
+        troubles=tuple(map(str, summary.get("troubles") or ())),
+        facts=summary,
+    )
 
 
 def _summary(text: bytes, path: Path) -> dict[str, Any]:

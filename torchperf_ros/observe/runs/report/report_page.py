@@ -1,11 +1,11 @@
 """The page of `torchperf report`: one file that needs no network, not larger than 8 MB."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,9 +24,15 @@ from torchperf_ros.observe.runs.run_log import (
     StageLog,
 )
 
-if TYPE_CHECKING:
-    from torchperf_ros.observe.runs.report.report_inputs import Picture
+Picture = Mapping[str, str]
+"""Of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), whose it is, how far it is off."""
+InputPictures = Callable[
+    [RunLog, Mapping[str, Collection[int]], int], tuple[Mapping[tuple[str, int], Picture], str]
+]
+"""Makes pictures of frames that are chosen by stage and index, their longest side in pixels.
 
+Returns them by trigger and stamp in ns, and why some are missing, empty if none is.
+"""
 MOST_BYTES: Final = 8_000_000
 MOST_ROWS: Final = 4000
 """Of the table of many logs."""
@@ -65,7 +71,7 @@ class OverviewRow:
 
     run: str
     stage: str
-    figures: words.StageFigures
+    figures: words.StageSummary
     anomalies: int
 
 
@@ -79,14 +85,18 @@ class Overview:
 
 
 def write_report(
-    runs: list[RunLog], path: Path, progress: Callable[[str], None], overview: Overview | None = None
+    runs: list[RunLog],
+    path: Path,
+    progress: Callable[[str], None],
+    pictures: InputPictures,
+    overview: Overview | None = None,
 ) -> int:
     """Write the page.
 
     Series are thinned, and pictures made smaller, until it fits. Returns its size in bytes.
 
     A log of several runs of the node is several. Where `runs` are only some, the `overview` is of all.
-    `progress` is called with what is done now.
+    `progress` is called with what is done now; `pictures` shows the inputs of the worst frames.
 
     Raises:
         RunLogError: there is too much even so; fewer logs would do.
@@ -115,7 +125,7 @@ def write_report(
                 page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
-            _section(page, run, f"run{number}", points, side)
+            _section(page, run, f"run{number}", points, pictures, side)
         begin_ns = min((run.span_ns[0] for run in runs if run.span_ns[0]), default=0)
         versions = dict.fromkeys(
             f"{name} {word}" for run in runs for name, word in run.versions.items() if word
@@ -142,13 +152,12 @@ def write_report(
     raise RunLogError(msg)
 
 
-def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> None:
+def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputPictures, side: int) -> None:
     from torchperf_ros.observe.runs.report import report_pictures as draw
-    from torchperf_ros.observe.runs.report.report_inputs import input_pictures
 
     stages = [stage for stage in run.stages if len(stage)]
     worst = {stage.name: words.worst_frames(stage, _WORST) for stage in stages}
-    pictures, why = input_pictures(run, worst, side)
+    shown_by_stamp, why = pictures(run, worst, side)
     notes = [*run.missing, *run.troubles, *([why] if why else [])]
     blocks: list[Block | None] = []
     for stage in stages:
@@ -178,7 +187,7 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, side: int) -> No
     if np.isfinite(np.concatenate([[math.nan], *run.memory.values()])).any():
         blocks += [{"kind": "heading", "text": "Memory"}, page.plots(("", draw.memory(run, points)))]
     for stage in stages:
-        if frames := [_frame(stage, int(index), pictures) for index in worst[stage.name]]:
+        if frames := [_frame(stage, int(index), shown_by_stamp) for index in worst[stage.name]]:
             blocks.append(
                 {
                     "kind": "frames",
@@ -280,7 +289,7 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
     return [{"text": row.run, "href": href} if href else row.run, row.stage, *numbers]
 
 
-def _tiles(figures: words.StageFigures) -> Block:
+def _tiles(figures: words.StageSummary) -> Block:
     late = figures.worst_lateness_ms
     return {
         "kind": "tiles",
@@ -313,7 +322,7 @@ def _tiles(figures: words.StageFigures) -> Block:
     }
 
 
-def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Picture"]) -> dict[str, Any]:
+def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], Picture]) -> dict[str, Any]:
     row = stage.frames[index]
     outcome, t_ns = Outcome(int(row["outcome"])), int(row["t_ns"])
     fallback = (
@@ -338,7 +347,7 @@ def _frame(stage: StageLog, index: int, pictures: Mapping[tuple[str, int], "Pict
             *([stage.reasons[t_ns]] if t_ns in stage.reasons else []),
         ],
     }
-    return shown | pictures.get((stage.trigger, int(row["stamp_ns"])), {})
+    return {**shown, **pictures.get((stage.trigger, int(row["stamp_ns"])), {})}
 
 
 def _anomalies(run: RunLog) -> Block:
