@@ -152,3 +152,4 @@ def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_l
     loaded = loaded_by("torchperf_ros.node.node")
     assert "rclpy" in loaded
     assert "torch" not in loaded
+    assert "torchperf_ros.fleet" not in loaded  # before a parameter asks for a candidate or a plan

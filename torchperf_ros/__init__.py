@@ -1,7 +1,7 @@
 """PyTorch perception and planning in a vehicle: an answer for every frame by its deadline.
 
 What an adapter needs is here: `from torchperf_ros import Adapter, BadInput, HistoryBuffer, Received,
-message_class`. Everything below the package is private.
+message_class, pixels`. Everything below the package is private.
 """
 
 import importlib
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from torchperf_ros.api.errors import BadInput
     from torchperf_ros.api.histories import HistoryBuffer
     from torchperf_ros.api.messages import message_class
+    from torchperf_ros.api.pixels import pixels
 
 __version__ = "0.1.0"
-__all__ = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class"]
+__all__ = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class", "pixels"]
 
 _PUBLIC: Final = {
     "Adapter": "adapter",
@@ -27,6 +28,7 @@ _PUBLIC: Final = {
     "HistoryBuffer": "histories",
     "Received": "adapter",
     "message_class": "messages",
+    "pixels": "pixels",
 }
 """Where each public name lives. The node process must not load torch, so a name is loaded on first use."""
 

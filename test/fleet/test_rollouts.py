@@ -8,10 +8,10 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.fleet import rollouts
 from torchperf_ros.fleet.guards import Guards, broken_guard, why_not_to_serve
-from torchperf_ros.node import rollouts
-from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Wish
-from torchperf_ros.node.rollouts import Rollouts, Trial
+from torchperf_ros.fleet.rollouts import Rollouts, Trial
+from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish
 from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
@@ -297,7 +297,7 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
     assert start("/rear/perf").wish().serve == "7"
     states = sorted(str(path.relative_to(tmp_path / "state")) for path in tmp_path.rglob("state.json"))
     assert states == [
-        f"torchperf_ros/fleet/{node}/perf/perception/state.json" for node in ("front", "rear")
+        f"torchperf_ros/rollout/{node}/perf/perception/state.json" for node in ("front", "rear")
     ]
     again = start("/rear/perf")
     other = stage_config("perception", {**VALUES, "rollout_plan": f"{desk.plan_path}2"})

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.fleet.guards import Figures, broken_guard
-from torchperf_ros.node.rollout_sources import ParameterSource
+from torchperf_ros.fleet.sources import ParameterSource
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.tools.main import app
 
@@ -111,7 +111,7 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     x, _ = drive("candidate_differs", "point.x is 64.5, in the base 64.0")
     assert x == 64.0
     assert "of" in node.values("perception")["candidate_pairs"]
-    (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
+    (comparer,) = [child for child in node.children() if "fleet.comparer" in " ".join(child.cmdline())]
     assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
     assert any(
         "adapters_for_graph:Scored" in argument for argument in comparer.cmdline()
@@ -319,7 +319,7 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
 
     def priorities():
         try:
-            workers = [one for one in node.workers() if "rollout.comparer" not in " ".join(one.cmdline())]
+            workers = [one for one in node.workers() if "fleet.comparer" not in " ".join(one.cmdline())]
             return [one.nice() for one in workers]
         except psutil.NoSuchProcess:  # one ends while it is looked at
             return []

@@ -14,7 +14,7 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, Outcome
-from torchperf_ros.node.rollouts import Trial
+from torchperf_ros.fleet.rollouts import Trial
 from torchperf_ros.settings.candidate import candidate_of, read_candidate
 from torchperf_ros.stage.frame import StepTimes
 from torchperf_ros.stage.pair_figures import Pair

@@ -1,10 +1,13 @@
 """The one decoder of images.
 
-The pixels of an `Image` or `CompressedImage` message, or the reason why there are none.
+The pixels of an `Image` or `CompressedImage` message, or the reason why there are none. `pixels` is what
+adapters call: values as the camera gave them, patterns and brightness-colour encodings turned into red, green
+and blue. `raw_pixels` and `compressed_pixels` give 8 bits to look at, and copy as little as they can.
 
 It imports neither torch nor ROS, so that adapters, reports and watches can all use it.
 """
 
+import contextlib
 import io
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -28,7 +31,22 @@ _COLOURS: Final = {
 _DEEP: Final = ("mono16", "16UC1")
 _GREYS: Final = ("mono8", "8UC1", *_DEEP, "bayer_rggb8", "bayer_bggr8", "bayer_gbrg8", "bayer_grbg8")
 ENCODINGS: Final = (*_COLOURS, *_GREYS)
-"""All that can be shown; 16 bits and Bayer patterns only as grey."""
+"""What `raw_pixels` gives; 16 bits and Bayer patterns only as grey."""
+_ONE_CHANNEL: Final = {"mono8": "u1", "8UC1": "u1", "mono16": "u2", "16UC1": "u2", "32FC1": "f4"}
+# Row and column of the first red pixel.
+_BAYER: Final = {"bayer_rggb8": (0, 0), "bayer_grbg8": (0, 1), "bayer_gbrg8": (1, 0), "bayer_bggr8": (1, 1)}
+_SMALLEST_BAYER: Final = 2
+_YUV422: Final = ("yuv422", "uyvy", "yuv422_yuy2", "yuyv")
+_CHROMA_FIRST: Final = ("yuv422", "uyvy")
+_NV: Final = ("nv12", "nv21")
+# ITU-R BT.601, limited range, as tables in 1/32, so that sums fit 16 bits:
+# R = 1.164 (Y - 16) + 1.596 (V - 128) and so on.
+_LEVELS: Final = np.arange(256)
+_BRIGHTNESS: Final = np.round(32 * 1.164 * np.maximum(_LEVELS - 16, 0)).astype(np.int16)
+_RED_OF_V: Final = np.round(32 * 1.596 * (_LEVELS - 128)).astype(np.int16)
+_GREEN_OF_U: Final = np.round(32 * 0.391 * (_LEVELS - 128)).astype(np.int16)
+_GREEN_OF_V: Final = np.round(32 * 0.813 * (_LEVELS - 128)).astype(np.int16)
+_BLUE_OF_U: Final = np.round(32 * 2.018 * (_LEVELS - 128)).astype(np.int16)
 _COMPRESSED_FORMATS: Final = ("JPEG", "PNG")
 _COMPRESSED_MODES: Final = ("L", "P", "RGB", "RGBA")
 _ORIENTATION: Final = 0x0112  # a tag of EXIF, which has the values below
@@ -55,6 +73,148 @@ class Pixels:
         return np.ascontiguousarray(self.array[..., ::-1] if self.order == "bgr" else self.array)
 
 
+def pixels(message: Any) -> NDArray[Any]:  # noqa: ANN401
+    """An image of any usual encoding as an array [rows, columns, channels].
+
+    Colours come as red, green, blue in uint8, without alpha: rgb8, bgr8, 8UC3, rgba8, bgra8, yuv422, yuv422_yuy2,
+    nv12, nv21, 8-bit Bayer patterns (bilinear), JPEG and PNG, turned as their EXIF orientation says. One channel
+    keeps its type: mono8, 8UC1 (uint8), mono16, 16UC1 and PNGs of 16 bits (uint16), 32FC1 (float32, in the unit
+    that the sender chose).
+
+    The array may be a view on the message: copy what you keep.
+
+    Args:
+        message: a decoded `sensor_msgs/msg/Image` or `sensor_msgs/msg/CompressedImage`.
+
+    Raises:
+        BadInput: the encoding is another one, or size, step and data do not fit, or a file is damaged.
+    """
+    if not hasattr(message, "encoding"):
+        return _decoded(message)
+    encoding, width, height = message.encoding, message.width, message.height
+    _check_size(width, height, MOST_PIXELS)
+    if encoding in _COLOURS:
+        channels, order = _COLOURS[encoding]
+        rows = _rows(message, channels).reshape(height, width, channels)[..., :3]
+        return np.ascontiguousarray(rows[..., ::-1]) if order == "bgr" else rows
+    if encoding in _ONE_CHANNEL:
+        kind = np.dtype(_ONE_CHANNEL[encoding])
+        rows = np.ascontiguousarray(_rows(message, kind.itemsize))
+        sent = rows.view(kind.newbyteorder(">" if message.is_bigendian else "<"))
+        return sent.astype(kind, copy=False).reshape(height, width, 1)
+    if encoding in _BAYER:
+        return _from_bayer(_rows(message, 1), _BAYER[encoding])
+    if encoding in _YUV422:
+        return _from_yuv(*_of_yuv422(_rows(message, 2), encoding))
+    if encoding in _NV:
+        return _from_yuv(*_of_nv(message))
+    known = (*_COLOURS, *_ONE_CHANNEL, *_BAYER, *_YUV422, *_NV)
+    raise BadInput(f"image encoding {encoding!r} is not supported; supported: {', '.join(known)}")
+
+
+def _decoded(message: Any) -> NDArray[Any]:  # noqa: ANN401
+    """The pixels of a `CompressedImage`; a PNG of 16 bits keeps them."""
+    with contextlib.suppress(UnidentifiedImageError), _open(message) as image:
+        if image.mode.startswith("I"):
+            _check_size(*image.size, MOST_PIXELS)
+            try:
+                deep: NDArray[Any] = np.asarray(image).astype(np.uint16)
+            except Exception as error:  # Pillow's decoders raise many kinds of error on damaged bytes
+                raise BadInput(_damaged(message, error)) from error
+            return deep[..., None]
+    found = compressed_pixels(message)
+    pattern = message.format.partition(";")[0].strip()
+    if found.order == "mono" and pattern in _BAYER:
+        return _from_bayer(found.array[..., 0], _BAYER[pattern])
+    return found.array
+
+
+def _of_yuv422(rows: NDArray[np.uint8], encoding: str) -> tuple[NDArray[np.uint8], ...]:
+    """Brightness [rows, columns], and both colour differences at half the columns."""
+    _check_even(rows.shape[1] // 2, "width", encoding)
+    first = 1 if encoding in _CHROMA_FIRST else 0
+    return rows[:, first::2], rows[:, 1 - first :: 4], rows[:, 3 - first :: 4]
+
+
+def _of_nv(message: Any) -> tuple[NDArray[np.uint8], ...]:  # noqa: ANN401
+    """The same of a plane of brightness and one of colour differences, which has half the rows."""
+    width, height = message.width, message.height
+    _check_even(width, "width", message.encoding)
+    _check_even(height, "height", message.encoding)
+    planes = _rows(message, 1, rows=height + height // 2)
+    colour = planes[height:]
+    first = 1 if message.encoding == "nv21" else 0
+    return planes[:height], *(colour[:, at::2].repeat(2, axis=0) for at in (first, 1 - first))
+
+
+def _from_yuv(y: NDArray[np.uint8], u: NDArray[np.uint8], v: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Red, green and blue by ITU-R BT.601 in its limited range (16 to 235), as OpenCV and cv_bridge convert."""
+    bright = _BRIGHTNESS[y]
+    blue, red = (each.repeat(2, axis=1) for each in (u, v))
+    colours = (
+        bright + _RED_OF_V[red],
+        bright - (_GREEN_OF_U[blue] + _GREEN_OF_V[red]),
+        bright + _BLUE_OF_U[blue],
+    )
+    return np.stack([np.clip((each + 16) >> 5, 0, 255).astype(np.uint8) for each in colours], axis=2)
+
+
+def _from_bayer(raw: NDArray[np.uint8], red: tuple[int, int]) -> NDArray[np.uint8]:
+    """Bilinear interpolation of a Bayer pattern whose first red pixel is at `red` (row, column)."""
+    height, width = raw.shape
+    if min(height, width) < _SMALLEST_BAYER:
+        raise BadInput(
+            f"image of {width} x {height} pixels is too small for a Bayer pattern; 2 x 2 is the least"
+        )
+    around = np.pad(raw, 1, mode="reflect").astype(np.uint16)
+    up, down = around[:-2], around[2:]
+    left_right = around[1:-1, :-2] + around[1:-1, 2:]
+    up_down = up[:, 1:-1] + down[:, 1:-1]
+    corners = (up[:, :-2] + up[:, 2:] + down[:, :-2] + down[:, 2:] + 2) >> 2
+    cross = (left_right + up_down + 2) >> 2
+    made = np.empty((height, width, 3), np.uint8)
+    made[..., 1] = raw
+    for channel, (row, column) in ((0, red), (2, (1 - red[0], 1 - red[1]))):
+        own = (slice(row, None, 2), slice(column, None, 2))
+        beside = (slice(row, None, 2), slice(1 - column, None, 2))
+        below = (slice(1 - row, None, 2), slice(column, None, 2))
+        other = (slice(1 - row, None, 2), slice(1 - column, None, 2))
+        made[(*own, channel)] = raw[own]
+        made[(*own, 1)] = cross[own]
+        made[(*beside, channel)] = ((left_right + 1) >> 1)[beside]
+        made[(*below, channel)] = ((up_down + 1) >> 1)[below]
+        made[(*other, channel)] = corners[other]
+    return made
+
+
+def _check_even(size: int, what: str, encoding: str) -> None:
+    if size % 2:
+        raise BadInput(f"image of encoding {encoding!r} has {what} {size}; it has to be even")
+
+
+def _rows(message: Any, pixel_bytes: int, rows: int | None = None) -> NDArray[np.uint8]:  # noqa: ANN401
+    """The bytes of the image's rows without the padding at their ends, a view on the message.
+
+    Raises:
+        BadInput: step or data do not fit the size.
+    """
+    width, step, height = message.width, message.step, message.height if rows is None else rows
+    if step < width * pixel_bytes:
+        msg = (
+            f"image step is {step} bytes, less than width {width} * {pixel_bytes} bytes ="
+            f" {width * pixel_bytes}"
+        )
+        raise BadInput(msg)
+    if message.data.size < step * height:
+        msg = (
+            f"image data has {message.data.size} bytes, less than step {step} * height {height} ="
+            f" {step * height}"
+        )
+        raise BadInput(msg)
+    used: NDArray[np.uint8] = message.data[: step * height].reshape(height, step)[:, : width * pixel_bytes]
+    return used
+
+
 def raw_pixels(
     message: Any,  # noqa: ANN401
     max_pixels: int = MOST_PIXELS,
@@ -69,26 +229,13 @@ def raw_pixels(
     Raises:
         BadInput: the encoding is not one of these, or size, step and data do not fit.
     """
-    encoding, width, height, step = message.encoding, message.width, message.height, message.step
+    encoding, width, height = message.encoding, message.width, message.height
     if encoding not in encodings:
         why = "a Bayer pattern, debayer it first" if encoding.startswith("bayer_") else "not supported"
         raise BadInput(f"image encoding {encoding!r} is {why}; supported: {', '.join(encodings)}")
     _check_size(width, height, max_pixels)
     channels, order = _COLOURS.get(encoding, (1, "mono"))
-    pixel_bytes = 2 if encoding in _DEEP else channels
-    if step < width * pixel_bytes:
-        msg = (
-            f"image step is {step} bytes, less than width {width} * {pixel_bytes} bytes ="
-            f" {width * pixel_bytes}"
-        )
-        raise BadInput(msg)
-    if message.data.size < step * height:
-        msg = (
-            f"image data has {message.data.size} bytes, less than step {step} * height {height} ="
-            f" {step * height}"
-        )
-        raise BadInput(msg)
-    rows = message.data[: step * height].reshape(height, step)[:, : width * pixel_bytes]
+    rows = _rows(message, 2 if encoding in _DEEP else channels)
     if encoding in _DEEP:
         deep = np.ascontiguousarray(rows).view(">u2" if message.is_bigendian else "<u2").astype(np.float32)
         rows = (deep * (255.0 / max(float(deep.max()), 1.0))).astype(np.uint8)
@@ -118,9 +265,8 @@ def compressed_pixels(
                     f"compressed image has mode {image.mode!r}; supported: {', '.join(_COMPRESSED_MODES)}"
                 )
             order, mode = ("mono", "L") if image.mode == "L" else ("rgb", "RGB")
-            raw = message.format.partition(";")[
-                0
-            ].strip()  # `bayer_rggb8; jpeg compressed`, as image_transport writes
+            # `bayer_rggb8; jpeg compressed`, as image_transport writes.
+            raw = message.format.partition(";")[0].strip()
             if mode == "L" and raw.startswith("bayer_") and raw not in encodings:
                 raise BadInput(
                     f"compressed image of format {message.format!r} is a Bayer pattern, debayer it first"
@@ -140,12 +286,13 @@ def compressed_pixels(
     except Exception as error:
         # On damaged bytes Pillow's decoders raise whatever they trip over: OSError, SyntaxError,
         # ValueError, ...
-        msg = (
-            f"compressed image of {message.data.size} bytes (format {message.format!r}) cannot be decoded:"
-            f" {error}"
-        )
-        raise BadInput(msg) from error
+        raise BadInput(_damaged(message, error)) from error
     return Pixels(array.reshape(*array.shape[:2], -1), order)
+
+
+def _damaged(message: Any, error: Exception) -> str:  # noqa: ANN401
+    size, kind = message.data.size, message.format
+    return f"compressed image of {size} bytes (format {kind!r}) cannot be decoded: {error}"
 
 
 def compressed_size(message: Any) -> tuple[int, int]:  # noqa: ANN401

@@ -3,6 +3,7 @@
 Its tiers, its examples, its loss, and how it is judged.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,3 +85,10 @@ class Task(Protocol):
 
     def card(self, judged: int) -> str:
         """Markdown for the model card: what the model does, what it learned from, what its figures mean."""
+
+
+def open_task(path: str, *log: Any) -> Task:  # noqa: ANN401 - a log of the task's own kind
+    """Make the task `module:Class`, which lies in a room above the adapter that names it."""
+    module, _, name = path.partition(":")
+    task: Task = getattr(importlib.import_module(module), name)(*log)
+    return task

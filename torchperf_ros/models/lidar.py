@@ -14,6 +14,7 @@ from torch import Tensor
 from torchperf_ros.api.adapter import Adapter, Received
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.messages import empty_message
+from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.networks import CLASSES, LIDAR_WEIGHTS, build_trained, tier_width
@@ -119,11 +120,9 @@ class LidarAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`LidarTask`; a `ConfigError` where there is a log, whose labels are boxes in images."""
-        from torchperf_ros.train.lidar_task import LidarTask
-
         if log is not None:
             raise ConfigError("lidar: it learns from drawn clouds, not from a labelled log")
-        return LidarTask()
+        return open_task("torchperf_ros.train.lidar_task:LidarTask")
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold, standing on the ground, with the cloud's stamp and frame.

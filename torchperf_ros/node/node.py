@@ -27,8 +27,8 @@ from torchperf_ros.node.endpoints import (
 from torchperf_ros.node.parameters import NodeParameters, plain_values
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
-from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
+from torchperf_ros.node.versions import VersionsOnDemand
 from torchperf_ros.observe.recorder.recording import Recording
 from torchperf_ros.observe.telemetry.diagnostics import warm_up
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
@@ -108,14 +108,14 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._rollouts = Rollouts(
+        self._versions = VersionsOnDemand(
             self.parameters.of_stage,
             self._log,
             self._reporter.alert_publisher.found,
             self.get_fully_qualified_name(),
         )
-        self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
-        self.parameters.check = self._rollouts.check
+        self._reporter.candidates, self._reporter.lines_lost = self._versions.values, lines_lost
+        self.parameters.check = self._versions.check
         self._captures = CaptureServices(
             self, lambda: self._stages, self._log, self._reporter.alert_publisher
         )
@@ -127,10 +127,10 @@ class PerfNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the workers and wait until their adapters have said what they take and give."""
         try:
-            config = self._rollouts.prepared(self.parameters.refresh())
+            config = self._versions.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
-            self._rollouts.end()
+            self._versions.end()
             self.get_logger().error(str(error))
             return _FAILURE
         self._build(config, setups)
@@ -200,7 +200,7 @@ class PerfNode(LifecycleNode):
         self._endpoints = Endpoints(self, len(setups), self._lane.answer if self._lane else None)
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
-        self._rollouts.begin(self._stages, config)
+        self._versions.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
         self._reporter.memory_limit_mib, self._reporter.memory_share = (
@@ -323,7 +323,7 @@ class PerfNode(LifecycleNode):
             stage.finish()
 
     def _tear_down(self) -> None:
-        self._rollouts.end()
+        self._versions.end()
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._endpoints.take_no_more()
@@ -369,7 +369,7 @@ class PerfNode(LifecycleNode):
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):
             stage.reconfigure(stage_config)
-        self._rollouts.reconfigure(config)
+        self._versions.reconfigure(config)
 
 
 def _set_up_process(config: NodeConfig) -> dict[str, str]:

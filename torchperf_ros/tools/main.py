@@ -3,6 +3,7 @@
 Everything is imported by the command that needs it, so that `--help` is quick.
 """
 
+import importlib
 import shutil
 from collections.abc import Callable
 from typing import Annotated, Any, Final
@@ -10,14 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from torchperf_ros import __version__
-from torchperf_ros.fleet.rollout_command import rollout
 from torchperf_ros.tools.anomalies_command import anomalies
 from torchperf_ros.tools.compare_command import CompareCommand, compare
 from torchperf_ros.tools.compile_command import cache, compile_tiers, evidence
 from torchperf_ros.tools.drive_commands import (
     demo,
     doctor,
-    drive,
     node,
     profile,
     record,
@@ -29,7 +28,6 @@ from torchperf_ros.tools.log_commands import make_log, play, report
 from torchperf_ros.tools.model_commands import check, inspect, tune
 from torchperf_ros.tools.replay_command import replay
 from torchperf_ros.tools.shell import Command, CommandGroup
-from torchperf_ros.train.train_command import train
 
 _WIDE: Final = 80  # columns; in fewer, tables of options would cut off their names
 _ANY_ARGUMENTS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -37,7 +35,6 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
     "Drive": {
         "node": node,
         "demo": demo,
-        "drive": drive,
         "top": top,
         "doctor": doctor,
         "record": record,
@@ -51,7 +48,6 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "tune": tune,
         "compile": compile_tiers,
         "cache": cache,
-        "train": train,
     },
     "Logs": {
         "replay": replay,
@@ -63,6 +59,13 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., Any]]]] = {
         "evidence": evidence,
     },
 }
+
+# The rooms above plug in by name: nothing here imports them, and a package without one of them has one command less.
+_FROM_ABOVE: Final = {
+    "Drive": {"drive": "torchperf_ros.world.drive_options:drive"},
+    "Model": {"train": "torchperf_ros.train.train_command:train"},
+}
+_GROUPS_FROM_ABOVE: Final = {"Fleet": {"rollout": "torchperf_ros.fleet.rollout_command:rollout"}}
 
 app = typer.Typer(
     name="torchperf",
@@ -91,12 +94,21 @@ def _options(
     pass
 
 
+def _named(place: str) -> Any:  # noqa: ANN401 - a command, or a group of them
+    """What is called so, as `module:name`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 for _group, _commands in _COMMANDS.items():
-    for _name, _function in _commands.items():
+    _above = {name: _named(place) for name, place in _FROM_ABOVE.get(_group, {}).items()}
+    for _name, _function in {**_commands, **_above}.items():
         app.command(
             _name,
             rich_help_panel=_group,
             cls=CompareCommand if _name == "compare" else Command,
             context_settings=_ANY_ARGUMENTS if _name == "node" else None,
         )(_function)
-app.add_typer(rollout, name="rollout", rich_help_panel="Fleet")
+for _group, _groups in _GROUPS_FROM_ABOVE.items():
+    for _name, _place in _groups.items():
+        app.add_typer(_named(_place), name=_name, rich_help_panel=_group)

@@ -20,7 +20,7 @@ from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
 from torchperf_ros.fleet.guards import Figures, Guards, broken_guard, why_not_to_serve
-from torchperf_ros.node.rollout_sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
+from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.observe.watch.memory_watch import MemoryTrend
 from torchperf_ros.settings.candidate import BASE, read_candidate
 from torchperf_ros.settings.config import NodeConfig, StageConfig, stage_config

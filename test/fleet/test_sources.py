@@ -8,12 +8,12 @@ pytest.importorskip("mmh3", reason="mmh3 is not installed")
 
 from test.fleet.conftest import NAME, Desk, serving
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet import sources
 from torchperf_ros.fleet.guards import Figures
 from torchperf_ros.fleet.plan import Step, utc_now
 from torchperf_ros.fleet.records import read_records, record_files
+from torchperf_ros.fleet.sources import PlanSource, facts_of_vehicle
 from torchperf_ros.fleet.targeting import bucket_percent
-from torchperf_ros.node import rollout_sources
-from torchperf_ros.node.rollout_sources import PlanSource, facts_of_vehicle
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
 from torchperf_ros.stage.pair_figures import PairBlock
@@ -41,10 +41,10 @@ def vehicle(desk, monkeypatch):
 
     Returns how its node asks, and its facts.
     """
-    monkeypatch.setattr(rollout_sources, "_LOOK_S", -1.0)
+    monkeypatch.setattr(sources, "_LOOK_S", -1.0)
 
     def start(drive="monday", card="orin", **facts):
-        monkeypatch.setattr(rollout_sources, "_drive_id", lambda: drive)
+        monkeypatch.setattr(sources, "_drive_id", lambda: drive)
         options = [options_with(*(f"{name}={value}" for name, value in facts.items()), desk=desk)]
         stage = stage_config("perception", VALUES | {"rollout_plan": str(desk.plan_path)})
         return PlanSource(stage, lambda: options[-1], lambda: VALUES, lambda: card), options
