@@ -12,7 +12,7 @@ from torchperf_ros.observe.runs.compare import verdict_text as text
 from torchperf_ros.observe.runs.compare.changes import ALPHA, Judgement, MetricChange
 from torchperf_ros.observe.runs.compare.comparison import ComparedStage, Comparison
 from torchperf_ros.observe.runs.report import report_pictures as draw
-from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.report.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import RunLog
 
 _POINTS: Final = 1500
@@ -62,12 +62,11 @@ def verdict_page(comparison: Comparison) -> str:
     page.section(
         "The runs",
         [
-            {
-                "kind": "table",
-                "css": "stack",
-                "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
-                "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
-            }
+            table(
+                ("side", "file", "commit", "log", "machine"),
+                [_run(word, run) for word, runs in sides.items() for run in runs],
+                css="stack",
+            )
         ],
     )
     count = len(comparison.base) + len(comparison.new)
@@ -151,25 +150,21 @@ def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look
 
 
 def _table(changes: Sequence[MetricChange]) -> Block:
-    heads = text.COLUMNS
-    lines: list[list[Any]] = []
+    """The verdict stands in the second column, where a phone shows it, too."""
+    lines: list[list[Cell]] = []
     for one, row in zip(changes, text.rows(changes), strict=True):
-        verdict: Any = row[-1]
+        verdict: Cell = row[-1]
         if one.breaks_limit or one.conspicuous:
             verdict = {"text": row[-1], "bold": True}
         elif one.verdict in _CLASS:
             verdict = {"text": row[-1], "tag": _CLASS[one.verdict]}
         title = f"{one.metric.title} [{one.metric.unit}]"
-        lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
-    head = [
-        (heads[0], ""),
-        (heads[-1], ""),
-        *((name, "n") for name in heads[1:-1]),
-    ]  # a phone shows the verdict, too
-    return {"kind": "table", "head": head, "rows": lines}
+        lines.append([title, verdict, *map(number_cell, row[1:-1])])
+    first, *heads, last = text.COLUMNS
+    return table((first, last, *heads), lines)
 
 
-def _run(word: str, run: RunLog) -> list[Any]:
+def _run(word: str, run: RunLog) -> list[Cell]:
     machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
     shown = (
         Path(run.name).as_posix(),

@@ -13,7 +13,7 @@ from torchperf_ros import __version__
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.report import report_words as words
-from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.report.page import Block, Cell, Page, number_cell, table
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
     STEPS,
@@ -45,24 +45,19 @@ _NS_PER_MS: Final = 1_000_000
 _LONGEST_PATH: Final = 1024
 _LINKED: Final = ("evidence", "folder", "path", "file")
 _LEVEL_CLASS: Final = {"OK": "good", "WARN": "", "ERROR": "bad", "STALE": "bad"}
-_HEAD: Final = [
-    ("log", ""),
-    ("stage", ""),
-    *(
-        (name, "n")
-        for name in (
-            "frames",
-            "on time",
-            "p50 ms",
-            "p99 ms",
-            "longest ms",
-            "budget ms",
-            "latest answer ms",
-            "anomalies",
-        )
-    ),
-]
-"""The columns of a table of runs, and their style."""
+_HEADS: Final = (
+    "log",
+    "stage",
+    "frames",
+    "on time",
+    "p50 ms",
+    "p99 ms",
+    "longest ms",
+    "budget ms",
+    "latest answer ms",
+    "anomalies",
+)
+"""The columns of a table of runs."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ def write_report(
                     for number, run in enumerate(runs)
                     for stage in run.stages
                 ]
-                page.top.append({"kind": "table", "head": _HEAD[:-1], "rows": rows})
+                page.top.append(table(_HEADS[:-1], rows))
         for number, run in enumerate(runs):
             progress(f"drawing {run.name}")
             _section(page, run, f"run{number}", points, pictures, side)
@@ -209,15 +204,10 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
 
 def _candidate(said: Mapping[str, str]) -> Block:
     """The two versions of a stage's model, as they stood at the end."""
-    rows = [
+    rows: list[list[Cell]] = [
         [title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)
     ]
-    return {
-        "kind": "table",
-        "css": "stack",
-        "head": [("two versions", ""), ("at the end", "")],
-        "rows": rows,
-    }
+    return table(("two versions", "at the end"), rows, css="stack")
 
 
 def _verdicts(run: RunLog, prefix: str) -> Block:
@@ -261,18 +251,17 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
                     "on a column sorts."
                 ),
             },
-            {
-                "kind": "table",
-                "sortable": True,
-                "rows": [_row(row, anchors.get(row.run, "")) for row in shown],
-                "head": _HEAD,
-                "more": f"{left:,} more rows, of the best, are left out." if left > 0 else "",
-            },
+            table(
+                _HEADS,
+                [_row(row, anchors.get(row.run, "")) for row in shown],
+                sortable=True,
+                more=f"{left:,} more rows, of the best, are left out." if left > 0 else "",
+            ),
         ]
 
 
-def _row(row: OverviewRow, href: str) -> list[Any]:
-    """Cells of `_HEAD`."""
+def _row(row: OverviewRow, href: str) -> list[Cell]:
+    """Cells of `_HEADS`."""
     one = row.figures
     late = f"{one.worst_lateness_ms:+.1f}" if math.isfinite(one.worst_lateness_ms) else "-"
     cells = [
@@ -282,11 +271,8 @@ def _row(row: OverviewRow, href: str) -> list[Any]:
         (late, one.worst_lateness_ms),
         (f"{row.anomalies:,}", row.anomalies),
     ]
-    numbers = [
-        {"text": text, "css": "n", **({"value": f"{value:.6g}"} if math.isfinite(value) else {})}
-        for text, value in cells
-    ]
-    return [{"text": row.run, "href": href} if href else row.run, row.stage, *numbers]
+    name: Cell = {"text": row.run, "href": href} if href else row.run
+    return [name, row.stage, *(number_cell(text, value) for text, value in cells)]
 
 
 def _tiles(figures: words.StageSummary) -> Block:
@@ -354,29 +340,29 @@ def _anomalies(run: RunLog) -> Block:
     ranked = sorted(run.anomalies, key=lambda anomaly: (anomaly.level == "OK", anomaly.level != "ERROR"))
     kept = sorted(ranked[:_MOST_ANOMALIES], key=lambda anomaly: anomaly.t_ns)
     left = len(run.anomalies) - len(kept)
-    return {
-        "kind": "table",
-        "css": "stack",
-        "head": [(name, "") for name in ("UTC", "level", "what", "message")],
-        "rows": [_anomaly(anomaly, run.source) for anomaly in kept],
-        "low": len(kept) > _WORST,  # it scrolls by itself: the charts are what people look for next
-        "more": f"{left:,} more, of the mildest, are left out." if left else "",
-    }
+    return table(
+        ("UTC", "level", "what", "message"),
+        [_anomaly(anomaly, run.source) for anomaly in kept],
+        css="stack",
+        # It scrolls by itself: the charts are what people look for next.
+        low=len(kept) > _WORST,
+        more=f"{left:,} more, of the mildest, are left out." if left else "",
+    )
 
 
-def _anomaly(anomaly: LoggedAlert, source: Path | None) -> list[Any]:
+def _anomaly(anomaly: LoggedAlert, source: Path | None) -> list[Cell]:
     places = [
         _existing(value, source)
         for key, value in anomaly.values.items()
         if any(word in key for word in _LINKED)
     ]
-    message = {
+    message: Cell = {
         "text": anomaly.message,
         "css": "text",
         "details": "; ".join(f"{key} {value}" for key, value in anomaly.values.items() if value),
         "links": [(f"evidence {place.name}", place.as_uri()) for place in places if place],
     }
-    level = {"text": anomaly.level, "tag": _LEVEL_CLASS.get(anomaly.level, "")}
+    level: Cell = {"text": anomaly.level, "tag": _LEVEL_CLASS.get(anomaly.level, "")}
     return [{"text": _utc(anomaly.t_ns)[11:], "css": "time"}, level, anomaly.name, message]
 
 
