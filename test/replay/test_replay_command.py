@@ -71,7 +71,7 @@ def test_given_a_model_slower_than_its_sensor_when_replayed_then_nothing_says_th
     kind, text = verdict(found.stage("first"))
     assert (kind, text.partition(":")[0]) == ("bad", "first")
     assert "one comes every 1" in text
-    compared = CliRunner().invoke(app, ["compare", str(run), str(run), "--limit", "miss=1%"])
+    compared = CliRunner().invoke(app, ["compare", str(run), str(run), "--max-miss", "1"])
     assert compared.exit_code == 1, compared.output
     assert "BREAKS the limit of 1 %" in compared.output
 

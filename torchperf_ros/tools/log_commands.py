@@ -161,12 +161,12 @@ def report(
         bool, Option("--schema", help="Print the JSON schema of a node's records, and stop.")
     ] = False,
 ) -> None:
-    """How the models did, as one page to open, keep and send: it needs no network.
+    """Show how the models did, on one page to open, keep and send: it needs no network.
 
     Latency against its budget, tiers and health over time; where the time goes;
     memory and its trend; anomalies; the worst frames with the images they were
-    computed from, if the log has them. What a log does not hold is said, not
-    guessed. Several logs are put side by side. Record one with:
+    computed from, if the log has them. The page lists what a log lacks. Several
+    logs are put side by side. Record one with:
 
         ros2 bag record -e '/perf/.*|/diagnostics|/camera/image_raw'
 

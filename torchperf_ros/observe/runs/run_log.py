@@ -52,7 +52,7 @@ CANDIDATE: Final = {
     "candidate_refused": "the guard would refuse, the last",
     "candidate_failed": "without a result, the last",
 }
-"""What `/diagnostics` and records say of the two versions of a stage's model, with titles."""
+"""Keys of `/diagnostics` and records about the two versions of a stage's model, with titles."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class StageLog:
             does not say.
         gaps: shape (n,), frames before each that were never started, by the gaps in `seq`; of what is
             compared.
-        candidate: what was last said of the other version of its model, by the keys of `/diagnostics`; else
+        candidate: the last status of the other version of its model, by the keys of `/diagnostics`; else
             empty.
     """
 
@@ -205,7 +205,7 @@ class RunLog:
         """The stage of this name; one without frames where there is none."""
         return next((one for one in self.stages if one.name == name), StageLog(name))
 
-    def fact(self, *path: str) -> Any:  # noqa: ANN401 - whatever the summary holds
+    def fact(self, *path: str) -> Any:  # noqa: ANN401 - any JSON value
         """What lies below these keys of `facts`; None where there is nothing."""
         found: Any = self.facts
         for key in path:

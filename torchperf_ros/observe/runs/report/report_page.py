@@ -202,10 +202,10 @@ def _section(page: Page, run: RunLog, anchor: str, points: int, pictures: InputP
     page.section(run.name, blocks, anchor, f"node {run.node} · {span}")
 
 
-def _candidate(said: Mapping[str, str]) -> Block:
+def _candidate(status: Mapping[str, str]) -> Block:
     """The two versions of a stage's model, as they stood at the end."""
     rows: list[list[Cell]] = [
-        [title, {"text": said[key], "css": "text"}] for key, title in CANDIDATE.items() if said.get(key)
+        [title, {"text": status[key], "css": "text"}] for key, title in CANDIDATE.items() if status.get(key)
     ]
     return table(("two versions", "at the end"), rows, css="stack")
 

@@ -1,6 +1,6 @@
 """The pictures of pages, as plotly figures; colours of text and grid are the page's, light or dark.
 
-The palette is Okabe and Ito's (2008), told apart with every kind of colour vision; outcomes differ by their
+The palette is Okabe and Ito's (2008), which people with any colour vision can distinguish; outcomes differ by their
 mark, too.
 """
 
