@@ -222,7 +222,8 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
     frames = sum(row.figures.came for row in rows)
     on_time = sum(row.figures.on_time_share * row.figures.came for row in rows if row.figures.frames)
     share = on_time / frames if frames else math.nan
-    line = f"{len({row.run for row in rows}):,} logs, {_share(share)} on time"
+    count = len({row.run for row in rows})
+    line = f"{count:,} {'log' if count == 1 else 'logs'}, {_share(share)} on time"
     line += f"; {len(overview.failed):,} could not be replayed" if overview.failed else ""
     page.top.append(
         {"kind": "verdict", "lines": [("bad" if overview.failed else words.share_word(share), line)]}
@@ -231,7 +232,7 @@ def _overview(page: Page, overview: Overview, anchors: Mapping[str, str]) -> Non
         {
             "kind": "tiles",
             "tiles": [
-                (f"{len({row.run for row in rows}):,}", "logs", ""),
+                (f"{count:,}", "logs", ""),
                 (f"{len(overview.failed):,}", "failed", "bad" if overview.failed else ""),
                 (f"{frames:,}", "frames that came, of all stages", ""),
                 (_share(share), "on time", words.share_word(share)),
