@@ -1,4 +1,4 @@
-"""Folds what a node says, messages or records, into a `RunLog`."""
+"""Folds the messages or records of a node into a `RunLog`."""
 
 import json
 import math
@@ -16,7 +16,6 @@ from torchperf_ros.api.alert import Level
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.run_log import (
     CANDIDATE,
-    STEPS,
     UNKNOWN,
     LoggedAlert,
     RunLog,
@@ -24,17 +23,22 @@ from torchperf_ros.observe.runs.run_log import (
     StageLog,
 )
 from torchperf_ros.observe.telemetry.node_state import NodeState
-from torchperf_ros.stage.frame_table import FRAME
+from torchperf_ros.stage.frame_table import FRAME, KEPT
 
 Progress = Callable[[int, int], None]
 """Called with how many of how many messages or bytes have been read."""
 
 _ROW: Final = struct.Struct("".join(FRAME[name].char for name in FRAME.names or ()))
-_ZEROS: Final = {name: math.nan if FRAME[name].kind == "f" else 0 for name in FRAME.names or ()}
-_INDEXES: Final = ("tier", "fallback", "check", "scene", "missing_inputs", "stale")
-_NOTHING_KNOWN: Final = _ZEROS | dict.fromkeys(_INDEXES, UNKNOWN)
-_WORDS: Final = (("fallback", Fallback), ("check", GuardVerdict))
-_TIMES: Final = ("age_ms", *STEPS, "total_ms", "budget_ms", "deadline_ms", "lateness_ms")
+_KINDS: Final = {name: FRAME[name].kind for name in FRAME.names or ()}
+_FILLED: Final = tuple(name for name, _ in KEPT)
+"""Columns that messages or records fill; the others stay 0."""
+_ZERO: Final = {"t_ns", "stamp_ns"}
+"""Whole numbers that are 0 where they are unknown; the others are indexes, and -1."""
+_WORDS: Final[Mapping[str, type[Outcome] | type[Fallback] | type[GuardVerdict]]] = {
+    "outcome": Outcome,
+    "fallback": Fallback,
+    "check": GuardVerdict,
+}
 _FARTHEST_MS: Final = 1e9  # a stamp is further off only if it is nonsense
 _MOST_TROUBLES: Final = 20
 _MOST_REASONS: Final = 50_000
@@ -56,7 +60,7 @@ class _Stage(StageLog):
 
 
 class RunLogBuilder:
-    """Folds what a node says, message by message or record by record, into a `RunLog`.
+    """Folds a node's messages or records, one by one, into a `RunLog`.
 
     What comes may be of any kind in any order; messages may be rclpy's or those of `rosbags`. `state`: the
     node's own.
@@ -85,22 +89,15 @@ class RunLogBuilder:
 
         One that makes no sense is counted.
         """
-        index, outcome, seq = (_whole(values.get(name)) for name in ("stage", "outcome", "seq"))
-        indexes = {name: _whole(values.get(name)) for name in _INDEXES}
+        index, outcome = (_whole(values.get(name)) for name in ("stage", "outcome"))
         if index < 0 or not 0 <= outcome < len(Outcome):
             self._odd += 1
             return
-        times = {name: values.get(name, math.nan) for name in _TIMES}
-        before_ms = times["total_ms"] + times["age_ms"]
-        self._add(
-            self._by_number(index),
-            t_ns,
-            seq,
-            outcome=outcome,
-            stamp_ns=t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0,
-            **(indexes | {name: UNKNOWN for name, words in _WORDS if indexes[name] >= len(words)}),
-            **times,
-        )
+        known: dict[str, float | None] = {name: values.get(name) for name in _FILLED}
+        odd = [name for name, words in _WORDS.items() if _whole(known[name]) >= len(words)]
+        before_ms = values.get("total_ms", math.nan) + values.get("age_ms", math.nan)
+        stamp_ns = t_ns - round(before_ms * 1e6) if abs(before_ms) < _FARTHEST_MS else 0
+        self._add(self._by_number(index), t_ns, known | dict.fromkeys(odd) | {"stamp_ns": stamp_ns})
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Take a line of records; kinds and fields that are not known are passed over.
@@ -208,35 +205,29 @@ class RunLogBuilder:
 
     def _frame(self, record: Mapping[str, Any]) -> None:
         stage, t_ns = self._stage(str(record["stage"])), int(record["t_ns"])
-        tier, fallback, check = (record.get(name) for name in ("tier", "fallback", "check"))
-        if tier is not None and tier not in stage.tiers:
-            stage.tiers = (*stage.tiers, str(tier))
-        self._add(
-            stage,
-            t_ns,
-            int(record.get("seq") or 0),
-            stamp_ns=int(record.get("stamp_ns") or 0),
-            tier=UNKNOWN if tier is None else stage.tiers.index(str(tier)),
-            outcome=Outcome[str(record["outcome"]).upper()],
-            fallback=UNKNOWN if fallback is None else Fallback[str(fallback).upper()],
-            check=UNKNOWN if check is None else GuardVerdict[str(check).upper()],
-            **{name: int(record.get(name, UNKNOWN)) for name in ("scene", "missing_inputs", "stale")},
-            **{key: math.nan if record.get(key) is None else float(record[key]) for key in _TIMES},
-        )
+        known = {name: record.get(name) for name in _FILLED} | {"outcome": record["outcome"]}
+        for name, words in _WORDS.items():
+            known[name] = None if known[name] is None else words[str(known[name]).upper()]
+        if (tier := record.get("tier")) is not None:
+            stage.tiers += () if tier in stage.tiers else (str(tier),)
+            known["tier"] = stage.tiers.index(str(tier))
+        self._add(stage, t_ns, known | {"seq": record.get("seq") or 0})
         if record.get("profiled"):
             stage.profiled.add(t_ns)
         if (reason := str(record.get("reason") or "")) and len(stage.reasons) < _MOST_REASONS:
             stage.reasons[t_ns] = reason.partition("\n")[0]
 
-    def _add(self, stage: _Stage, t_ns: int, seq: int, **values: float) -> None:
+    def _add(self, stage: _Stage, t_ns: int, known: Mapping[str, float | None]) -> None:
         """Append a frame.
 
         Where numbers begin anew, another process has the node's name since its `start`.
         """
+        row = {name: _cell(name, known.get(name)) for name in _KINDS} | {"t_ns": t_ns}
+        seq = int(row["seq"])
         if seq < stage.last_seq:
             self._restart(self._started_ns if self._started_ns > self._last_ns else t_ns)
         stage.last_seq, self._last_ns = seq, t_ns
-        stage.rows += _ROW.pack(*{**_NOTHING_KNOWN, "t_ns": t_ns, "seq": seq, **values}.values())
+        stage.rows += _ROW.pack(*row.values())
 
     def _restart(self, t_ns: int) -> None:
         """Another process has the name; both its frames and its reports say so."""
@@ -261,6 +252,13 @@ class RunLogBuilder:
 
     def _by_number(self, index: int) -> _Stage:
         return self._by_index.setdefault(index, _Stage(f"stage {index}"))
+
+
+def _cell(name: str, value: float | None) -> float:
+    """A value as the column has it: NaN, 0 or -1 where it is unknown."""
+    if _KINDS[name] == "f":
+        return math.nan if value is None else float(value)
+    return 0 if value is None and (name in _ZERO or name not in _FILLED) else _whole(value)
 
 
 def _whole(value: float | None) -> int:
