@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from torchperf_ros import __version__
+from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet.plan import RolloutPlan
 from torchperf_ros.fleet.sequence import Verdict
 from torchperf_ros.fleet.status import Move, Standing
@@ -64,16 +65,12 @@ def finding_rows(standing: Standing) -> list[list[str]]:
 
 def tables(plan: RolloutPlan, standing: Standing) -> "list[Table]":
     """Steps and verdicts for a terminal."""
-    from rich.table import Table
-
-    steps, findings = (
-        Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0)) for heads in (_HEADS, _FINDING_HEADS)
-    )
-    for number, row in enumerate(step_rows(plan, standing)):
-        steps.add_row(*row, style="bold" if number == plan.step else "")
-    for one, row in zip(standing.findings, finding_rows(standing), strict=True):
-        findings.add_row(*row, style=_STYLE.get(one.verdict, ""))
-    return [steps, findings]
+    reached = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
+    styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
+    return [
+        console_table(_HEADS, step_rows(plan, standing), reached),
+        console_table(_FINDING_HEADS, finding_rows(standing), styles),
+    ]
 
 
 def headline(plan: RolloutPlan) -> str:

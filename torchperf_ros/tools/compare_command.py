@@ -153,26 +153,21 @@ def _write(flag: str, path: Path, text: str) -> None:
 
 
 def _show(comparison: "Comparison") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
+    from torchperf_ros.api.text import console_table
     from torchperf_ros.observe.runs.compare import verdict_text as text
     from torchperf_ros.observe.runs.compare.changes import Judgement
 
     shown, bad = console(_PLAIN_WIDTH), "bold red"
-    styles = {
+    looks = {
         Judgement.WORSE: bad,
         Judgement.BETTER: "green",
         Judgement.NOT_ENOUGH: "yellow",
         Judgement.INFORMATIVE: "dim",
     }
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    heads = text.COLUMNS
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number in {0, len(heads) - 1} else "right")
-    for one, row in zip(comparison.changes, text.rows(comparison.changes), strict=True):
-        table.add_row(*map(escape, row), style=bad if one.breaks_limit else styles.get(one.verdict, ""))
-    shown.print(table)
+    first, *numbers, last = text.COLUMNS
+    heads = (first, *(f">{name}" for name in numbers), last)
+    styles = [bad if one.breaks_limit else looks.get(one.verdict, "") for one in comparison.changes]
+    shown.print(console_table(heads, text.rows(comparison.changes), styles))
     for line in (*text.remarks(comparison), *text.samples(comparison)):
         say(shown, f"- {line}")
     worse = comparison.with_verdict(Judgement.WORSE) or comparison.broken_limits

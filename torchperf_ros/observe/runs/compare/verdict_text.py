@@ -140,9 +140,9 @@ def markdown(comparison: Comparison) -> str:
     ]
     lines += [f"- {note}" for note in comparison.notes]
     if decided:
-        lines += ["", *markdown_table("", COLUMNS, rows(decided))[3:]]
+        lines += ["", *markdown_table("", COLUMNS, rows(decided))]
     lines += ["", f"<details><summary>all {len(comparison.changes)} metrics</summary>"]
-    lines += ["", *markdown_table("", COLUMNS, rows(comparison.changes))[3:], ""]
+    lines += ["", *markdown_table("", COLUMNS, rows(comparison.changes)), ""]
     lines += [f"- {text}" for text in [*remarks(comparison)[len(comparison.notes) :], *samples(comparison)]]
     return "\n".join([*lines, "", "</details>", ""])
 
