@@ -22,7 +22,8 @@ from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
 from torchperf_ros.observe.runs.compare.changes import ALPHA, Judgement, MetricChange
 from torchperf_ros.observe.runs.compare.comparison import Comparison, compare
-from torchperf_ros.observe.runs.run_file import Run, of_run, write_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
+from torchperf_ros.observe.runs.run_log import RunLog
 from torchperf_ros.stage.frame_table import FRAME
 
 STAGE = "perception"
@@ -71,7 +72,7 @@ class LatencyModel:
             1 + random.pareto(_TAIL_INDEX, frames)
         )
 
-    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> Run:
+    def run(self, frames: int, random: np.random.Generator, slower: "Slower | None" = None) -> RunLog:
         """A run of one stage.
 
         3 % of the frames of a run that is not slower are over the budget, in bursts.
@@ -80,7 +81,7 @@ class LatencyModel:
         total_ms = self.draw(frames, random)
         if slower is not None:
             total_ms = slower.of(total_ms, p95, p99)
-        return Run({"stages": [{"name": STAGE, "tiers": ["full"]}]}, {STAGE: _rows(total_ms, p97)})
+        return run_of({"stages": [{"name": STAGE, "tiers": ["full"]}]}, {STAGE: _rows(total_ms, p97)})
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ def count(cell: Cell, pairs: int, resamples: int, seed: int) -> Counts:
     random = np.random.default_rng([seed, round(cell.phi * 1000), round(cell.spikes * 1000), cell.frames])
     needed = []
     for _ in range(pairs):
-        runs = model.run(cell.frames, random), model.run(cell.frames, random, changed)
-        base, new = (of_run(run, "run") for run in runs)
+        base, new = model.run(cell.frames, random), model.run(cell.frames, random, changed)
         found = compare([base], [new], resamples=resamples)
         for one in found.changes:
             if one.metric.key in TESTED and one.tested:

@@ -66,7 +66,7 @@ def test_given_a_model_slower_than_its_sensor_when_replayed_then_nothing_says_th
     answered = len(read.frames["first"])
     assert 30 < answered < 45
     assert f"{120 - answered} of 120 frames in 2 s had no answer, as a newer one came first" in done.output
-    assert read.summary["stages"][0]["miss_ratio"] == pytest.approx(1 - answered / 120)
+    assert read.facts["stages"][0]["miss_ratio"] == pytest.approx(1 - answered / 120)
     (found,) = read_runs(run, lambda _done, _total: None)
     kind, text = verdict(found.stage("first"))
     assert (kind, text.partition(":")[0]) == ("bad", "first")
@@ -134,7 +134,7 @@ def test_given_ctrl_c_when_replaying_then_what_was_done_is_written_and_the_statu
     assert done.exit_code == 1, done.output
     assert "interrupted: the results reach up to there" in done.output
     assert f"wrote {run}" in done.output.replace("\n", "")
-    assert not read_run(run).summary["complete"]
+    assert not read_run(run).facts["complete"]
 
 
 def test_given_a_folder_of_evidence_when_replayed_then_its_recording_parameters_and_step_times_are_taken(

@@ -21,7 +21,8 @@ from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.api.messages import decode
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
 from torchperf_ros.observe.runs.machine_fingerprint import machine_facts
-from torchperf_ros.observe.runs.run_file import Run
+from torchperf_ros.observe.runs.run_file import run_of
+from torchperf_ros.observe.runs.run_log import RunLog
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
@@ -285,9 +286,9 @@ class ReplayResult:
         return self.stages[name]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunLog:
         """For `write_run`."""
-        return Run(self.summary, {name: stage.frames for name, stage in self.stages.items()})
+        return run_of(self.summary, {name: stage.frames for name, stage in self.stages.items()})
 
 
 def log_hash(path: Path) -> str:

@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from torchperf_ros.api.errors import BadInput
 from torchperf_ros.api.text import listed
 from torchperf_ros.observe.runs.run_builder import Progress, RunLogBuilder, read_records
-from torchperf_ros.observe.runs.run_file import RUN_FILE, SUFFIXES, of_run, read_run
-from torchperf_ros.observe.runs.run_log import RunLog, RunLogError
+from torchperf_ros.observe.runs.run_file import RUN_FILE, SUFFIXES, read_run
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
 from torchperf_ros.observe.telemetry.node_state import by_label
 from torchperf_ros.replay.logs.log_folder import SUFFIXES as LOG_SUFFIXES
 from torchperf_ros.replay.logs.log_folder import is_log
 from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
 
+_NO_DEADLINES: Final = "fast"  # the pace of a replay whose budget is a day
 _METADATA: Final = "metadata.yaml"
 _ROTATED: Final = re.compile(r"\.\d+\.jsonl$")
 _NO_LOG: Final = "is no rosbag2 folder, .mcap, .db3, .bag, .jsonl or replayed run"
@@ -216,12 +219,20 @@ def _nothing(path: Path, log: LogReader, nodes: list[str], node: str | None) -> 
     )
 
 
+def _without_deadlines(stage: StageLog) -> StageLog:
+    frames = stage.frames.copy()
+    frames["budget_ms"] = frames["lateness_ms"] = np.nan
+    return replace(stage, frames=frames)
+
+
 def _replayed(file: Path, name: str) -> RunLog:
     """A run with the log that it was made of, which shows its inputs.
 
     Where that is gone, what was recorded beside a run in the folder of its log may show them.
     """
-    run = of_run(read_run(file), name, file)
+    run = replace(read_run(file), name=name)
+    if run.fact("pace") == _NO_DEADLINES:
+        run = replace(run, stages=tuple(map(_without_deadlines, run.stages)))
     log = Path(str(run.fact("log", "path") or ""))
     recordings = recorded_logs(log) if log.is_absolute() and log.exists() else ()
     if not recordings and file.name == RUN_FILE:

@@ -17,7 +17,8 @@ pytest.importorskip("arch", reason="arch is not installed")
 
 from torchperf_ros.observe.runs.compare import comparison
 from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
-from torchperf_ros.observe.runs.run_file import of_run, write_run
+from torchperf_ros.observe.runs.run_file import write_run
+from torchperf_ros.observe.runs.run_log import StageLog
 from torchperf_ros.tools.main import app
 
 from . import compare_runs as made
@@ -225,8 +226,8 @@ def page_of(base, new):
 
 def test_given_a_longer_tail_when_a_page_is_written_then_it_has_table_and_pictures_and_asks_for_nothing():
     values, seconds = made.latencies(1500, 2), np.arange(200.0)
-    base = of_run(made.run(made.latencies(1500, 1)), "base.json")
-    new = of_run(made.run(np.where(values > 24, values * 1.5, values)), "runs/<script>x")
+    base = replace(made.run(made.latencies(1500, 1)), name="base.json")
+    new = replace(made.run(np.where(values > 24, values * 1.5, values)), name="runs/<script>x")
     memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
     page = page_of(replace(base, **memory), replace(new, **memory))
     text, figures = logs.without_plotly(page), logs.figures_of(page)
@@ -244,9 +245,9 @@ def test_given_a_stage_that_never_answered_when_a_page_is_written_then_its_pictu
 ):
     planning, runs = made.rows(made.latencies(200, 3)), []
     for name in ("base", "new"):
-        told = made.run(made.latencies(200, 1))
-        told.frames["planning"] = made.rows(total_ms) if name == silent else planning
-        runs.append(of_run(told, name))
+        run = made.run(made.latencies(200, 1))
+        rows = made.rows(total_ms) if name == silent else planning
+        runs.append(replace(run, name=name, stages=(*run.stages, StageLog("planning", (), rows))))
     traces = logs.figures_of(page_of(*runs))[2]["data"]  # of planning, after two of perception
     counts = [(word, 0 if word == silent else 200) for word in ("base", "new")]
     assert [(trace["name"], len(trace["x"]) > 0) for trace in traces] == [

@@ -15,14 +15,13 @@ from torchperf_ros.observe.runs.compare.bootstrap import stage_frames
 from torchperf_ros.observe.runs.compare.changes import Judgement
 from torchperf_ros.observe.runs.compare.comparison import agreement, compare
 from torchperf_ros.observe.runs.compare.verdict_text import headline
-from torchperf_ros.observe.runs.run_file import of_run
 from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
 
 from . import compare_runs as made
 
 
 def view(total_ms, name="run", **changes):
-    return of_run(made.run(total_ms, **changes), name)
+    return replace(made.run(total_ms, **changes), name=name)
 
 
 def bare(rows, name="run"):
@@ -123,7 +122,7 @@ def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
 def of_tiers(tiers, *names, count=400):
     run = made.run(made.latencies(count, 1), stages=[{"name": "perception", "tiers": list(names)}])
     run.frames["perception"]["tier"] = tiers
-    return of_run(run, "run")
+    return replace(run, name="run")
 
 
 def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_tiers_are_named():
@@ -148,8 +147,10 @@ def test_given_frames_without_a_synchronised_input_when_compared_then_a_note_has
     note = (
         "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
     )
-    assert note in against(of_run(whole, "base"), of_run(lacking, "new")).notes
-    assert not any("synchronised" in text for text in against(of_run(whole, "a"), of_run(whole, "b")).notes)
+    assert note in against(replace(whole, name="base"), replace(lacking, name="new")).notes
+    assert not any(
+        "synchronised" in text for text in against(replace(whole, name="a"), replace(whole, name="b")).notes
+    )
 
 
 def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
@@ -291,7 +292,7 @@ def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_
     values = made.latencies(100, 1)
     new = made.run(values, **changes)
     new.frames["perception"]["output_hash"][7] += 1
-    found = verdicts(view(values), of_run(new, "new"))["outputs"]
+    found = verdicts(view(values), replace(new, name="new"))["outputs"]
     assert found.verdict is expected
     assert found.new == pytest.approx(1.0)
     assert "99 of 100 outputs are the same, matched by stamp" in found.why

@@ -15,7 +15,7 @@ from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow,
 from torchperf_ros.observe.runs.report.report_pictures import VERMILION, envelope
 from torchperf_ros.observe.runs.report.report_words import in_words, stage_figures, verdict, worst_frames
 from torchperf_ros.observe.runs.run_builder import RunLogBuilder
-from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
 from torchperf_ros.observe.runs.run_log import CANDIDATE, RunLogError
 from torchperf_ros.replay.input_pictures import input_pictures
 from torchperf_ros.stage.frame_table import FRAME
@@ -258,7 +258,7 @@ def replayed(folder, name, pace="real"):
     frames["fallback"] = -1
     frames["total_ms"], frames["budget_ms"] = 10.0, 86_400_000.0 if pace == "fast" else 40.0
     write_run(
-        Run({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
+        run_of({"stages": [{"name": "perception"}], "pace": pace}, {"perception": frames}),
         folder / f"{name}.json",
     )
     return replace(read(folder / f"{name}.json"), name=name)

@@ -16,7 +16,6 @@ from torchperf_ros.observe.runs.compare.comparison import compare
 from torchperf_ros.observe.runs.compare.verdict_page import verdict_page
 from torchperf_ros.observe.runs.report.report_page import Overview, OverviewRow, write_report
 from torchperf_ros.observe.runs.report.report_words import stage_figures
-from torchperf_ros.observe.runs.run_file import of_run
 from torchperf_ros.replay.input_pictures import input_pictures
 from torchperf_ros.replay.run_reading import read_runs
 
@@ -63,7 +62,7 @@ def browse(page: Path) -> str:
 def test_given_the_page_of_a_comparison_when_opened_then_every_plot_is_drawn(tmp_path):
     seconds = np.arange(200.0)
     memory = {"memory_t_ns": (seconds * 1e9).astype(int), "memory": {"workers_rss_mib": 800 + seconds / 10}}
-    base, new = (replace(of_run(made.run(made.latencies(300, at)), "run"), **memory) for at in range(2))
+    base, new = (replace(made.run(made.latencies(300, at)), **memory) for at in range(2))
     (tmp_path / "v.html").write_text(verdict_page(compare([base], [new], resamples=300)), encoding="utf-8")
     drawn = browse(tmp_path / "v.html")
     assert 'data-drawn="3"' in drawn

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_file import run_of, write_run
 from torchperf_ros.observe.watch.series_detector import SeriesDetector
 from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.tools.main import app
@@ -86,7 +86,7 @@ def test_given_a_run_when_scored_then_the_latency_of_the_named_stage_is_judged(t
     frames["total_ms"] = [20 + draw.gauss(0, 0.5) + 30 * (number == 350) for number in range(400)]
     path = tmp_path / "run.json"
     write_run(
-        Run({"stages": [{"name": "camera"}, {"name": "plan"}]}, {"camera": frames, "plan": frames[:3]}),
+        run_of({"stages": [{"name": "camera"}, {"name": "plan"}]}, {"camera": frames, "plan": frames[:3]}),
         path,
     )
     done = run(path, "--stage", "camera")

@@ -201,6 +201,11 @@ class RunLog:
     recordings: tuple[Path, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def frames(self) -> dict[str, NDArray[np.void]]:
+        """The rows of `FRAME` of each stage, by its name."""
+        return {stage.name: stage.frames for stage in self.stages}
+
     def stage(self, name: str) -> StageLog:
         """The stage of this name; one without frames where there is none."""
         return next((one for one in self.stages if one.name == name), StageLog(name))
