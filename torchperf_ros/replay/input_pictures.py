@@ -78,7 +78,7 @@ def input_pictures(
 
 
 def _nearest(log: LogReader, topics: list[str], stamp_ns: int, t_ns: int, side: int) -> dict[str, str]:
-    """The message with the nearest stamp among those recorded shortly before the answer, or a `ValueError`."""
+    """The message with the nearest stamp of those recorded shortly before the answer; or a `ValueError`."""
     near = [
         (abs(off_ms), off_ms, message)
         for message in log.messages(topics, t_ns - _BEFORE_NS, t_ns + _AFTER_NS)

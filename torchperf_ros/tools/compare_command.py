@@ -42,11 +42,11 @@ _GONE: Final = {
 
 
 class CompareCommand(Command):
-    """Takes what a shell makes of `--base a*.parquet`: several files after one option, up to the next option."""
+    """Takes several files after `--base` or `--new`, which is what a shell makes of `--base a*.parquet`."""
 
     # typer's own copy of click's type
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Repeat the option before each of its files; refuse options of older versions by what replaces them."""
+        """Repeat an option before each of its files; name what replaces an option of older versions."""
         spread: list[str] = []
         flag = ""
         for word in args:

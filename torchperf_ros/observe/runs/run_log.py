@@ -284,7 +284,7 @@ class RunLog:
 
     @property
     def memory_slope(self) -> float:
-        """MiB per hour after the start, as Theil (1950) and Sen (1968) have it, of medians of up to 60 stretches.
+        """MiB per hour after the start: Theil (1950) and Sen (1968), of medians of up to 60 stretches.
 
         A worker that is replaced now and then does not bend it. NaN where there are less than three
         minutes.

@@ -215,7 +215,7 @@ def block_length(values: Values) -> int:
 
 
 def inflation(values: Values, block: int) -> float:
-    """Variance of the mean of blocks over that of independent values, as a circular bootstrap would find it; from 1."""
+    """Variance of the mean of blocks (of a ring) over that of independent values; 1 or more."""
     centred = values - values.mean()
     variance = float(centred @ centred) / len(values)
     sums = np.cumsum(np.concatenate([[0.0], centred, centred[:block]]))

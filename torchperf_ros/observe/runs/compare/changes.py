@@ -176,7 +176,10 @@ def _judged(one: MetricChange, count: int, share: float | None) -> MetricChange:
 
 
 def _needed(one: MetricChange, comparisons: int) -> float:
-    """How many frames would do, to two digits, if the difference stays and the interval narrows with their root."""
+    """How many frames would do, to two digits.
+
+    If the difference stays and the interval narrows with the root of their number.
+    """
     count, size = one.enough, abs(one.difference)
     if math.isfinite(one.low):
         reach = one.high - one.difference

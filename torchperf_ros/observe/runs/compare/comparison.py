@@ -215,7 +215,7 @@ def _remarks(stage: ComparedStage) -> Iterator[str]:
 
 
 def agreement(base: StageLog, new: StageLog) -> dict[str, int]:
-    """Match the frames of a stage, by stamp where each has its own, else by number, and compare what was published.
+    """Match the frames of a stage, by stamp or else by number, and compare what was published.
 
     `matched`: frames of both that were answered on time by the same tier, with their outputs known;
     `equal`: those whose outputs are the same, bit for bit; `base_only`, `new_only`: frames that the other

@@ -25,7 +25,7 @@ from torchperf_ros.observe.runs.run_log import (
 )
 
 Picture = Mapping[str, str]
-"""Of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), whose it is, how far it is off."""
+"""Keys of a frame in `page.html`: its input or a neighbour as a JPEG (`data:` URI), and which one it is."""
 InputPictures = Callable[
     [RunLog, Mapping[str, Collection[int]], int], tuple[Mapping[tuple[str, int], Picture], str]
 ]
@@ -72,7 +72,7 @@ class OverviewRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """Everything that ran, a row for each stage and the worst first, and everything that failed, by name and reason."""
+    """What ran, a row for each stage, the worst first; and what failed, by name and reason."""
 
     rows: Sequence[OverviewRow]
     failed: Sequence[tuple[str, str]] = ()

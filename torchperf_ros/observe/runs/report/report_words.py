@@ -106,7 +106,7 @@ def stage_figures(stage: StageLog) -> StageSummary:
 
 
 def verdict(stage: StageLog) -> tuple[str, str]:
-    """How a stage did, `good`, `fair` or `bad`, and in one line how often it was on time, and why not more often."""
+    """`good`, `fair` or `bad`, and in one line how often a stage was on time, and why not more often."""
     figures, stops = stage_figures(stage), safe_stops(stage)
     if not figures.frames:
         return "bad", f"{stage.name}: no frame was answered after the start"
