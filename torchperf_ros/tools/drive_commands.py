@@ -186,9 +186,10 @@ def doctor(
     check_outputs({"--json": json_file}, [log] if log else [])
     with console(stderr=True).status("loading"):
         from torchperf_ros.observe.doctor.doctor import as_json, examine_log, examine_node, show
+        from torchperf_ros.replay.run_reading import read_runs
     with progress_bars() as bars:
         if log is not None:
-            found = examine_log(log, name, follow(bars, f"reading {log.name}"))
+            found = examine_log(log, read_runs(log, follow(bars, f"reading {log.name}"), name))
         else:
             name = name or "/perf"
             found = [

@@ -6,7 +6,7 @@ Listens to a node, or reads a log, splits the time of its frames, and says what 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,8 +20,7 @@ from rich.table import Table
 from torchperf_ros.observe.doctor.environment import Check, Need, look_around
 from torchperf_ros.observe.doctor.rules import Advice, Case, advise, sentence
 from torchperf_ros.observe.doctor.split import AFTER, PARTS, Heard, Message, Split, split
-from torchperf_ros.observe.runs.run_log import RunLogError, StageLog, Values
-from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog, Values
 from torchperf_ros.observe.telemetry.node_state import NodeState, StageState, number_of
 
 if TYPE_CHECKING:
@@ -185,14 +184,14 @@ def examine_node(name: str, seconds: float, actuation: str, progress: Progress) 
     return Findings(f"{name}, live", cases, tuple(advise(cases)), tuple(checks), tuple(notes))
 
 
-def examine_log(path: Path, node: str | None, progress: Progress) -> list[Findings]:
-    """Each run of a log, as far as the records of frames say.
+def examine_log(path: Path, runs: Sequence[RunLog]) -> list[Findings]:
+    """Each run that was read from a log, as far as the records of frames say.
 
     Raises:
-        RunLogError: it cannot be read, or holds no frames.
+        RunLogError: they hold no frames.
     """
     found = []
-    for run in (life for one in read_runs(path, progress, node) for life in one.lives()):
+    for run in (life for one in runs for life in one.lives()):
         knows = any(stage.trigger for stage in run.stages)
         splits = [
             split(stage, handed_over=knows and not stage.trigger) for stage in run.stages if len(stage)
