@@ -2,8 +2,8 @@
 
 Read a chunk at a time, by their index, or searched for chunks if they have none.
 
-The chunks are read here and not by `rosbags`, for three reasons. Its readers take 2.2 times the processor
-time for raw images (they copy each three times) and 1.35 times for chunks of zstd. Of a bag they hold an
+The chunks are read here and not by `rosbags`, for three reasons. Its readers take about twice the processor
+time for raw images (they copy each three times) and a third more for chunks of zstd. Of a bag they hold an
 index of 160 bytes for each message. They refuse a file without a sound index, end at the first damage, and
 give fewer messages without a word where an index lacks some. The functions of `rosbags` for single records
 of a bag are used.
