@@ -20,7 +20,7 @@ from torchperf_ros.api.cdr import header_stamp_ns
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
 from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.safety.guard import Guard, Known
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
 from torchperf_ros.settings.candidate import BASE
 from torchperf_ros.settings.config import StageConfig
@@ -39,7 +39,7 @@ from torchperf_ros.stage.hooks import (
     StagePorts,
 )
 from torchperf_ros.stage.inputs import Inputs
-from torchperf_ros.stage.ladder import TierClock, TierLadder
+from torchperf_ros.stage.ladder import TierLadder
 from torchperf_ros.stage.limits import TierLimits
 from torchperf_ros.stage.practice import HedgeRule, Purpose
 from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
@@ -108,10 +108,10 @@ class Stage:
         self.shadow: SecondVersion | None = None
         setup = {**setup, "loaded": self.scenes.tiers_to_load()}
         pool = machinery.pool(config, setup, self, ports.log)
-        self.model = self.version_on(pool, BASE, config, {}, setup)
+        self.model = ModelVersion(BASE, config, {}, setup, pool, Crew(pool, config, self.waiter))
         self.guard: StageGuard | None = None
         self.checks: list[Check] = []
-        self.observers: list[Observer] = [self._count, self._report]
+        self.observers: list[Observer] = [self._record]
         if self.limits.drift is not None:
             self.observers.append(self.limits.drift.answered)
         if config.guard is not None:
@@ -431,13 +431,12 @@ class Stage:
         held = self.fallbacks.frame
         return replace(frame, stamp_ns=0 if held is None else held.stamp_ns)
 
-    def _count(self, turn: Turn, answer: Answer) -> Alert | None:
-        return self.statistics.answered(answer)
-
-    def _report(self, turn: Turn, answer: Answer) -> None:
+    def _record(self, turn: Turn, answer: Answer) -> Alert | None:
+        alert = self.statistics.answered(answer)
         self.ports.answered(answer)
         if answer.outcome is Outcome.ERROR:
             self.pool.last_error = answer.reason
+        return alert
 
     def _next(self, answered: Turn, answer: Answer) -> None:
         """Begin the waiting frame if there is one; else there may be time to practise."""
@@ -663,7 +662,7 @@ class Stage:
     @property
     def ladders(self) -> list[TierLadder]:
         """Its tiers, a ladder for each scene."""
-        return list(self.model.crew.ladders)
+        return self.model.crew.ladders
 
     @property
     def ladder(self) -> TierLadder:
@@ -708,19 +707,6 @@ class Stage:
 
     # -- a second version
 
-    def version_on(
-        self,
-        pool: WorkerPool,
-        name: str,
-        config: StageConfig,
-        changes: Mapping[str, Any],
-        setup: Mapping[str, Any],
-    ) -> ModelVersion:
-        """A version of this stage's model that runs on these workers; see `ModelVersion`."""
-        clocks = [TierClock() for _ in config.tiers]
-        ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
-        return ModelVersion(name, config, changes, setup, pool, Crew(pool, ladders, self.waiter))
-
     def serve(self, model: ModelVersion) -> ModelVersion:
         """Have another version answer from the next frame on; returns the one that did.
 
@@ -741,10 +727,6 @@ class Stage:
         """Have the stage's thread publish an alert; with the lock held."""
         self._alerts.append(alert)
         self.waiter.wake()
-
-    def guard_knows(self, frame: Frame, now_ns: int) -> Known | None:
-        """What the guard would judge a plan by that was computed from this frame; None without a guard."""
-        return None if self.guard is None else self.guard.known(frame, now_ns, self.ros_now())
 
     # -- stages of other priorities
 
@@ -800,8 +782,7 @@ class Stage:
     def tell(self, alert: Alert) -> None:
         """Have the stage's thread publish an alert; takes the lock."""
         with self.lock:
-            self._alerts.append(alert)
-            self.waiter.wake()
+            self.add_alert(alert)
 
     # -- the pool's thread: workers come and go
 
