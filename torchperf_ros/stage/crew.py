@@ -92,7 +92,7 @@ class Crew:
         return False
 
     def wants_backup(self, turn: Turn, now_ns: int) -> bool:
-        """Whether another worker is to run the frame as well: the runner failed, or is nearly out of time."""
+        """Whether another worker is to run the frame too: the runner failed, or is nearly out of time."""
         is_configured = Fallback.BACKUP in self.pool.config.fallback
         return is_configured and turn.wants_backup(now_ns, hedges=self.practice.hedge_rule.allowed)
 

@@ -1,4 +1,4 @@
-"""A frame's way through a stage: receive, hand over, wait until the deadline, choose, check, publish, record.
+"""A frame's way through a stage: receive, hand over, wait, choose, check, publish, record.
 
 Two threads meet here, under one lock that is never held while anything is published: the thread that
 received a frame hands it to an idle worker itself (waking another thread first would cost more than the
@@ -406,7 +406,7 @@ class Stage:
         return answer
 
     def _best(self, turn: Turn, verdict: Verdict, now_ns: int) -> Output:
-        """The frame's own result, else the backup's, else the first configured fallback that is available."""
+        """The frame's own result, else the backup's, else the first fallback that is available."""
         outcome, reason = verdict
         if turn.result is not None:
             return Output(turn.result.payload, turn.frame, turn.result, None, outcome, reason)
@@ -425,7 +425,7 @@ class Stage:
         return self.fallbacks.stop(self.config, now_ns, self.ros_now())
 
     def _source_of(self, output: Output, frame: Frame) -> Frame:
-        """The frame for the stage behind: with the stamp of the one that a held output was computed from."""
+        """The frame for the next stage: with the stamp of the one that a held output comes from."""
         if output.result is not None:
             return frame
         held = self.fallbacks.frame
@@ -582,7 +582,7 @@ class Stage:
         self._thread.start()
 
     def warm_up(self) -> None:
-        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
+        """Have memory for the first frame and code for a stop ready, and wake the stage's thread once."""
         warm_up_stop(self.output_type)
         self.pool.ring.make_ready(self.config.max_frame_bytes)
         with self.lock:
@@ -735,7 +735,7 @@ class Stage:
         self.right_of_way = right_of_way
 
     def look_again(self, answer: Answer | None = None) -> None:
-        """A stage that this one gives way to has answered, with this. On that one's thread, takes no lock."""
+        """A stage of higher priority has answered. On that one's thread, takes no lock."""
         way, outcome = self.right_of_way, None if answer is None else answer.outcome
         if answer is not None and way is not None and outcome not in _SAY_NOTHING:
             beside_a_run = self.model.crew.runs or way.ended_ns >= answer.frame.received_ns
@@ -754,7 +754,7 @@ class Stage:
         return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
 
     def _blocked(self, now_ns: int) -> tuple[int, str] | None:
-        """When to look again, and why nothing may begin now, for a stage of higher priority; None: it may."""
+        """When to look again, and why nothing may begin beside a stage of higher priority; None: it may."""
         way, ladder = self.right_of_way, self.ladder
         return None if way is None else way.blocks(now_ns, ladder.predicted_ms(ladder.last))
 
