@@ -771,7 +771,8 @@ class Stage:
         While it is short, nothing is compiled either.
         """
         self.limits.sample_memory(self.ladders, used_share, share, suspect)
-        for pool in (self.pool,) if self.shadow is None else (self.pool, self.shadow.pool):
+        shadow = self.shadow
+        for pool in (self.pool,) if shadow is None else (self.pool, shadow.pool):
             pool.rolling_update.may_compile = not self.memory.tight
 
     def act(self, now_ns: int) -> None:
