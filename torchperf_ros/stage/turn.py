@@ -54,6 +54,9 @@ class Output:
 class Turn:
     """The frame that the stage is answering now.
 
+    It waits (no `runner`), for inputs, an idle worker or a stage of higher priority. It runs (`runner`, maybe
+    `backup`). It is decided by a result, or by a failure that no backup can mend. It is `answered`.
+
     Attributes:
         offset, length: its record in the ring; length 0: there is none, the frame cannot be run.
         failure, reason: what the runner came to, other than a good result.
