@@ -43,6 +43,7 @@ _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a ben
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.05, 1.4
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
+_LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
 _NO_LONGER = 0.4  # of the quarter that turns most
@@ -80,7 +81,9 @@ class Course(NamedTuple):
 
     Attributes:
         along: where it is along the plan's way, or along the road that joins the plan's end to it.
-        on_arc: where it is along the bend that we drive.
+        on_arc: where it is along the bend that we drive, or along that of its own.
+        bends: of that bend, in 1/m.
+        own_bend: whether it comes along a bend of its own, which leads evenly from us to it.
         lane, arc, straight: whether it may go on along that way, in the bend that we drive, or straight on.
         joined: whether it is beyond the plan's end.
         strays: whether it is there and drifts from where the plan's end leads, but little.
@@ -90,6 +93,8 @@ class Course(NamedTuple):
 
     along: Along
     on_arc: Along
+    bends: Floats
+    own_bend: Flags
     lane: Flags
     arc: Flags
     straight: Flags
@@ -246,7 +251,10 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     nobody = np.zeros(len(moves), np.bool_)
     on_arc = along_arc(arc, seen)
     if lane.both_ways:
-        return Course(on_lane, on_arc, nobody, nobody, ~nobody, nobody, nobody, nobody, False)
+        still = np.zeros(len(moves))
+        return Course(
+            on_lane, on_arc, still, nobody, nobody, nobody, ~nobody, nobody, nobody, nobody, False
+        )
     slow = np.maximum(seen.speeds, STANDS)
     off_lane, off_arc = np.abs(on_lane.drift) / slow, np.abs(on_arc.drift) / slow
     is_along = moves & (np.abs(on_lane.ahead) >= _ALONG * slow) & (np.abs(on_lane.left) < _ASIDE_M)
@@ -288,7 +296,37 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, nobody
     by_lane |= joined
-    return Course(along, on_arc, by_lane, by_arc, ~(by_lane | by_arc), joined, strays, is_along, changes)
+    straight, bends = ~(by_lane | by_arc), np.full(len(moves), arc.bend)
+    own_bend = nobody
+    if changes and np.count_nonzero(moves & ~by_arc):
+        own_bend, own_bends, lefts = comes_round(arc, seen)
+        own_bend &= ~by_arc
+        by_arc = by_arc | own_bend
+        bends = np.where(own_bend, own_bends, bends)
+        on_arc = on_arc._replace(
+            left=np.where(own_bend, lefts, on_arc.left),
+            ahead=np.where(own_bend, -seen.speeds, on_arc.ahead),
+            drift=on_arc.drift * ~own_bend,
+        )
+    return Course(
+        along, on_arc, bends, own_bend, by_lane, by_arc, straight, joined, strays, is_along, changes
+    )
+
+
+def comes_round(arc: Arc, seen: Seen) -> tuple[Flags, Floats, Floats]:
+    """What comes towards us on a road that bends evenly from where we are, as `lefts_of_roads` has it.
+
+    Returns:
+        Which does, how much that road bends in 1/m (its chord is as long as the root of 2 t / k), and how far to its
+        left each is in m.
+    """
+    off = (seen.places - arc.place) * arc.travel.conjugate()
+    turned = np.angle(-seen.velocities * arc.travel.conjugate())
+    comes = (off.real > _LEAST_AHEAD_M) & (np.abs(turned) < _MOST_TURN) & (seen.speeds >= STANDS)
+    aside_m = np.where(comes, off.real * np.tan(0.5 * turned), 0.0)
+    bends = 2.0 * aside_m / (np.maximum(off.real, _LEAST_AHEAD_M) ** 2 + aside_m * aside_m)
+    comes &= (np.abs(bends) <= _SHARPEST) & (np.abs(off.imag - aside_m) < _ASIDE_M)
+    return comes, np.where(bends == 0.0, _STRAIGHT_ARC, bends), off.imag - aside_m
 
 
 def predicted(
@@ -320,11 +358,8 @@ def predicted(
     if arcs:
         # Concentric circles: one that is nearer to the middle turns faster. The way is v (e^iwt - 1) / iw.
         at = slice(lanes, lanes + arcs)
-        rate = (
-            arc.bend
-            * course.on_arc.ahead[by_arc]
-            / np.maximum(1.0 - arc.bend * course.on_arc.left[by_arc], 0.1)
-        )
+        bends, on_arc = course.bends[by_arc], course.on_arc
+        rate = bends * on_arc.ahead[by_arc] / np.maximum(1.0 - bends * on_arc.left[by_arc], 0.1)
         rate[np.abs(rate) < _STRAIGHT] = _STRAIGHT
         turned = rate * later
         places[:, at] = seen.places[by_arc] + velocities[at] / (1j * rate) * (unit(turned) - 1.0)
