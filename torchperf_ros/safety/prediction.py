@@ -35,7 +35,10 @@ _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for w
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
 _TURNED = 0.01  # rad; a plan that turns less away from the bend that we drive does not leave it
-_NEARER = 0.1  # of what is not known of a road, by which it may lead nearer where a plan may be either
+# Of what is not known of a road, by which it may lead nearer where a plan may be either: where what comes
+# has the direction that we have now, so that the road may be straight, and else.
+_NEARER = (0.5, 0.1)
+_AS_NOW = 0.06  # rad, likewise
 _EVEN = 0.008  # rad; of a plan that follows one circle no quarter turns more than another one
 _NO_TURN = 1e-9  # rad, likewise
 _BACK = 0.92  # of its largest turn; a plan that ends with less has begun to turn back
@@ -204,7 +207,9 @@ def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
         left = np.where(np.abs(even) > np.abs(eased), even, eased)
     elif looks is Looks.EITHER:
         nearer = np.where(even * eased > 0.0, np.minimum(np.abs(even), np.abs(eased)), 0.0)
-        left = np.copysign(np.maximum(nearer - _NEARER * unsure_m, 0.0), even)
+        start = lane.own_unit[0] * (-1.0 if lane.backward else 1.0)
+        as_now = np.abs(np.angle(direction * end * start.conjugate())) < _AS_NOW
+        left = np.copysign(np.maximum(nearer - np.where(as_now, *_NEARER) * unsure_m, 0.0), even)
     else:
         room_m = unsure_m if looks is Looks.CIRCLE else -unsure_m
         left = np.copysign(np.maximum(np.abs(even) + room_m, 0.0), even)
@@ -213,7 +218,7 @@ def along_joined(lane: Lane, seen: Seen, looks: Looks) -> Along:
     return Along(s, left, end * direction, velocities, np.zeros_like(s))
 
 
-def leaves_lane(lane: Lane, arc: Arc) -> Looks:
+def leaves_lane(lane: Lane, arc: Arc) -> Looks:  # noqa: PLR0911 - one look after the other
     """Whether the plan looks like a change of lanes, which may have begun, like a bend of the road, or either.
 
     A change of lanes turns away from straight on and back; or it turns away from the bend that we drive,
@@ -262,8 +267,8 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     changes = looks is Looks.CHANGE
     on_course = np.maximum(_ON_COURSE, _STRAYS / slow)
     as_we = on_lane.ahead > 0.0
-    near_m = np.where((off_lane <= on_course) & (as_we | (looks is not Looks.BEND)), _NEAR_M, 0.0)
-    near_m = 0.0 if changes else np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0]))
+    near_m: Floats = np.where((off_lane <= on_course) & (as_we | (looks is not Looks.BEND)), _NEAR_M, 0.0)
+    near_m = np.maximum(near_m, as_we * (_BESIDE_US_M + seen.halves[:, 0])) * (not changes)
     beyond = moves & (on_lane.s > lane.length + near_m)
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
@@ -296,20 +301,28 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     if not lane.curved and abs(arc.bend) <= _STRAIGHT_ARC:  # then both are straight on
         by_lane, by_arc = joined, nobody
     by_lane |= joined
-    straight, bends = ~(by_lane | by_arc), np.full(len(moves), arc.bend)
-    own_bend = nobody
-    if changes and np.count_nonzero(moves & ~by_arc):
-        own_bend, own_bends, lefts = comes_round(arc, seen)
-        own_bend &= ~by_arc
-        by_arc = by_arc | own_bend
-        bends = np.where(own_bend, own_bends, bends)
-        on_arc = on_arc._replace(
+    straight = ~(by_lane | by_arc)
+    bends = np.full(len(moves), arc.bend)
+    course = Course(
+        along, on_arc, bends, nobody, by_lane, by_arc, straight, joined, strays, is_along, changes
+    )
+    return with_own_bends(course, arc, seen) if changes and np.count_nonzero(moves & ~by_arc) else course
+
+
+def with_own_bends(course: Course, arc: Arc, seen: Seen) -> Course:
+    """The same, and what comes towards us may come round a bend of its own, too."""
+    own_bend, bends, lefts = comes_round(arc, seen)
+    own_bend &= ~course.arc
+    on_arc = course.on_arc
+    return course._replace(
+        on_arc=on_arc._replace(
             left=np.where(own_bend, lefts, on_arc.left),
             ahead=np.where(own_bend, -seen.speeds, on_arc.ahead),
             drift=on_arc.drift * ~own_bend,
-        )
-    return Course(
-        along, on_arc, bends, own_bend, by_lane, by_arc, straight, joined, strays, is_along, changes
+        ),
+        bends=np.where(own_bend, bends, course.bends),
+        own_bend=own_bend,
+        arc=course.arc | own_bend,
     )
 
 
