@@ -72,20 +72,16 @@ setup(
             "onnx",  # for builds only: what the exporter writes
             "onnxscript",  # for builds only: torch's own exporter is written in it
         ],
-        "openvino": [
-            "openvino"
-        ],  # the same on Intel's and AMD's CPUs, and bf16 where they have it; Apache-2.0, 180 MB
-        "tensorrt": [
-            "torch-tensorrt"
-        ],  # NVIDIA's own compiler, which users of a Jetson expect first; brings TensorRT
+        # the same on Intel's and AMD's CPUs, and bf16 where they have it; Apache-2.0, 180 MB
+        "openvino": ["openvino"],
+        # NVIDIA's own compiler, which users of a Jetson expect first; brings TensorRT
+        "tensorrt": ["torch-tensorrt"],
         "benchmarks": ["torchvision"],  # networks for `./run bench engines` that nobody here has tuned for
         "quantization": ["torchao>=0.18"],  # the precisions int8_static, int8_dynamic and int8_weight
-        "train": [
-            "torch-pruning"
-        ],  # `torchperf train --prune`: which channels depend on which; MIT, 0.1 MB
-        "inspect": [
-            "tlparse"
-        ],  # pages of the compiler's trace, for `torchperf inspect --ir`; BSD-3-Clause, 2.5 MB
+        # `torchperf train --prune`: which channels depend on which; MIT, 0.1 MB
+        "train": ["torch-pruning"],
+        # pages of the compiler's trace, for `torchperf inspect --ir`; BSD-3-Clause, 2.5 MB
+        "inspect": ["tlparse"],
         "analysis": [
             "matplotlib",  # pictures of the tools
             # `torchperf compare`: each takes the place of statistics that were our own to get right.
@@ -124,7 +120,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "torchperf = torchperf_ros.cli.main:app",
+            "torchperf = torchperf_ros.tools.main:app",
             "torchperf_node = torchperf_ros.node.main:main",
         ],
         "pytest11": ["torchperf = torchperf_ros.replay.golden.pytest_plugin"],

@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.rig.anomaly_series import DRIVE_HZ, Labelled, drive, generated, recorded
 from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.frame.sorted_window import SortedWindow
-from torchperf_ros.watch.series_detector import FRAME_CAUTION, SeriesDetector
+from torchperf_ros.observe.watch.series_detector import FRAME_CAUTION, SeriesDetector
+from torchperf_ros.workers.calibration import SortedWindow
 
 OURS, CAUTIOUS = "torchperf_ros", "torchperf_ros, cautious"
 _HOUR = 3600 * DRIVE_HZ  # frames

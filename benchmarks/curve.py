@@ -29,9 +29,9 @@ from benchmarks.rig.chains import (
     measure_curve,
 )
 from benchmarks.rig.report import Report, Target, plain, say, shown
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.device import choose_device
-from torchperf_ros.packages.engine_choice import EAGER
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.engines.device import choose_device
+from torchperf_ros.workers.engine_choice import EAGER
 
 _MOST = 1000
 _LONGEST = 30

@@ -33,7 +33,7 @@ from benchmarks.rig.graph import Graph, GraphError, PerfNodeProcess, Streaming
 from benchmarks.rig.observer import realtime
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.traffic import lane_drives
-from torchperf_ros.config.message_types import empty_message, encode, header
+from torchperf_ros.api.messages import empty_message, encode, header
 
 _BEAMS, _SPEED = 1080, 10.0
 _TIMEOUT_MS = 500.0  # of a sensor that is otherwise published before each obstacle and trigger
@@ -140,9 +140,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         graph = streaming.graph
         drive = _Drive(graph, streaming.node)
         if not arguments.no_camera:
-            seconds = (
-                60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences
-            )  # ended with the graph
+            # ended with the graph
+            seconds = 60 + 0.1 * (arguments.times + arguments.triggers) + arguments.silences
             streaming.camera.begin(OURS, seconds=seconds, rate=arguments.rate, size=arguments.size)
         graph.busy(arguments.load)
         with realtime():

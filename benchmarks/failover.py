@@ -34,7 +34,7 @@ from benchmarks.rig.graph import Streaming
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.poison_faults import FAULTS
 from benchmarks.rig.report import Report, Target, say, shown
-from torchperf_ros.frame.outcome import Fallback
+from torchperf_ros.api.outcome import Fallback
 
 BACKUPS = ("none", "standby", "active")
 _POISONED = "benchmarks.rig.poison_adapter:PoisonAdapter"

@@ -28,9 +28,9 @@ from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_by
 from benchmarks.rig.report import Report, Target, say
 from benchmarks.traffic import detections
 from benchmarks.traffic import plans as traffic
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.safety_options import guard_options
 
 _SPEED, _BEND = 10.0, 0.01  # m/s and 1/m
 _LANES_M = (-7.0, -3.5, 3.5, 7.0)

@@ -54,16 +54,16 @@ from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.messages import IMAGE, image_cdr
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import restamped
-from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.models.road_scene import ODOMETRY_TYPE, odometry_cdr
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, Cluster, open_cluster, replay_on
 from torchperf_ros.replay.batch.batch_logs import FoundLog, find_logs
 from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one
+from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.world.road_scene import ODOMETRY_TYPE, odometry_cdr
 
 _SHOWN: Final = ("count", "p50", "p90", "p99", "max")
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
@@ -402,7 +402,7 @@ def _processor_s() -> float:
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), lambda _log, how: _check(how))
+    replay_on(cluster, tasks, lambda _log, how: _check(how))
 
 
 def _check(ended: Ended) -> None:
@@ -430,7 +430,7 @@ def _play(arguments: argparse.Namespace, report: Report) -> tuple[dict[str, Any]
 
 
 def _played(log: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torchperf_ros.cli", "play", str(log), "--clock"]
+    command = [sys.executable, "-m", "torchperf_ros.tools", "play", str(log), "--clock"]
     said = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
     found = _SUMMARY.search(said)
     assert found, said

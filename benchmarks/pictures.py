@@ -35,7 +35,7 @@ example:
 
 def torchperf(*words: object) -> list[str]:
     """A command line of this checkout's torchperf."""
-    return [sys.executable, "-m", "torchperf_ros.cli", *map(str, words)]
+    return [sys.executable, "-m", "torchperf_ros.tools", *map(str, words)]
 
 
 def screenshot(page: Path, picture: Path) -> None:

@@ -21,15 +21,17 @@ from benchmarks.rig.bench_stage import TIERS as TIER_NAMES
 from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess
 from benchmarks.rig.observer import Row
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.config import stage_config
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.frame.outcome import IN_TIME, Fallback, Outcome
-from torchperf_ros.frame.tier_ladder import Calibration, MemoryGuard, TierLadder
-from torchperf_ros.safety.alert_actions import AlertActions
-from torchperf_ros.safety.drift import DriftWatch
-from torchperf_ros.watch.stage_signals import StageSignals
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.observe.watch.stage_signals import StageSignals
+from torchperf_ros.settings.config import stage_config
+from torchperf_ros.stage.alert_actions import AlertActions
+from torchperf_ros.stage.drift import DriftWatch
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.stage.ladder import TierLadder
+from torchperf_ros.stage.limits import MemoryGuard
+from torchperf_ros.workers.calibration import Calibration
 
 RULES = ["drift -> lower_tier", "latency -> lower_tier", "gpu -> lower_tier"]
 HZ = 30

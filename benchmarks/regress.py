@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks.rig.arguments import arguments_of, callers_path
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.frame.frame_table import FRAME
-from torchperf_ros.runs.compare.comparison import Comparison, compare
-from torchperf_ros.runs.compare.verdict import METRICS, Rules, Verdict, judge, read_margins
-from torchperf_ros.runs.run_file import Run, write_run
-from torchperf_ros.runs.run_log_source import of_run
+from torchperf_ros.observe.runs.compare.comparison import Comparison, compare
+from torchperf_ros.observe.runs.compare.verdict import METRICS, Rules, Verdict, judge, read_margins
+from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_log_source import of_run
+from torchperf_ros.stage.frame_table import FRAME
 
 STAGE = "perception"
 _START_NS, _PERIOD_NS = 1_700_000_000_000_000_000, 33_333_333  # 30 Hz

@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.rig.arguments import arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.rollout.plan import Margins, RolloutPlan, new_plan, utc_now
-from torchperf_ros.rollout.records import BLOCK_S
-from torchperf_ros.rollout.sequence import (
+from torchperf_ros.fleet.plan import Margins, RolloutPlan, new_plan, utc_now
+from torchperf_ros.fleet.records import BLOCK_S
+from torchperf_ros.fleet.sequence import (
     ALPHA,
     METRICS,
     STRETCH_BLOCKS,
@@ -31,7 +31,7 @@ from torchperf_ros.rollout.sequence import (
     margin_of,
     units_of,
 )
-from torchperf_ros.rollout.simulate import (
+from torchperf_ros.fleet.simulate import (
     CANDIDATES,
     Candidate,
     Minutes,
@@ -75,9 +75,8 @@ class NullFleet:
                 rows.append((vehicle, drive, at, length))
                 drive, at, left = drive + 1, at + length + _PAUSE, left - length
         vehicles, drives, begins, lengths = np.array(rows).T
-        padded = (
-            -(-lengths // STRETCH_BLOCKS) * STRETCH_BLOCKS
-        )  # `draw` draws whole stretches; what is over is cut
+        # `draw` draws whole stretches; what is over is cut
+        padded = -(-lengths // STRETCH_BLOCKS) * STRETCH_BLOCKS
         effects = random.normal(0.0, _DRIVE, (drive, 2))
         effects += random.normal(0.0, self.vehicle_sigma, (self.vehicles, 2))[vehicles]
         stretches = np.repeat(effects, padded // STRETCH_BLOCKS, axis=0)

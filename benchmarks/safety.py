@@ -39,7 +39,7 @@ import psutil
 
 from benchmarks.rig.arguments import add_some, arguments_of, callers_path
 from benchmarks.rig.report import Part, Report, Target, say
-from torchperf_ros.cli.shell import follow, progress_bars
+from torchperf_ros.tools.shell import follow, progress_bars
 from torchperf_ros.workers.process_setup import die_with_parent
 from torchperf_ros.world.drive_command import write_drive
 from torchperf_ros.world.lane_sequences import FASTER_MS, SEQUENCE_S, run_sequence
@@ -119,9 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sequences", type=int, default=1000, help="that are drawn for the lane (default 1000)"
     )
-    usual = [
-        arm for arm in ARMS if arm not in {_CAMERA, _WATCHED}
-    ]  # which runs a network for every frame: ten times as long
+    # which runs a network for every frame: ten times as long
+    usual = [arm for arm in ARMS if arm not in {_CAMERA, _WATCHED}]
     add_some(parser, "--arms", ARMS, usual)
     add_some(parser, "--scenarios", (*SCENARIOS, *TRAFFIC), SCENARIOS)
     parser.add_argument(

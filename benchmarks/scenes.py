@@ -18,10 +18,10 @@ from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay_options import prefer_this_process
+from torchperf_ros.settings.config import node_config
+from torchperf_ros.stage.frame import Answer
 
 _SLOW, _FAST, _LIMIT = 10.0, 30.0, 20.0  # m/s
 _READY_S, _WARM = 600.0, 20

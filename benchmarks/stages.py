@@ -19,10 +19,10 @@ from benchmarks.rig.bench_stage import ADAPTER, TIERS
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.graph import model_options
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import IN_TIME, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Outcome
 from torchperf_ros.replay.replay_options import prefer_this_process
+from torchperf_ros.settings.config import node_config
+from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.right_of_way import set_right_of_way
 
 _PRIORITIES: Final = {"alone": "", "beside an equal": "equal", "beside a lower one": "lower"}

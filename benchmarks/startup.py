@@ -27,8 +27,8 @@ from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.frames import AnsweredFrame, match
 from benchmarks.rig.graph import CameraProcess, Graph, PerfNodeProcess, model_options
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.build_options import AUTO, ENGINE_CHOICES, PACKAGE_SUFFIXES
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.settings.build_options import AUTO, ENGINE_CHOICES, PACKAGE_SUFFIXES
 
 FROM = ("stamp", "receipt")
 _LOOK_S, _SETTLED_S = 5.0, 3.0  # after activation
@@ -192,7 +192,7 @@ def _compile(arguments: argparse.Namespace, options: dict[str, Any]) -> None:
     command = [
         sys.executable,
         "-m",
-        "torchperf_ros.cli",
+        "torchperf_ros.tools",
         "compile",
         arguments.adapter,
         "--device",

@@ -31,16 +31,16 @@ import torch
 
 from benchmarks.rig.arguments import add_some, arguments_of
 from benchmarks.rig.report import Report, Target, say
-from torchperf_ros.config.build_options import MOST_LOSS, BuildOptions, installed_engines
+from torchperf_ros.api.adapter import load_adapter
+from torchperf_ros.api.errors import one_line
+from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.built_tier import BuiltTier, build_model, scoring_of
 from torchperf_ros.engines.engine import ENGINES
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.frame.errors import one_line
-from torchperf_ros.model.adapter import load_adapter
-from torchperf_ros.model.stopwatch import time_interleaved
+from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, DETECTOR_WIDTHS, IMAGE_HEIGHT, IMAGE_WIDTH
+from torchperf_ros.settings.build_options import MOST_LOSS, BuildOptions, installed_engines
 from torchperf_ros.train.detector_task import DetectorTask
-from torchperf_ros.train.task import HELD_OUT
 from torchperf_ros.train.tier_training import TierPlan, network_of, train, trained_weights
 
 _BASE, _DISTILLED, _NARROW, _PACKAGES = "shipped", "distilled", "narrow", "packages"

@@ -58,7 +58,7 @@ def _play(context: LaunchContext) -> list[LaunchDescriptionEntity]:
                 "--pdeathsig",
                 "TERM",
             ),  # a launch that is terminated leaves its processes behind otherwise
-            *(sys.executable, "-m", "torchperf_ros.cli", "play", log),
+            *(sys.executable, "-m", "torchperf_ros.tools", "play", log),
             *("--clock", "--wait-for-node", node),
             *shlex.split(options),
         ],

@@ -12,8 +12,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from torchperf_ros.frame.frame import Answer, Frame, Origin
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.stage.frame import Answer, Frame, Origin
 
 # Others use this machine as well: how long an example takes says nothing. The examples are the same in
 # every run, so that a test fails with the change that broke it; `--hypothesis-profile search` draws new
@@ -33,7 +33,7 @@ FIRST = (
     "test/benchmarks/test_smoke_beside.py",
     "test/replay/batch/test_batch.py",
     "test/test_docs.py",
-    "test/optimize/test_tune.py",
+    "test/tools/test_tune.py",
     "test/world/",
 )
 """The files that take longest begin, so that neither process is left with one of them at the end."""
@@ -46,11 +46,11 @@ ALONE = (
         f"test/node/test_{name}"
         for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")
     ),
-    "test/stage/test_stage_actor",
-    "test/stage/test_capture.py",
-    "test/demo/test_drive.py",
+    *(f"test/stage/test_stage{which}.py" for which in ("", "_active", "_alone")),
+    "test/workers/test_capture.py",
+    "test/tools/demo/test_drive.py",
     "test/benchmarks/test_smoke.py",
-    "test/logs/test_play.py",
+    "test/replay/logs/test_play.py",
 )
 """Files with deadlines of a second or less of this machine's clock: nothing may run beside them."""
 
@@ -115,9 +115,8 @@ def pytest_xdist_make_scheduler(config, log):
                 self._reschedule(other)
             return crashed
 
-    config.option.loadscopereorder = (
-        False  # the first files are not those with the most tests, but with the longest
-    )
+    # the first files are not those with the most tests, but with the longest
+    config.option.loadscopereorder = False
     return AloneLast(config, log)
 
 

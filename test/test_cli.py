@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli import main as cli
+from torchperf_ros.tools import main as cli
 
 RUNNER = CliRunner()
 
@@ -29,11 +29,11 @@ def test_given_help_when_asked_then_neither_torch_nor_rclpy_nor_the_demo_is_load
     program = """
 import sys
 from typer.testing import CliRunner
-from torchperf_ros.cli import main as cli
+from torchperf_ros.tools import main as cli
 for words in [], *([name] for name in ("demo", "make-log", "tune", "rollout")):
     result = CliRunner().invoke(cli.app, [*words, "--help"])
     assert result.exit_code == 0 and (words or "demo" in result.output), result.output
-heavy = {"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.demo.drive", "torchperf_ros.demo.make_log"}
+heavy = {"torch", "rclpy", "rosbags", "numpy", "torchperf_ros.tools.demo.drive", "torchperf_ros.tools.demo.make_log"}
 loaded = heavy & set(sys.modules)
 assert not loaded, loaded
 """
@@ -49,7 +49,7 @@ def test_given_a_narrow_terminal_when_help_is_asked_then_nothing_of_any_command_
 import re
 from click.testing import CliRunner
 from typer.main import get_command
-from torchperf_ros.cli import main as cli
+from torchperf_ros.tools import main as cli
 
 whole = get_command(cli.app)
 
@@ -74,7 +74,7 @@ def test_given_any_width_when_help_is_asked_then_prose_fills_it_and_each_example
 ) -> None:
     program = f"""
 from typer.testing import CliRunner
-from torchperf_ros.cli import main as cli
+from torchperf_ros.tools import main as cli
 lines = CliRunner().invoke(cli.app, ["replay", "--help"]).output.splitlines()
 assert "torchperf replay logs/ --parallel 2 -o results" in [line.strip() for line in lines], lines
 prose = [line.strip() for line in lines[: lines.index(next(line for line in lines if "Examples:" in line))]]

@@ -20,9 +20,9 @@ import typer.main
 import yaml
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.config.params_file import config_of, read_params_file
 from torchperf_ros.replay.virtual.step_times import read_step_times
+from torchperf_ros.settings.params_file import config_of, read_params_file
+from torchperf_ros.tools.main import app
 
 pytest_plugins = ["pytester"]
 
@@ -45,7 +45,7 @@ NOT_RUN = {
     r'sudo |cd "|prometheus ': "test/node/test_prometheus.py does it with a real server",
     r"jq ": "is a program of its own; the expression is its documentation's",
     r"cd examples": "test/examples/test_examples.py",
-    r"torchperf inspect": "test/optimize/test_inspect_command.py has the models that it is for",
+    r"torchperf inspect": "test/tools/test_inspect_command.py has the models that it is for",
     r"torchperf drive .*(--arm|-o) ": "test/world/test_loop.py drives them all",
     r"(torchperf replay|pytest --refresh-golden) drives/": (
         "test/world/test_loop.py replays a drive and runs its test"
@@ -56,7 +56,7 @@ NOT_RUN = {
     r"ls ": "shows what the recorder has written: test/node/test_recording.py",
     r"torchperf doctor( +#| --)": "listens to a running node: test/node/test_doctor.py",
     r"torchperf (node|top|play)|.*--live": (
-        "talks to a running node: test/node, test/top, test/logs/test_play.py"
+        "talks to a running node: test/node, test/top, test/replay/logs/test_play.py"
     ),
     r"\./run (demo|test|shell)": "test/demo, test/test_run.py; and this is `./run test`",
     r"\./run bench": "test/benchmarks runs each for a moment",
@@ -70,9 +70,9 @@ NOT_RUN = {
         "talks to a running node: test/node/test_candidate_live.py"
     ),
     r"torchperf rollout sign .*--gate": (
-        "test/rollout/test_rollout_command.py has gates that are open, and closed ones"
+        "test/fleet/test_rollout_command.py has gates that are open, and closed ones"
     ),
-    r"torchperf rollout advance": "refuses without records: test/rollout/test_rollout_command.py has some",
+    r"torchperf rollout advance": "refuses without records: test/fleet/test_rollout_command.py has some",
     r"torchperf replay incident --pace": "a real incident of 82 MB; with `incident/` it is run",
 }
 QUICK = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchperf_ros.demo.make_log import DriveLog, write_drive
+from torchperf_ros.tools.demo.make_log import DriveLog, write_drive
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / "docs" / "examples" / "replay-gate.yaml"
@@ -18,8 +18,8 @@ import time
 
 import torch
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.api.messages import message_class
+from torchperf_ros.api.adapter import Adapter
 
 
 class Brightness(Adapter):
@@ -48,7 +48,7 @@ from pathlib import Path
 
 import typer.main
 
-from torchperf_ros.cli.main import app
+from torchperf_ros.tools.main import app
 
 asked = typer.main.get_command(app).commands["drive"].make_context("drive", sys.argv[2:]).params
 asked["output"].mkdir(parents=True)
@@ -74,7 +74,7 @@ def checkout(tmp_path):
     drive.write_text(DRIVE)
     program.write_text(
         f'#!/bin/sh\n[ "$1" = drive ] && exec {sys.executable} {drive} "$@"\n'
-        f'exec {sys.executable} -m torchperf_ros.cli "$@"\n'
+        f'exec {sys.executable} -m torchperf_ros.tools "$@"\n'
     )
     program.chmod(0o755)
     checkout = tmp_path / "checkout"
@@ -151,8 +151,8 @@ def test_given_a_candidate_when_judged_by_hand_then_its_plan_is_signed_only_if_i
 ):
     from typer.testing import CliRunner
 
-    from torchperf_ros.cli.main import app
-    from torchperf_ros.rollout.signature import read_public_key, read_signed
+    from torchperf_ros.fleet.signature import read_public_key, read_signed
+    from torchperf_ros.tools.main import app
 
     config = checkout / "config"
     for words in (

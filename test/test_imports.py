@@ -11,62 +11,30 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torchperf_ros"
 FILES = sorted(PACKAGE.rglob("*.py"))
-LAYERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
-RULES = {"frame", "config"}
-NODE_SIDE = RULES | {"safety", "packages", "workers", "stage", "telemetry", "watch", "recorder"}
-ALLOWED = {
-    "frame": RULES,
-    "config": RULES,
-    "safety": RULES,
-    "packages": RULES,
-    "workers": RULES | {"packages"},
-    "model": RULES | {"packages", "workers", "engines", "runs", "recorder.incident_folder"},
-    "engines": RULES | {"packages", "model", "workers.process_setup", "train.task"},
-    "stage": RULES | {"workers", "safety"},
-    "telemetry": RULES | {"safety", "workers", "stage"},
-    "watch": RULES | {"workers", "stage", "telemetry"},
-    "recorder": RULES | {"workers", "telemetry", "watch"},
-    "node": NODE_SIDE | {"rollout"},
-    "top": NODE_SIDE | {"node", "runs"},
-    "doctor": NODE_SIDE | {"runs", "top.listener"},
-    "logs": RULES | {"workers", "telemetry", "node", "top"},
-    "runs": NODE_SIDE | {"logs"},
-    "replay": NODE_SIDE | {"logs", "runs"},
-    "rollout": (
-        RULES
-        | {
-            "runs",
-            "replay.golden.message_rule",
-            "workers.process_setup",
-            "safety.guard",
-            "stage.pair_figures",
-        }
-        | {"model.adapter"}
-    ),  # in the process that compares outputs only
-    "optimize": RULES | {"packages", "model", "engines", "runs", "logs", "train.task"},
-    "models": RULES | {"model", "train"},  # `training_task` only
-    "train": (
-        RULES
-        | {"model", "models", "world", "logs", "runs"}
-        | {"workers.process_setup", "engines.model_transforms", "packages.package_manifest"}
-    ),
-    "world": (
-        NODE_SIDE
-        | {
-            "safety",
-            "logs",
-            "runs",
-            "replay",
-            "models.driving_rules",
-            "models.driving_messages",
-            "models.point_cloud",
-        }
-    ),
-}
-"""What a layer may import of this package beside itself; a layer that is not named is free."""
-MAY_IMPORT_TORCH = {"model", "engines", "models", "optimize", "train"}
+ROOMS = (
+    "api",
+    "settings",
+    "safety",
+    "workers",
+    "stage",
+    "engines",
+    "worker",
+    "observe",
+    "node",
+    "replay",
+    "models",
+    "tools",
+    "fleet",
+    "world",
+    "train",
+)
+"""From the bottom to the top: a room imports those before it, and none after it."""
+APART = {"node": {"engines", "worker"}, "observe": {"engines", "worker"}}
+"""Rooms below that a room must not import all the same: they load torch."""
+NODE_SIDE = ("settings", "safety", "workers", "stage", "observe")
+MAY_IMPORT_TORCH = {"api", "engines", "worker", "models", "tools", "train"}
 ENGINE_LIBRARIES = {"onnxruntime", "onnx", "openvino", "torch_tensorrt"}
-MAY_IMPORT_RCLPY = {"node", "logs", "top", "demo"}
+MAY_IMPORT_RCLPY = {"node", "replay", "observe", "tools"}
 
 
 def layer(path):
@@ -92,25 +60,24 @@ def imported(path):
     return found
 
 
-def within(module, allowed):
-    if module == "torchperf_ros.__version__":  # the package's own, in no layer
-        return True
-    return any(f"{module}.".startswith(f"torchperf_ros.{prefix}.") for prefix in allowed)
+def room_of(module):
+    return module.removeprefix("torchperf_ros.").partition(".")[0]
 
 
-def test_given_the_package_when_searched_then_the_layers_of_the_design_are_there():
-    assert set(ALLOWED) <= set(LAYERS)
+def test_given_the_package_when_searched_then_its_rooms_are_those_of_the_table():
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} == set(ROOMS)
     assert len(FILES) > 40
 
 
-@pytest.mark.parametrize("name", ALLOWED)
-def test_given_a_layer_when_its_imports_are_read_then_it_imports_only_what_it_may(name):
+@pytest.mark.parametrize("name", ROOMS)
+def test_given_a_room_when_its_imports_are_read_then_it_imports_only_rooms_below(name):
+    may = {*ROOMS[: ROOMS.index(name) + 1], "__version__"} - APART.get(name, set())
     forbidden = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
         for path in FILES
         if layer(path) == name
         for module, line in imported(path)
-        if module.startswith("torchperf_ros.") and not within(module, ALLOWED[name] | {name})
+        if module.startswith("torchperf_ros.") and room_of(module) not in may
     ]
     assert forbidden == []
 
@@ -137,8 +104,8 @@ def test_given_a_heavy_library_when_imports_are_read_then_only_its_layers_import
 
 def test_given_relative_and_nested_imports_when_read_then_none_is_missed():
     sources = {module for path in FILES for module, _ in imported(path)}
-    assert "torchperf_ros.model.session" in sources  # inside a function
-    assert "torchperf_ros.frame.errors.ConfigError" in sources
+    assert "torchperf_ros.worker.session" in sources  # inside a function
+    assert "torchperf_ros.api.errors.ConfigError" in sources
 
 
 def loaded_by(*modules):
@@ -162,10 +129,11 @@ def modules_of(*layers):
     ]
 
 
-def test_given_a_fresh_interpreter_when_the_node_side_without_ros_is_imported_then_neither_torch_nor_rclpy_is_loaded():
+def test_given_a_fresh_interpreter_when_the_node_side_is_imported_then_torch_is_not_and_rclpy_for_listening_only():
     loaded = loaded_by(*modules_of(*NODE_SIDE))
-    assert "torchperf_ros.config.config" in loaded
-    assert loaded & {"torch", "rclpy"} == set()
+    assert "torchperf_ros.settings.config" in loaded
+    assert "torch" not in loaded
+    assert "rclpy" not in loaded_by(*modules_of("settings", "safety", "workers", "stage"))
 
 
 def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is_imported_at_the_nodes_priority():
@@ -173,7 +141,7 @@ def test_given_a_fresh_interpreter_when_the_recorder_begins_then_nothing_long_is
 
 
 def test_given_a_fresh_interpreter_when_the_worker_is_imported_then_neither_rclpy_nor_an_engines_library_is_loaded():
-    loaded = loaded_by(*modules_of("worker", "model"))
+    loaded = loaded_by(*modules_of("worker", "engines"))
     assert "torch" in loaded
     assert not {"rclpy", *ENGINE_LIBRARIES} & loaded
 
@@ -184,3 +152,4 @@ def test_given_a_fresh_interpreter_when_the_node_is_imported_then_torch_is_not_l
     loaded = loaded_by("torchperf_ros.node.node")
     assert "rclpy" in loaded
     assert "torch" not in loaded
+    assert "torchperf_ros.fleet" not in loaded  # before a parameter asks for a candidate or a plan

@@ -82,9 +82,8 @@ def test_ros2_launch_finds_the_launch_files_also_where_an_older_setup_linked_the
     environment = run.Environment("kilted")
     run._compile_all = old_setup
     environment.make()
-    found = [
-        name for _, _, files in os.walk(share) for name in files
-    ]  # as ros2launch looks, not through linked folders
+    # as ros2launch looks, not through linked folders
+    found = [name for _, _, files in os.walk(share) for name in files]
     assert "perception.launch.py" in found
     assert (
         share / "launch" / "perception.launch.py"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchperf_ros.cli.shell import words
+from torchperf_ros.tools.shell import words
 
 
 def callers_path(text: str) -> Path:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.rig.messages import scene_cdr
-from torchperf_ros.config.message_types import decode, encode
-from torchperf_ros.frame.frame import restamped
-from torchperf_ros.model.adapter import Received, load_adapter
+from torchperf_ros.api.adapter import Received, load_adapter
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.messages import decode, encode
 
 
 class BareLoop:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.rig.messages import image_cdr
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.frame import Answer, Frame, restamped
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.stage.frame import Answer, Frame
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_setup import worker_setup
 
 HEIGHT, WIDTH = 72, 128
@@ -31,9 +32,8 @@ class BareStage:
         self.answers: list[Answer] = []
         self.logs: list[str] = []
         self.news = threading.Condition()
-        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: (
-            None
-        )  # to the next stage
+        # to the next stage
+        self.hand_on: Callable[[bytes | None, Frame], None] = lambda payload, frame: None
         stage = next(each for each in config.stages if each.name == name)
         ports = StagePorts(
             publish=lambda payload: None,
@@ -43,7 +43,7 @@ class BareStage:
             log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
         )
         setup = {**worker_setup(stage, config), "options": dict(options), **setup}
-        self.actor = StageActor(stage, setup, ports, time.time_ns)
+        self.actor = Stage(stage, setup, ports, time.time_ns)
         self._image = image_cdr(WIDTH, HEIGHT)
 
     def _hand_on(self, payload: bytes | None, frame: Frame) -> None:

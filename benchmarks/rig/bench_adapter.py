@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from benchmarks.rig.bench_stage import SHARES, TIERS
-from torchperf_ros.config.message_types import header, message_class
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.messages import header, message_class
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 

@@ -21,7 +21,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from benchmarks.rig.messages import scene_cdr
-from torchperf_ros.frame.frame import restamped
+from torchperf_ros.api.cdr import restamped
 
 _PRIORITY = 1
 _MATCH_S = 10.0
@@ -48,9 +48,8 @@ class Camera:
         """
         publisher = self._publisher(topic)
         images = self._some_images(size)
-        first = (
-            len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3
-        )  # the pixels come last
+        # the pixels come last
+        first = len(images[0]) - math.prod(int(word) for word in size.split("x")) * 3
         start_ns = time.monotonic_ns() + _LEAD_NS
         to_ros_ns = time.time_ns() - time.monotonic_ns()
         stamps, worst_ns = [], 0

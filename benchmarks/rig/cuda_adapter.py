@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.rig.poison_adapter import PoisonAdapter
 from benchmarks.rig.poison_faults import FAULTS
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
 
 _TOO_LARGE: Final = 1 << 50  # bytes; more than any card has, so that nothing of others is taken
 

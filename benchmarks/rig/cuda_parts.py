@@ -23,18 +23,18 @@ from benchmarks.rig.chains import measure_curve
 from benchmarks.rig.cuda_adapter import NAMES
 from benchmarks.rig.report import machine as describe_machine
 from benchmarks.rig.report import say
-from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.config.config import node_config
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.outputs import tensors_in
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.model.capture import MemoryRecording, ProfileRecording
-from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import Timing, time_interleaved
+from torchperf_ros.engines.stopwatch import Timing, time_interleaved
 from torchperf_ros.models.camera import CameraAdapter
-from torchperf_ros.optimize.tune.trial import Candidate
-from torchperf_ros.optimize.tune.trial_run import Attempt, load_tier
-from torchperf_ros.packages.compile_process import CompileProcess
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.config import node_config
+from torchperf_ros.stage.frame import Answer
+from torchperf_ros.tools.tune.trial import TuneCandidate
+from torchperf_ros.tools.tune.trial_run import Attempt, load_tier
+from torchperf_ros.worker.capture import MemoryRecording, ProfileRecording
+from torchperf_ros.workers.compile_process import CompileProcess
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TIERS: Final = CameraAdapter.tiers
@@ -122,7 +122,7 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
                 say(f"building {each.label}")
                 try:
                     attempts[each.label] = attempt = Attempt(
-                        model, Candidate(each, _THREADS), time.monotonic_ns()
+                        model, TuneCandidate(each, _THREADS), time.monotonic_ns()
                     )
                     attempt.compare()
                 except (

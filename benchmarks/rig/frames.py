@@ -13,7 +13,7 @@ from typing import Any, Final
 from benchmarks.rig.figures import distribution, share
 from benchmarks.rig.observer import Output, Row
 from benchmarks.rig.report import Report
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
 
 _STEPS: Final = ("decode_ms", "preprocess_ms", "inference_ms", "postprocess_ms")
 _TITLES: Final = {

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.rig.bench_stage import ADAPTER, NAIVE, OURS, STAGE, TIERS
 from benchmarks.rig.observer import Observer
 from benchmarks.rig.report import say
-from torchperf_ros.demo.child_process import ChildProcess
-from torchperf_ros.demo.drive import own_graph
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.tools.demo.child_process import ChildProcess
+from torchperf_ros.tools.demo.drive import own_graph
 
 _START_S = 120.0
 _ON_THE_WAY_S = 0.4

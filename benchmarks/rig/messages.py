@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.message_types import empty_message, encode, header, message_class
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.messages import empty_message, encode, header, message_class
+from torchperf_ros.safety.stop_output import TimedPath
 
 S = 1_000_000_000
 START_NS = 1_700_000_000 * S

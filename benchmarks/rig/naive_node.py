@@ -28,12 +28,12 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 from std_msgs.msg import Float64MultiArray
 
-from torchperf_ros.config.message_types import stamp_ns_of
-from torchperf_ros.frame.clock import NS_PER_MS
-from torchperf_ros.frame.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms
-from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.model.adapter import Received, load_adapter
-from torchperf_ros.telemetry.latency_record import LatencyRecord
+from torchperf_ros.api.adapter import Received, load_adapter
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.messages import stamp_ns_of
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes, stamp_age_ms
 from torchperf_ros.workers.process_setup import prefer_this_process
 
 _THREADS = 4

@@ -23,9 +23,9 @@ from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Float64MultiArray
 
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.frame.frame import header_stamp_ns
-from torchperf_ros.telemetry.latency_record import LABELS
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.messages import decode
+from torchperf_ros.observe.telemetry.latency_record import LABELS
 
 _DEPTH = 1000
 _PRIORITY = 5  # between the camera and the node

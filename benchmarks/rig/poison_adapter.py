@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.rig.bench_adapter import BenchAdapter
 from benchmarks.rig.poison_faults import FAULTS, OBSERVE, OUTPUTS, POSTPROCESS, PREPROCESS, obey_limit
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
 
 obey_limit()
 

@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from torchperf_ros.config.message_types import header, message_class
+from torchperf_ros.api.messages import header, message_class
 
 _SLEEP_S: Final = 0.3
 _FOR_EVER_S: Final = 3600.0

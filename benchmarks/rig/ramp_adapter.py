@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.rig.bench_adapter import POSES, BenchAdapter
 from benchmarks.rig.bench_stage import SHARES, TIERS
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
 
 
 class RampAdapter(BenchAdapter):

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rig.messages import odometry_bytes
-from torchperf_ros.config.config import node_config
-from torchperf_ros.config.message_types import empty_message, encode
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import restamped
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.messages import empty_message, encode
 from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.settings.config import node_config
 from torchperf_ros.world.sensors import BEAMS, RANGE_M, scan
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, overlap
 
@@ -36,6 +36,7 @@ _FRONT_M: Final = LENGTH_M - REAR_M
 _HALF_VIEW: Final = math.radians(100.0)
 _SCAN: Final = "sensor_msgs/msg/LaserScan"
 _RANGE_NOISE_M, _YAW_NOISE = 0.02, 0.003  # m, rad/s
+_DROPS_M: Final = 6.0  # mean distance of drops that are seen
 _LONG_M, _TABLE_M = 1500.0, 0.5
 _ROS_NS: Final = 1_700_000_000 * NS_PER_S
 _ODOMETRY: Final = odometry_bytes()
@@ -95,6 +96,7 @@ class Drive:
     Attributes:
         follows: for whom the vehicle brakes by itself, as any driver does; None: it sees nothing.
         known_s: from when on it can be known that the vehicle has to brake.
+        rain: share of the beams that may hit a drop instead, most of them near the vehicle.
     """
 
     road: Road
@@ -106,6 +108,7 @@ class Drive:
     noise_points: int = 0
     kind: str = "ordinary"
     known_s: float = 0.0
+    rain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,11 +189,7 @@ def run(
             if overlap((*own, LENGTH_M, WIDTH_M), (*box[:3], *box[5:])):
                 return Driven(latched_s, lane.latch.reason if lane.latch else "", max(speed, 0.01))
         if watches:
-            ranges, _ = scan(boxes, x, y, yaw)
-            ranges = ranges + chance.normal(0.0, _RANGE_NOISE_M, BEAMS)
-            ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(
-                0.5, 60.0, drive.noise_points
-            )
+            ranges = _measured(drive, scan(boxes, x, y, yaw)[0], chance)
             stamp_ns = _ROS_NS + round(now_s * NS_PER_S)
             rate = speed * curvature + chance.normal(0.0, _YAW_NOISE)
             queue.append(
@@ -224,6 +223,17 @@ def run(
         if brakes_s < math.inf and speed == 0.0:
             break
     return Driven(latched_s, lane.latch.reason if lane.latch else "", 0.0)
+
+
+def _measured(drive: Drive, ranges: Floats, chance: np.random.Generator) -> Floats:
+    """What the scanner makes of the true ranges, with noise, stray points and rain."""
+    ranges = ranges + chance.normal(0.0, _RANGE_NOISE_M, BEAMS)
+    ranges[chance.integers(0, BEAMS, drive.noise_points)] = chance.uniform(0.5, 60.0, drive.noise_points)
+    if drive.rain:
+        drops_m = 0.3 + chance.exponential(_DROPS_M, BEAMS)
+        hit = (chance.random(BEAMS) < drive.rain) & (drops_m < ranges)
+        ranges[hit] = drops_m[hit]
+    return ranges
 
 
 def boxes_of(drive: Drive, others: list[Other]) -> Floats:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import guard_options
 
 LANE_M = 3.5
 LENGTH, WIDTH, REAR = 4.5, 1.9, 1.0

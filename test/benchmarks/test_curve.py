@@ -22,7 +22,7 @@ from benchmarks.rig.chains import (
 )
 from torchperf_ros.engines import package
 from torchperf_ros.engines.parity import ParityError
-from torchperf_ros.model.stopwatch import Timing
+from torchperf_ros.engines.stopwatch import Timing
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,10 @@ from benchmarks.rig.observer import Output, Row
 from benchmarks.rig.ramp_adapter import RampAdapter
 from benchmarks.rig.report import Target, plain, shown
 from benchmarks.safety import paired_difference, pdms, wilson
-from torchperf_ros.config.message_types import empty_message
-from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.model.adapter import Received
-from torchperf_ros.telemetry.latency_record import LABELS
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.messages import empty_message
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.observe.telemetry.latency_record import LABELS
 
 MS = 1_000_000
 NAN = math.nan

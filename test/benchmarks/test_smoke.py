@@ -36,9 +36,8 @@ def streaming():
     """A node and its camera for every benchmark that needs no other, with what any of them wants of it."""
     wanted = {"adapter": ADAPTER, "metrics_port": free_port(), "max_frame_bytes": 8 * 64 * 48}
     images = SimpleNamespace(model_ms=0.0, rate=RATE, size=SIZE, budget_ms=900.0, backup="none")
-    domain = {
-        "ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * len(ARGUMENTS)) % 100)
-    }  # beside those of `finished`
+    # beside those of `finished`
+    domain = {"ROS_DOMAIN_ID": str(1 + (os.getpid() + 13 * len(ARGUMENTS)) % 100)}
     with mock.patch.dict(os.environ, domain), Streaming(images, **wanted) as streaming:
         yield streaming, wanted
 

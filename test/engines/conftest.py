@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.package_build import do_job
-from torchperf_ros.packages.compile_process import CompileProcess
-from torchperf_ros.packages.package_cache import PackageCache, open_cache
-from torchperf_ros.packages.package_manifest import manifest_path
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.compile_process import CompileProcess
+from torchperf_ros.workers.package_cache import PackageCache, open_cache
+from torchperf_ros.workers.package_manifest import manifest_path
 
 PATIENCE_S = 300.0  # a compiler's, on a machine that does other things as well
 

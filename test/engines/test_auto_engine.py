@@ -8,11 +8,11 @@ import re
 import pytest
 import torch
 
-from torchperf_ros.config.build_options import AUTO, BuildOptions
 from torchperf_ros.engines import engine as engine_module
 from torchperf_ros.engines.engine import ENGINES
 from torchperf_ros.engines.package_engine import Built, PackageEngine
-from torchperf_ros.model.stopwatch import Timing
+from torchperf_ros.engines.stopwatch import Timing
+from torchperf_ros.settings.build_options import AUTO, BuildOptions
 
 from . import conftest
 from .conftest import job

@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import GraphReplay, make_runner
+from torchperf_ros.engines.cuda_graph import GraphReplay
+from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.build_options import BuildOptions
 
 from .compiled_adapters import Mixed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 X = torch.ones(2)
 IMAGE = (torch.zeros(1, 3, 16, 16),)
-IMAGE_DIMS = {
-    0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}
-}  # height and width have the same range, and size, on purpose
+# height and width have the same range, and size, on purpose
+IMAGE_DIMS = {0: {0: (1, 8), 2: (8, 64), 3: (8, 64)}}
 COMPILE, AOTI = BuildOptions("compile"), BuildOptions("aoti")
 
 
@@ -177,7 +177,7 @@ def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_param
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr("torchperf_ros.engines.engine._capture", record)
+    monkeypatch.setattr("torchperf_ros.engines.cuda_graph._capture", record)
 
 
 def record(call, inputs):
@@ -232,7 +232,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.cuda_graph import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:

@@ -13,9 +13,9 @@ import scipy.spatial
 import torch
 import zstandard
 
-from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.fingerprint import code_hash, identify, machine_facts, weights_hash
+from torchperf_ros.settings.build_options import BuildOptions
 
 CPU = torch.device("cpu")
 OPTIONS = BuildOptions("aoti")

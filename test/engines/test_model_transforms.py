@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines import model_transforms
 from torchperf_ros.engines.model_transforms import applies, matrix_precision, transform
 from torchperf_ros.engines.package_engine import export
 from torchperf_ros.engines.parity import check, random_inputs
 from torchperf_ros.engines.quantisation import why_no_int8
-from torchperf_ros.frame.errors import ConfigError
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.planner import PlannerAdapter
+from torchperf_ros.settings.build_options import BuildOptions
 
 CPU = torch.device("cpu")
 
@@ -247,7 +247,7 @@ def test_given_cuda_when_matrix_precision_is_set_then_products_and_convolutions_
 def test_given_precisions_when_used_then_torchao_is_loaded_for_int8_only_in_silence_and_no_compiler_setting_changes():
     code = """
 import sys, torch, torch._inductor.config as config
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.engines.model_transforms import transform
 before = config.save_config_portable()
 for precision in ("bf16", "int8_weight"):

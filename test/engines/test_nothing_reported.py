@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from onnxruntime import InferenceSession
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.api.messages import message_class
+from torchperf_ros.api.adapter import Adapter
 
 Path(__file__).with_name(f"imported_by_{os.environ['COMMAND']}").touch()
 assert sys.modules["openvino_telemetry"] is None
@@ -55,7 +55,7 @@ PARAMS = """
 """
 COMMANDS = {
     "compile": [
-        "torchperf_ros.cli",
+        "torchperf_ros.tools",
         "compile",
         "net:Net",
         "--tiers",
@@ -65,7 +65,7 @@ COMMANDS = {
         "--dry-run",
     ],
     "tune": [
-        "torchperf_ros.cli",
+        "torchperf_ros.tools",
         "tune",
         "net:Net",
         "--tiers",
@@ -75,7 +75,7 @@ COMMANDS = {
         "-o",
         "tuned.yaml",
     ],
-    "replay": ["torchperf_ros.cli", "replay", "drive.mcap", "--params", "net.yaml"],
+    "replay": ["torchperf_ros.tools", "replay", "drive.mcap", "--params", "net.yaml"],
     "node": ["torchperf_ros.node.main", "--params-file", "net.yaml"],
 }
 
@@ -86,7 +86,7 @@ def robot(tmp_path_factory):
     folder = tmp_path_factory.mktemp("robot")
     (folder / "net.py").write_text(ADAPTER)
     (folder / "net.yaml").write_text(PARAMS)
-    make = ["torchperf_ros.cli", "make-log", "drive.mcap", "--seconds", "1", "--size", "64x48"]
+    make = ["torchperf_ros.tools", "make-log", "drive.mcap", "--seconds", "1", "--size", "64x48"]
     subprocess.run(
         [sys.executable, "-m", *make], cwd=folder, check=True, timeout=WITHIN_S, capture_output=True
     )

@@ -21,12 +21,12 @@ LOADED = """
     import torch
     from torch.utils._pytree import tree_map_only
     from compiled_adapters import Compiled
-    from torchperf_ros.config.build_options import BuildOptions
-    from torchperf_ros.config.shape_options import ShapeOptions
-    from torchperf_ros.model.device import Device, choose_device
+    from torchperf_ros.settings.build_options import BuildOptions
+    from torchperf_ros.settings.shape_options import ShapeOptions
+    from torchperf_ros.engines.device import Device, choose_device
     from torchperf_ros.engines.package_build import do_job
     from torchperf_ros.engines.parity import measure, random_inputs
-    from torchperf_ros.model.tier_loader import TierLoader
+    from torchperf_ros.worker.tier_loader import TierLoader
 
     DEVICE, CACHE = sys.argv[1:]
     device, said = Device(choose_device(DEVICE), 1), []
@@ -123,7 +123,7 @@ def test_given_a_session_when_it_serves_then_frames_errors_and_want_of_memory_ar
         """
         import sys
         from test_session import Node, text_of
-        from torchperf_ros.frame.outcome import Outcome
+        from torchperf_ros.api.outcome import Outcome
 
         node = Node(device=sys.argv[1]).start()
         try:
@@ -153,7 +153,7 @@ def test_given_a_stage_when_its_worker_is_killed_then_the_standby_answers_from_t
         import os, signal, sys
         from pathlib import Path
         from benchmarks.rig.cuda_parts import Place, WorkerStage
-        from torchperf_ros.frame.outcome import Outcome
+        from torchperf_ros.api.outcome import Outcome
 
         place = Place(sys.argv[1], 0.1, Path(sys.argv[2]))
         layers = {"layers": {"full": 2, "fast": 1}}

@@ -11,7 +11,7 @@ import torch
 import zstandard
 
 from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, layout_of, tensors_in
-from torchperf_ros.model.tier import InvalidOutput, OutputCheck
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperf_ros.config.user_folder import exposed
+from torchperf_ros.api.adapter import load_adapter
 from torchperf_ros.engines.fingerprint import machine_facts
 from torchperf_ros.engines.package import (
     build_package,
@@ -21,8 +21,8 @@ from torchperf_ros.engines.package import (
 )
 from torchperf_ros.engines.package_engine import Built
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.model.adapter import load_adapter
-from torchperf_ros.packages.package_manifest import PackageError, check_package, read_manifest
+from torchperf_ros.settings.user_folder import exposed
+from torchperf_ros.workers.package_manifest import PackageError, check_package, read_manifest
 
 from .compiled_adapters import Counting
 from .conftest import PATIENCE_S, build, job
@@ -71,9 +71,8 @@ def test_given_a_package_when_built_then_its_manifest_holds_everything(built, wh
     )
     assert manifest.parity["relative_l2"] < 1e-3
     batches = [1] if which == "static" else [4, 8, 1]
-    assert list(manifest.timings) == [
-        f"float32 {n}x4, int64 {n}x3" for n in batches
-    ]  # the example's comes last
+    # the example's comes last
+    assert list(manifest.timings) == [f"float32 {n}x4, int64 {n}x3" for n in batches]
     for timing in manifest.timings.values():
         assert set(timing) == {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}
         assert all(value > 0 for value in timing.values())

@@ -5,12 +5,12 @@ import functools
 import pytest
 import torch
 
-from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines import engine
 from torchperf_ros.engines.built_tier import BuiltTier
 from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.package_engine import EngineUnavailable
 from torchperf_ros.engines.parity import random_inputs
+from torchperf_ros.settings.build_options import BuildOptions
 
 from .test_tier_loader import Loaded
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from torchperf_ros.config.build_options import BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, read_frames, scoring_of, write_frames
 from torchperf_ros.engines.engine import ENGINES, make_runner
 from torchperf_ros.engines.fingerprint import identify
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, export
 from torchperf_ros.engines.parity import LIMITS, measure, random_inputs
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static, why_no_int8
-from torchperf_ros.packages.package_manifest import read_manifest
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.workers.package_manifest import read_manifest
 
 from .compiled_adapters import Sees
 from .conftest import PATIENCE_S, build, job

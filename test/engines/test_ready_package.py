@@ -8,7 +8,7 @@ import torch
 
 from torchperf_ros.engines.engine import load_ready_package
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.packages.package_manifest import PackageError, manifest_path
+from torchperf_ros.workers.package_manifest import PackageError, manifest_path
 
 from .conftest import PATIENCE_S, edit_identity
 
@@ -109,7 +109,7 @@ X = torch.tensor([1.0, 2.0])
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda x, mask: X.clone(), "gives the same outputs whatever its inputs"),
+        (lambda x, mask: X.clone(), "gives the same outputs for different inputs"),
         (lambda x, mask: x * torch.nan, "gives NaN or Inf"),
         (
             lambda x, mask: x @ torch.ones(9),

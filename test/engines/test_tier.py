@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import Runner
 from torchperf_ros.engines.outputs import tensors_in
-from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck, Tier, TierFacts
+from torchperf_ros.workers.calibration import Calibration
 
 
 class Counting(torch.nn.Module):

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from torchperf_ros.config.build_options import BuildOptions
-from torchperf_ros.config.shape_options import ShapeOptions
+from torchperf_ros.api.errors import AdapterError, BadInput, ConfigError
+from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.package import load_package
 from torchperf_ros.engines.parity import ParityError, measure, random_inputs
-from torchperf_ros.frame.errors import AdapterError, BadInput, ConfigError
-from torchperf_ros.model.device import Device
-from torchperf_ros.model.tier import InvalidOutput
-from torchperf_ros.model.tier_loader import TierLoader
-from torchperf_ros.packages.package_cache import PackageCache
-from torchperf_ros.packages.package_manifest import manifest_path
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.worker.tier import InvalidOutput
+from torchperf_ros.worker.tier_loader import TierLoader
+from torchperf_ros.workers.package_cache import PackageCache
+from torchperf_ros.workers.package_manifest import manifest_path
 
 from .conftest import PATIENCE_S, edit_identity
 

@@ -151,9 +151,8 @@ def test_node_becomes_active_speaks_and_ends_cleanly_on_sigint(listener):
     assert "/camera/image_raw" in topics
     (environment,) = environments
     chosen = {name: Path(environment[name]).name for name in TRANSPORT if name in environment}
-    assert list(chosen.values()) == [
-        "fastdds_shared_memory.xml"
-    ]  # and this process, with the defaults, hears it
+    # and this process, with the defaults, hears it
+    assert list(chosen.values()) == ["fastdds_shared_memory.xml"]
 
     for transition_id in (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP):
         change("/perf", transition_id, listener)

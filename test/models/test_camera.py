@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
-from torchperf_ros.config import message_types
-from torchperf_ros.config.message_types import decode, empty_message, encode, header, stamp_ns_of
-from torchperf_ros.frame.errors import ConfigError, UnknownMessageType
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api import messages as message_types
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.errors import ConfigError, UnknownMessageType
+from torchperf_ros.api.messages import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.models import networks
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS
 from torchperf_ros.models.networks import CLASSES, GRID_CELLS, IMAGE_HEIGHT, IMAGE_WIDTH
-from torchperf_ros.world.road_scene import RoadScene
+from torchperf_ros.models.road_scene import RoadScene
 
-from ..config.test_image_pixels import compressed as compressed_message
-from ..config.test_image_pixels import file_of, picture
-from ..config.test_image_pixels import image as image_message
+from ..api.test_pixels import compressed as compressed_message
+from ..api.test_pixels import file_of, picture
+from ..api.test_pixels import image as image_message
 
 # The module filters this warning itself, but pytest resets filters.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")

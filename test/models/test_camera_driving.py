@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from torchperf_ros.config.message_types import decode, encode
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import decode, encode
 from torchperf_ros.models.camera_driving import CameraDrivingAdapter, ObjectTracks, Sighting
 from torchperf_ros.models.driving_messages import ODOMETRY, objects_of, odometry_message
 from torchperf_ros.models.networks import BOX_FIELDS, CLASSES, GRID_CELLS
-from torchperf_ros.world.road_scene import (
+from torchperf_ros.models.road_scene import (
     CAMERA_HEIGHT_M,
     EXTENTS,
     HORIZON,

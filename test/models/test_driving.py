@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.frame.stop_output import TimedPath
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import decode
 from torchperf_ros.models.driving import OracleAdapter, RulePlannerAdapter
 from torchperf_ros.models.driving_messages import (
     MARKER_ARRAY,
@@ -20,6 +19,7 @@ from torchperf_ros.models.driving_messages import (
     route_of,
 )
 from torchperf_ros.models.driving_rules import Lane
+from torchperf_ros.safety.stop_output import TimedPath
 
 S = 1_000_000_000
 CPU = torch.device("cpu")

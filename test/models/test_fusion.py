@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import Cube, Detection
 from torchperf_ros.models.fusion import FusionAdapter, fused

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from torchperf_ros.config.message_types import decode, empty_message, encode, header, stamp_ns_of
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import decode, empty_message, encode, header, stamp_ns_of
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.config.message_types import decode, empty_message, encode, header
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.messages import decode, empty_message, encode, header
 from torchperf_ros.models.point_cloud import CLOUD, at_stamp, cloud_message, read_cloud
 
 STAMP_NS = 1_700_000_000_250_000_000

@@ -12,9 +12,9 @@ import time
 import pytest
 import torch
 
-from torchperf_ros.frame.clock import VirtualClock
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.clock import VirtualClock
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.models.sabotage import Fault, Luck, Poisonable, Sabotage, SabotagedAdapter, hold_gil
 
 CPU = torch.device("cpu")

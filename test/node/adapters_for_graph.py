@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.messages import message_class
 
 POINT = "geometry_msgs/msg/PointStamped"
 
@@ -110,25 +110,33 @@ class Follower(ObedientPlanner):
 
 
 class Slow(Obedient):
-    """A model that takes the time, in ms, that the option `ms` says."""
+    """A model that takes the time, in ms, that the option `ms` has: for all tiers, or for each by its name.
+
+    A file `factor` among the orders has how many times as long it takes now.
+    """
 
     def __init__(self, options: dict[str, Any], device: torch.device) -> None:
         super().__init__(options, device)
-        self._ms = float(options["ms"])
+        self._ms = options["ms"]
 
     def build(self, tier: str) -> torch.nn.Module:
-        return Sleeper(self._ms).eval()
+        ms = self._ms[tier] if isinstance(self._ms, dict) else self._ms
+        return Sleeper(float(ms), self._orders and self._orders / "factor").eval()
 
 
 class Sleeper(torch.nn.Module):
     """Gives back what it is given, later."""
 
-    def __init__(self, ms: float) -> None:
+    def __init__(self, ms: float, factor: Path | None) -> None:
         super().__init__()
-        self._ms = ms
+        self._ms, self._factor = ms, factor
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        time.sleep(self._ms / 1e3)
+        try:
+            factor = float(self._factor.read_text()) if self._factor else 1.0
+        except FileNotFoundError:
+            factor = 1.0
+        time.sleep(factor * self._ms / 1e3)
         return value
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 150.0  # for whatever is waited for; a worker takes seconds to start, and the machine may be busy
 DOMAIN_ID = 1 + os.getpid() % 100
 
-_FORK_MAIN = "torchperf_ros.model.fork_main"
+_FORK_MAIN = "torchperf_ros.worker.fork_main"
 _LANE_MAIN = "torchperf_ros.node.emergency_process"
 
 

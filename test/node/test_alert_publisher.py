@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.node import alert_publisher
 from torchperf_ros.node.alert_publisher import AlertPublisher, NodeLog
 from torchperf_ros.node.reporter import Reporter

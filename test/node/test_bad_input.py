@@ -15,7 +15,7 @@ from nav_msgs.msg import Odometry
 from sensor_msgs.msg import CompressedImage, Image
 from visualization_msgs.msg import MarkerArray
 
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
 
 pytestmark = pytest.mark.ros
 

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.config.config import stage_config
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.node.rollout_sources import ParameterSource
-from torchperf_ros.rollout.guards import Figures, broken_guard
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.fleet.guards import Figures, broken_guard
+from torchperf_ros.fleet.sources import ParameterSource
+from torchperf_ros.settings.config import stage_config
+from torchperf_ros.tools.main import app
 
 pytestmark = pytest.mark.ros
 
@@ -111,7 +111,7 @@ def test_given_a_candidate_when_set_then_it_is_beside_serves_and_comes_back_by_i
     x, _ = drive("candidate_differs", "point.x is 64.5, in the base 64.0")
     assert x == 64.0
     assert "of" in node.values("perception")["candidate_pairs"]
-    (comparer,) = [child for child in node.children() if "rollout.comparer" in " ".join(child.cmdline())]
+    (comparer,) = [child for child in node.children() if "fleet.comparer" in " ".join(child.cmdline())]
     assert os.sched_getscheduler(comparer.pid) == os.SCHED_IDLE  # however the node is scheduled
     assert any(
         "adapters_for_graph:Scored" in argument for argument in comparer.cmdline()
@@ -211,8 +211,8 @@ def test_given_a_candidate_that_cannot_be_read_when_set_then_the_parameter_is_re
 def fleet(tmp_path_factory):
     """A folder with keys, and what writes the next signed plan to it."""
     pytest.importorskip("mmh3", reason="mmh3 is not installed")
-    from torchperf_ros.rollout.plan import new_plan, utc_now
-    from torchperf_ros.rollout.signature import make_keys, read_private_key, sign
+    from torchperf_ros.fleet.plan import new_plan, utc_now
+    from torchperf_ros.fleet.signature import make_keys, read_private_key, sign
 
     folder = tmp_path_factory.mktemp("fleet")
     make_keys(folder / "key")
@@ -299,8 +299,8 @@ def test_given_a_signed_plan_when_it_comes_and_changes_then_the_vehicle_follows_
 def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base_beside_can_at_any_time(
     begin, fleet
 ):
-    from torchperf_ros.rollout.records import Block
-    from torchperf_ros.rollout.vehicle import VehicleRollout
+    from torchperf_ros.fleet.records import Block
+    from torchperf_ros.fleet.vehicle import VehicleRollout
 
     folder, issue = fleet
     issue(probation_min=1)
@@ -319,7 +319,7 @@ def test_given_a_good_candidate_when_the_node_starts_then_it_serves_and_the_base
 
     def priorities():
         try:
-            workers = [one for one in node.workers() if "rollout.comparer" not in " ".join(one.cmdline())]
+            workers = [one for one in node.workers() if "fleet.comparer" not in " ".join(one.cmdline())]
             return [one.nice() for one in workers]
         except psutil.NoSuchProcess:  # one ends while it is looked at
             return []

@@ -12,7 +12,7 @@ pytest.importorskip("rclpy", reason="rclpy is not installed")
 from geometry_msgs.msg import PointStamped
 from sensor_msgs.msg import Image
 
-from torchperf_ros.cli.main import app
+from torchperf_ros.tools.main import app
 
 from .perf_process import DOMAIN_ID
 

@@ -21,11 +21,11 @@ from sensor_msgs.msg import Image, LaserScan
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.emergency_process import StopArea
 from torchperf_ros.safety.kept_latch import latch_file
+from torchperf_ros.settings.config import node_config
 
 pytestmark = pytest.mark.ros
 
@@ -576,9 +576,8 @@ def test_given_every_worker_dead_when_an_obstacle_is_seen_then_the_vehicle_stops
     """After those whose frames need workers: it takes seconds until there are others."""
     vehicle.node.wait_for(lambda: len(vehicle.node.workers()) == 2, "both workers")
     lanes = vehicle.node.lanes()
-    children = [
-        child for child in vehicle.node.children() if child not in lanes
-    ]  # those they are forked from, too
+    # those they are forked from, too
+    children = [child for child in vehicle.node.children() if child not in lanes]
     for process in children:
         process.kill()
     vehicle.node.graph.wait_for_end(*children)

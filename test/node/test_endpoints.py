@@ -13,12 +13,12 @@ from rclpy.node import Node
 from rclpy.qos import qos_profile_sensor_data
 from std_msgs.msg import Float64, String
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Health
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
 from torchperf_ros.node.reporter import Reporter, why_silent
-from torchperf_ros.stage.stage_input import StageInput
-from torchperf_ros.telemetry.latency_record import float64_bytes
+from torchperf_ros.observe.telemetry.latency_record import float64_bytes
+from torchperf_ros.stage.stage import StageInput
 
 pytestmark = pytest.mark.ros
 

@@ -17,7 +17,7 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from sensor_msgs.msg import Image
 
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
 
 pytestmark = pytest.mark.ros
 

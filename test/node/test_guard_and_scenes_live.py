@@ -17,7 +17,7 @@ from sensor_msgs.msg import Image, LaserScan
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 

@@ -14,7 +14,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from sensor_msgs.msg import Image
 
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
 
 pytestmark = pytest.mark.ros
 

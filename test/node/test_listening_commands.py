@@ -13,12 +13,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.tools.main import app
 
 pytest.importorskip("plotly", reason="plotly is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "observe" / "runs"))
 import report_logs as logs
 
 from .perf_process import DOMAIN_ID

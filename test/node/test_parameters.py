@@ -20,8 +20,8 @@ from rclpy.parameter import parameter_dict_from_yaml_file, parameter_value_to_py
 from ruamel.yaml import YAML
 from sensor_msgs.msg import Image
 
-from torchperf_ros.config.config import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.settings.config import NODE_PARAMETERS, STAGE_DEFAULTS, stage_parameters
 
 pytestmark = pytest.mark.ros
 
@@ -31,7 +31,7 @@ DEFAULTS = {parameter.name: parameter for parameter in NODE_PARAMETERS} | {
     for stage in STAGE_DEFAULTS
     for parameter in stage_parameters(stage)
 }
-# name -> parameters, and what the line has to say; `test/config` has the rule of each parameter
+# name -> parameters, and what the line has to say; `test/settings` has the rule of each parameter
 REFUSED_AT_START = {
     "wrong type": (
         {"perception": {"budget_ms": "fast"}},
@@ -68,9 +68,8 @@ def test_given_a_value_that_is_not_allowed_when_started_then_one_line_says_why_a
 ):
     node = refused[kind]
     assert node.process.wait(60.0) == 2
-    lines = [
-        line for line in node.errors.splitlines() if "RTPS" not in line
-    ]  # the middleware's, of killed processes
+    # the middleware's, of killed processes
+    lines = [line for line in node.errors.splitlines() if "RTPS" not in line]
     assert len(lines) == 1, lines
     (line,) = lines
     assert line.startswith("torchperf_node: parameter ")

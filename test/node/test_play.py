@@ -17,7 +17,7 @@ from std_msgs.msg import String
 from std_srvs.srv import Trigger
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
+from torchperf_ros.tools.main import app
 
 pytestmark = pytest.mark.ros
 

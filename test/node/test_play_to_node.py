@@ -19,11 +19,11 @@ from nav_msgs.msg import Path
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
-from torchperf_ros.config.message_types import empty_message, encode, header
-from torchperf_ros.frame.frame import USABLE_AGE_MS
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.messages import empty_message, encode, header
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.stage.frame import USABLE_AGE_MS
 
 pytestmark = pytest.mark.ros
 
@@ -199,8 +199,7 @@ def test_given_the_same_log_when_played_live_and_replayed_at_real_pace_then_the_
     )
     result = replay(log, options)
     for stage, name in (("perception", "detections"), ("planning", "trajectory")):
-        replayed = [
-            output.data + bytes(-len(output.data) % 4) for output in result.stage(stage).messages
-        ]  # as DDS pads
+        # as DDS pads
+        replayed = [output.data + bytes(-len(output.data) % 4) for output in result.stage(stage).messages]
         assert live[name] == replayed
     assert len(set(live["trajectory"])) == frames

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from test.config.test_bounded_file import NO_FILES
+from test.settings.test_bounded_file import NO_FILES
 
 pytest.importorskip("rclpy")
 
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.node.services import SERVICE, SwapService
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.settings.config import node_config, stage_config
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.tools.main import app
 from torchperf_ros.workers.worker_setup import worker_setup
 
 from .perf_process import ROOT
@@ -204,9 +204,7 @@ def offered(stranger):
     """The service of a node with one stage whose workers were not started; asks it, and has the stage."""
     config = stage_config("perception", {"adapter": "m:C", "output": "o", "tiers": ["fast"]})
     ports = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: None, lambda *_: None)
-    stages = [
-        StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)
-    ]
+    stages = [Stage(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)]
     service = SwapService(stranger, lambda: stages)
 
     def ask(package=""):
@@ -261,9 +259,8 @@ def test_given_what_is_no_file_in_place_of_package_or_manifest_when_swapped_then
     while (answer := ask())[1].startswith("swapping: the package"):
         assert time.monotonic() < give_up_at
     readable = "bytes" in said
-    assert ("cannot be read" in answer[1]) is readable, (
-        answer
-    )  # others are no manifest; the worker finds none
+    # others are no manifest; the worker finds none
+    assert ("cannot be read" in answer[1]) is readable, answer
 
 
 def test_given_a_swap_when_its_configuration_has_ended_then_nothing_of_the_stage_is_kept_or_told(offered):

@@ -1,6 +1,6 @@
-"""A real node whose camera freezes, in part or as a whole, and whose model becomes slow.
+"""A real node whose camera freezes, in part or as a whole, and whose models become slow or fail.
 
-/perf/anomaly has it.
+/perf/anomaly has it, and the rules of its stages act on it.
 """
 
 import json
@@ -14,12 +14,13 @@ pytest.importorskip("rclpy")
 
 from sensor_msgs.msg import Image
 
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.recorder.record_log import schema
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.observe.recorder.record_log import schema
 
 pytestmark = pytest.mark.ros
 EVERY_S = 0.1
 HEIGHT, STEP = 48, 192
+OFF, OTHER, SLOW = 1, 2, 3  # stages, after `camera`
 
 
 def picture(fault, before):
@@ -36,23 +37,79 @@ def picture(fault, before):
     }[fault]
 
 
-class Watched:
-    """A node with one stage and a recorder that watches it.
+TIERS = {"full": 60.0, "medium": 40.0, "fast": 20.0}  # ms
+LEARNT_S = 80.0  # after 64 seconds with frames it is known what is usual
+RETURN_S = 3.0
+OTHER_ACTIONS = {
+    "bad": "bad input -> lower_rate",
+    "raise": "model error -> scene slow",
+    "nan": "invalid output -> backup_active",
+}
+"""What is ordered of the model of stage `other`, and the rule that acts on it."""
 
-    Frames come at 10 Hz while something is waited for.
+
+class Watched:
+    """A node with a recorder that watches its stages, which all take the same images.
+
+    `camera` has no rules. `off`, `other` and `tiers` have the rules whose actions are tried. Frames come at
+    10 Hz while something is waited for.
     """
 
-    def __init__(self, graph, start_node, obedient, folder, **changed):
-        orders = folder / "orders"
-        orders.mkdir()
+    def __init__(self, graph, start_node, obedient, folder):
         self.records = folder / "records"
         own = {"recorder": True, "evidence_dir": str(folder / "evidence"), "record_dir": str(self.records)}
-        stage = obedient(orders, budget_ms=200.0, hang_ms=15_000.0, fallback=["stop"], **changed)
-        self.orders = orders
-        self.node = start_node({"stages": ["camera"], "camera": stage, **own})
+        self.orders = {name: folder / name for name in ("camera", "off", "other", "tiers")}
+        for orders in self.orders.values():
+            orders.mkdir()
+
+        def stage(name, **changed):
+            usual = {
+                "budget_ms": 200.0,
+                "hang_ms": 15_000.0,
+                "fallback": ["stop"],
+                "output": f"{name}_point",
+            }
+            return obedient(self.orders[name], **usual | changed)
+
+        tiers = stage(
+            "tiers",
+            adapter="Slow",
+            tiers=list(TIERS),
+            actions=["latency -> lower_tier"],
+            action_return_s=15.0,
+        )
+        options = json.loads(tiers["options"]) | {"ms": TIERS}
+        off = ["input frozen -> off", "input black -> off"]
+        others = {"scenes": ["slow"], "scene.slow.tiers": ["fast"], "backup": "standby"}
+        self.node = start_node(
+            {
+                "stages": list(self.orders),
+                "camera": stage("camera"),
+                "off": stage("off", actions=off, action_return_s=RETURN_S),
+                "other": stage(
+                    "other", actions=list(OTHER_ACTIONS.values()), action_return_s=RETURN_S, **others
+                ),
+                "tiers": tiers | {"options": json.dumps(options)},
+                **own,
+            }
+        )
         self.camera = self.node.publisher("image", Image)
-        self.node.wait_until_ready("camera")
+        self.node.wait_until_ready(*self.orders)
         self.image = Image(width=STEP // 3, height=HEIGHT, encoding="rgb8", step=STEP)
+        self.driven_s = 0.0  # seconds in which frames came
+
+    def in_force(self, stage):
+        """The actions of a stage that are in force, in words."""
+        return self.node.values(stage)["actions"]
+
+    def taken(self, stage):
+        """How many steps a stage has taken so far."""
+        return int(self.node.values(stage)["actions_taken"])
+
+    def drive_on(self, seconds, fault=""):
+        """Send images for so long."""
+        ends_s = time.monotonic() + seconds
+        self.drive(lambda: time.monotonic() > ends_s, "time to pass", fault)
 
     def told(self, name, level):
         """The first status of this name and level."""
@@ -61,7 +118,7 @@ class Watched:
 
     def drive(self, until, what, fault=""):
         """Send images until a condition holds; returns what it said."""
-        due_s = time.monotonic()
+        due_s = began_s = time.monotonic()
 
         def step():
             nonlocal due_s
@@ -73,7 +130,9 @@ class Watched:
                 self.camera.publish(self.image)
             return until()
 
-        return self.node.wait_for(step, what)
+        found = self.node.wait_for(step, what)
+        self.driven_s += time.monotonic() - began_s
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +154,9 @@ def watched(graph, start_node, obedient, tmp_path_factory):
 def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_says_so(
     watched, fault, name, text
 ):
-    seen = len(watched.node.rows)
+    seen = len(watched.node.rows_of(0))
     watched.drive(
-        lambda: len(watched.node.rows) > seen + 40, "frames"
+        lambda: len(watched.node.rows_of(0)) > seen + 40, "frames"
     )  # of which every part has changed all the time
     assert watched.told(name, 2) is None
     status = watched.drive(lambda: watched.told(name, 2), "the finding", fault)
@@ -110,7 +169,7 @@ def test_given_a_camera_at_fault_when_it_goes_on_with_new_stamps_then_an_error_s
 def test_given_a_model_that_is_slow_when_deadlines_are_missed_then_their_share_is_told_with_the_load_of_others(
     watched,
 ):
-    order = watched.orders / "sleep-64"
+    order = watched.orders["camera"] / "sleep-64"
 
     def told():
         order.touch()  # again and again: too few frames may come while it sleeps
@@ -136,9 +195,8 @@ def test_given_the_records_when_read_then_there_are_signals_for_each_second(watc
         lines = [
             line for path in watched.records.glob("*.jsonl") for line in path.read_text().splitlines(True)
         ]
-        told = [
-            json.loads(line) for line in lines if line.endswith("\n")
-        ]  # the last one may be being written
+        # the last one may be being written
+        told = [json.loads(line) for line in lines if line.endswith("\n")]
         found = [line for line in told if line["kind"] == "signals"]
         return (
             len(found) >= 3
@@ -154,27 +212,50 @@ def test_given_the_records_when_read_then_there_are_signals_for_each_second(watc
 
 
 def test_given_rules_that_turn_the_stage_off_when_the_camera_is_well_again_then_it_runs_again_and_stays(
-    graph, start_node, obedient, tmp_path
+    watched,
 ):
     """The stage that is off must not keep the alert going that keeps it off."""
-    rules = {"actions": ["input frozen -> off", "input black -> off"], "action_return_s": 3.0}
-    watched = Watched(graph, start_node, obedient, tmp_path, **rules)
-    watched.drive(lambda: len(watched.node.rows) > 10, "frames")
-
-    def in_force():
-        return watched.node.values("camera")["actions"]
-
+    watched.drive(lambda: not watched.in_force("off"), "the faults of before to be over")
+    before = watched.taken("off")
     for fault in ("frozen", "black"):
-        watched.drive(lambda fault=fault: f"input {fault} -> off" in in_force(), "off", fault)
-        ends_s = time.monotonic() + 5.0
-        watched.drive(lambda ends_s=ends_s: time.monotonic() > ends_s, "the fault to last", fault)
-        assert f"input {fault} -> off" in in_force()  # for longer than `action_return_s`: it is still seen
-        watched.drive(lambda: not in_force(), lambda: f"the stage to run again: {in_force()}")
-        seen = len(watched.node.rows)
-        watched.drive(lambda seen=seen: len(watched.node.rows) > seen + 30, "frames")
-        assert not in_force()
-        assert {Outcome(int(row["outcome"])) for row in watched.node.rows[-20:]} <= {
-            Outcome.ON_TIME,
-            Outcome.LATE,
-        }
-    assert watched.node.values("camera")["actions_taken"] == "2"
+        rule = f"input {fault} -> off"
+        watched.drive(lambda rule=rule: rule in watched.in_force("off"), rule, fault)
+        watched.drive_on(RETURN_S + 2.0, fault)
+        assert rule in watched.in_force("off")  # it is still seen
+        watched.drive(lambda: not watched.in_force("off"), "the stage to run again")
+        watched.drive_on(3.0)
+        assert not watched.in_force("off")
+        outcomes = {Outcome(int(row["outcome"])) for row in watched.node.rows_of(OFF)[-20:]}
+        assert outcomes <= {Outcome.ON_TIME, Outcome.LATE}
+    assert watched.taken("off") == before + 2
+
+
+@pytest.mark.parametrize("order", OTHER_ACTIONS)
+def test_given_a_rule_when_its_cause_was_there_once_then_its_action_begins_and_ends_once(watched, order):
+    rule, before = OTHER_ACTIONS[order], watched.taken("other")
+    (watched.orders["other"] / f"{order}-64").touch()
+    watched.drive(lambda: rule in watched.in_force("other"), rule)
+    watched.drive(lambda: not watched.in_force("other"), "its end")
+    watched.drive_on(2.0 * RETURN_S)
+    assert (watched.in_force("other"), watched.taken("other")) == ("", before + 1)
+    row = watched.node.rows_of(OTHER)[-1]
+    assert Outcome(int(row["outcome"])) in {Outcome.ON_TIME, Outcome.LATE}
+
+
+def test_given_a_model_that_becomes_slower_by_30_percent_when_it_is_well_again_then_one_tier_was_left_out_once(
+    watched,
+):
+    if watched.driven_s < LEARNT_S:
+        watched.drive_on(LEARNT_S - watched.driven_s)
+    assert (watched.in_force("tiers"), watched.taken("tiers")) == ("", 0)
+    factor = watched.orders["tiers"] / "factor"
+    factor.write_text("1.3")
+    watched.drive(lambda: "lower_tier" in watched.in_force("tiers"), "a tier to be left out")
+    watched.drive_on(8.0)
+    assert "(1 step" in watched.in_force("tiers")
+    assert {row["tier"] for row in watched.node.rows_of(SLOW)[-10:]} == {1.0}
+    factor.write_text("1.0")
+    watched.drive(lambda: not watched.in_force("tiers"), "the tier to come back")
+    watched.drive_on(10.0)  # "59.9 ms, usually 60.1" is no alert
+    assert (watched.in_force("tiers"), watched.taken("tiers")) == ("", 1)
+    assert {row["tier"] for row in watched.node.rows_of(SLOW)[-10:]} == {0.0}

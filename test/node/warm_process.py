@@ -36,7 +36,7 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _IMPORTED = (
     *(
         f"torchperf_ros.{name}"
-        for name in ("node.node", "model.session", "cli.main", "logs.play", "top.top")
+        for name in ("node.node", "worker.session", "tools.main", "replay.logs.play", "observe.top.top")
     ),
     *(
         "numpy.ma",
@@ -116,9 +116,7 @@ def main():
     tests = socket.socket(fileno=int(sys.argv[1]))
     for module in _IMPORTED:
         importlib.import_module(module)
-    importlib.import_module("torchperf_ros.config.message_types").message_class(
-        "std_msgs/msg/Header"
-    )  # the store
+    importlib.import_module("torchperf_ros.api.messages").message_class("std_msgs/msg/Header")  # the store
     gc.collect()
     gc.freeze()
     while True:
@@ -168,7 +166,7 @@ def _be(prints, what, words, environment, folder):
     sys.path[:1] = [folder, *environment.get("PYTHONPATH", "").split(os.pathsep)]  # as `python -m` has it
     if what == "torchperf":
         sys.argv = ["torchperf", *words]
-        return importlib.import_module("torchperf_ros.cli.main").app()
+        return importlib.import_module("torchperf_ros.tools.main").app()
     importlib.import_module("torchperf_ros.node.reporter")._EVERY_S = 0.25
     gc.unfreeze = lambda: None  # or it would look through all that torch has imported
     importlib.import_module("torchperf_ros.workers.fork_server").subprocess = SimpleNamespace(
@@ -187,7 +185,7 @@ def _close_all_but(*kept):
 def _be_base(node):
     ctypes.CDLL(None).prctl(_PR_SET_NAME, BASE.encode(), 0, 0, 0)
     sys.argv = ["fork_main", str(node)]
-    return importlib.import_module("torchperf_ros.model.fork_main").main()
+    return importlib.import_module("torchperf_ros.worker.fork_main").main()
 
 
 def _start_base(command, *, pass_fds, **how):

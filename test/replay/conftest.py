@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from torchperf_ros.config.message_types import empty_message, encode, header
-from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.api.messages import empty_message, encode, header
+from torchperf_ros.stage.stage import StageInput
 
-from ..logs.small_logs import rosbag2
+from .logs.small_logs import rosbag2
 
 POINT = "geometry_msgs/msg/PointStamped"
 S, MS = 1_000_000_000, 1_000_000

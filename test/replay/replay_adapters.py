@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import torch
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.model.adapter import Adapter
+from torchperf_ros.api.adapter import Adapter
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.messages import message_class
 
 POINT = "geometry_msgs/msg/PointStamped"
 TIER_OFFSET = 1000.0

@@ -7,7 +7,7 @@ import pytest
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from torchperf_ros.logs.log_reader import LogError, LogReader
+from torchperf_ros.replay.logs.log_reader import LogError, LogReader
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayError, ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord

@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.runs.report.report_words import verdict
-from torchperf_ros.runs.run_file import read_run
-from torchperf_ros.runs.run_log_source import read_runs
+from torchperf_ros.observe.runs.report.report_words import verdict
+from torchperf_ros.observe.runs.run_file import read_run
+from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.tools.main import app
 
 from .conftest import drive, one_stage, write_points
 
@@ -106,10 +106,10 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
         (
             ["LOG", "--json", "run.json", "--parquet", "run.json"],
-            "--parquet run.json: is the file of --json, too",
+            "--json, --parquet: one file of each kind, for example --json run.json",
         ),
         (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
-        (["LOG", "--keep-output"], "--keep-output: is for several logs"),
+        (["LOG", "--scheduler", "tcp://127.0.0.1:1"], "--scheduler: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],
 )

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.outcome import Outcome
 
 from .golden.made_outputs import frame_row, stage_result
 
@@ -61,7 +61,7 @@ def test_given_frames_when_their_table_is_asked_for_then_the_ten_longest_are_in_
 
 def test_given_a_guard_of_several_checks_when_hashed_in_other_processes_then_the_parameters_are_the_same():
     code = """
-from torchperf_ros.config.params_file import config_of
+from torchperf_ros.settings.params_file import config_of
 from torchperf_ros.replay.replay_options import params_hash
 print(params_hash(config_of({"planning.guard.act": ["all"]})))
 """

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 
 from benchmarks.rig import messages
-from torchperf_ros.config.message_types import empty_message, encode, header
+from torchperf_ros.api.messages import empty_message, encode, header
 
 FLOAT32 = 7
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from benchmarks.traffic import lane_drives
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.approach import Approach, gap_left_m, together
 from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Points
+from torchperf_ros.settings.config import node_config
 
 from .sensor_messages import odometry_bytes
 
@@ -204,8 +204,21 @@ def brakes_hard(seed):
     lead.plan = lambda now_s: -by if now_s >= begins_s else 0.0
     return (
         lane_drives.Drive(lane_drives.Road(), speed, [lead], 20.0),
-        begins_s + 0.55 + lane_drives.REACTION_S,
+        begins_s + 0.35 + lane_drives.REACTION_S,
     )
+
+
+def test_given_a_lead_at_the_vehicles_speed_when_its_distance_is_noisy_then_it_does_not_seem_to_brake():
+    draw = np.random.default_rng(5)
+    for speed, headway_s, noise_m in [(30.0, 0.8, 0.02), (25.0, 1.0, 0.05), (20.0, 1.5, 0.08)]:
+        messages = [rear_of(speed * headway_s + draw.normal(0.0, noise_m)) for _ in range(400)]
+        approach = Approach()
+        motion = Motion.read(odometry_bytes(speed, 0.0), 0)
+        way = Corridor.of(OPTIONS, motion)
+        for number, (x, y) in enumerate(messages):
+            now_ns = round((100 + number * EVERY_S) * NS_PER_S)
+            found = approach.look(Points(x, y, len(x), len(x), len(x)), way, motion, OPTIONS, now_ns)
+            assert found is None or found.threatens < OPTIONS.scans, (speed, number)
 
 
 def test_given_a_lead_that_brakes_harder_than_most_cars_can_when_there_is_time_then_the_lane_stops_the_vehicle():
@@ -252,6 +265,15 @@ def test_given_ordinary_traffic_when_it_is_driven_through_then_the_lane_never_st
     for seed in range(first, first + DRIVES // 2):
         found = lane_drives.run(lane_drives.ordinary(seed), seed, until_hit=False)
         assert (found.reason, found.hit_m_s) == ("", 0.0), seed
+
+
+def test_given_rain_when_one_beam_in_twenty_hits_a_drop_then_the_lane_never_stops_the_vehicle():
+    for seed in range(DRIVES):
+        draw = random.Random(f"rain {seed}")
+        speed = draw.uniform(5.0, 30.0)
+        lead = lane_drives.Other(FRONT_M + speed * 1.5 + 2.25, 0.0, speed)
+        drive = lane_drives.Drive(lane_drives.Road(), speed, [lead], 8.0, lead, rain=0.05)
+        assert lane_drives.run(drive, seed, until_hit=False).reason == "", seed
 
 
 def test_given_dangers_that_braking_in_time_avoids_when_the_vehicle_sees_nothing_then_the_lane_stops_it():

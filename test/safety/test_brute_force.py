@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, plan_bytes
-from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.safety_options import guard_options
 
 shapely = pytest.importorskip("shapely", reason="shapely is not installed")
 

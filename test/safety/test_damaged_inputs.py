@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes, straight_plan
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.safety_options import guard_options
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 ARRAY, ODOMETRY, PATH = "visualization_msgs/msg/MarkerArray", "nav_msgs/msg/Odometry", "nav_msgs/msg/Path"

@@ -12,8 +12,6 @@ from benchmarks.rig.messages import (
     plan_bytes,
     straight_plan,
 )
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.stop_output import TimedPath
 from torchperf_ros.safety.distance import (
     _clearances,
     _fastest,
@@ -24,6 +22,8 @@ from torchperf_ros.safety.distance import (
 from torchperf_ros.safety.guard import Guard
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import guard_options
 
 T = np.arange(0.0, 3.05, 0.1)
 

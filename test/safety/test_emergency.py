@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from torchperf_ros.config.config import node_config
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.frame.alert_rules import Level
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, VirtualClock
-from torchperf_ros.frame.frame import restamped
+from torchperf_ros.api.alert import Level
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, VirtualClock
+from torchperf_ros.api.messages import decode
 from torchperf_ros.safety.emergency import OBSTACLE, SILENT, TRIGGER, Corridor, Emergency
 from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.settings.config import node_config
 
 from .sensor_messages import bool_bytes, odometry_bytes, range_bytes, scan_bytes
 

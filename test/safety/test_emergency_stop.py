@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.safety.emergency import OBSTACLE, SILENT, TRIGGER, Emergency
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.config import node_config
 
 from .sensor_messages import bool_bytes, odometry_bytes, scan_bytes
 

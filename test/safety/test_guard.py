@@ -19,11 +19,11 @@ from benchmarks.rig.messages import (
     plan_bytes,
     straight_plan,
 )
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.outcome import GuardVerdict
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety import guard as guard_module
 from torchperf_ros.safety.guard import Guard, Known
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import guard_options
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 PATH = "nav_msgs/msg/Path"

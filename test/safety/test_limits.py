@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, S, odometry_bytes, plan_bytes, straight_plan
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.limits import Track, beyond_limits, off_start, unreadable
 from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import guard_options
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 OPTIONS = guard_options({})
@@ -87,9 +87,8 @@ def test_given_a_sudden_change_of_acceleration_when_judged_then_its_jerk_is_the_
     short = track(T[:4], x[13:17] - x[13])
     assert found(short, max_jerk=5.0) == ["jerk"]  # all there is counts as half a second at least
     assert found(track(T[:3], x[13:16]), max_jerk=0.1) == []
-    assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == [
-        "acceleration"
-    ]  # one change is none
+    # one change is none
+    assert found(track(T[:3], 3.0 * np.array([0.0, 0.1, 0.22])), max_jerk=0.1) == ["acceleration"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import os
 import pytest
 
 from benchmarks.traffic.detections import EVENTS, SCENES, Detector, check, drive, event
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.outcome import GuardVerdict
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.safety_options import guard_options
 
 DRIVE_S = float(os.environ.get("TORCHPERF_GUARD_DRIVE_S", "10"))
 OPTIONS = guard_options({"guard.act": ["all"]})
@@ -33,9 +33,8 @@ def test_given_detections_without_ids_and_velocities_when_they_are_noisy_then_ha
 ):
     guard, detector = Guard(OPTIONS), Detector(0.1, missing=0.05)
     found = [check(guard, moment, detector.markers(moment)) for moment in drive(SCENES[scene], DRIVE_S)]
-    refused = [
-        one for one in found[5:] if one.verdict is not GuardVerdict.ACCEPT
-    ]  # first everything is new, and stands
+    # first everything is new, and stands
+    refused = [one for one in found[5:] if one.verdict is not GuardVerdict.ACCEPT]
     print(f"{scene}: {len(refused)} of {len(found)} refused", [one.reason for one in refused[:3]])
     assert len(refused) <= 0.02 * len(found), refused[0].reason
 

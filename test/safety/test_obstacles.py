@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes
-from torchperf_ros.config.safety_options import guard_options
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.obstacles import read_obstacles, seen_now
 from torchperf_ros.safety.odometry import Motion
+from torchperf_ros.settings.safety_options import guard_options
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 T, ARRAY = STORE.types, "visualization_msgs/msg/MarkerArray"

@@ -5,7 +5,7 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from benchmarks.rig.messages import START_NS, S, odometry_bytes
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.odometry import Motion, age_s, yaw_of
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)

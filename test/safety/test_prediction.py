@@ -6,7 +6,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rig.messages import START_NS, Box, S, markers_bytes, odometry_bytes
-from torchperf_ros.config.safety_options import guard_options
 from torchperf_ros.safety.distance import roles_of
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Track
@@ -21,6 +20,7 @@ from torchperf_ros.safety.prediction import (
     lefts_of_roads,
     predicted,
 )
+from torchperf_ros.settings.safety_options import guard_options
 
 T = np.arange(0.0, 3.05, 0.1)
 OPTIONS = guard_options({})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
 
 from .sensor_messages import bool_bytes, cloud_bytes, range_bytes, scan_bytes

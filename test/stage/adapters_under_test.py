@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
-from torchperf_ros.config.message_types import message_class
-from torchperf_ros.engines.engine import ENGINES, CaptureFailed
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Adapter
-from torchperf_ros.model.tier import TierFacts
+from torchperf_ros.api.adapter import Adapter
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import message_class
+from torchperf_ros.engines.cuda_graph import CaptureFailed
+from torchperf_ros.engines.engine import ENGINES
+from torchperf_ros.worker.tier import TierFacts
 
 TRIGGER = "geometry_msgs/msg/PointStamped"
 OUTPUT = "nav_msgs/msg/Path"

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Outcome
 
 ENGINE, SUFFIX = (
     "openvino",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.config import node_config, stage_config
-from torchperf_ros.frame.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.stage.right_of_way import NEVER_NS, RightOfWay, expected_ns, set_right_of_way
 from torchperf_ros.workers.worker_setup import worker_setup
 
@@ -36,7 +36,7 @@ def test_given_frames_with_a_period_when_asked_then_the_next_is_never_past_and_n
 class StageOnPaper:
     def __init__(self, name="low", priority=0, due_ns=NEVER_NS, device="cpu"):
         self.config = SimpleNamespace(name=name, priority=priority)
-        self.pool = SimpleNamespace(description=SimpleNamespace(device=device))
+        self.runs_on_cpu = device == "cpu"
         self.at_ns, self.way, self.lower = due_ns, None, []
 
     def due_ns(self, now_ns):

@@ -19,6 +19,7 @@ from torchperf_ros.models.networks import (
     build_seeded,
     build_trained,
 )
+from torchperf_ros.models.road_scene import RoadScene, SceneObject
 from torchperf_ros.train import tier_training
 from torchperf_ros.train.detection_score import DetectionScore
 from torchperf_ros.train.detector_task import DetectorTask, loss, targets
@@ -30,7 +31,6 @@ from torchperf_ros.train.tier_training import (
     train,
     trained_weights,
 )
-from torchperf_ros.world.road_scene import RoadScene, SceneObject
 
 
 def test_given_a_seed_and_a_number_when_drawn_again_then_images_and_labels_are_the_same_and_others_differ():

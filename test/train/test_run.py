@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.demo.make_log import START_NS, DriveLog, write_drive
 from torchperf_ros.engines import model_transforms
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import DETECTOR_WEIGHTS, LIDAR_WEIGHTS, PLANNER_WEIGHTS
+from torchperf_ros.tools.demo.make_log import START_NS, DriveLog, write_drive
+from torchperf_ros.tools.main import app
 from torchperf_ros.train import run as train_run
 from torchperf_ros.train import tier_training
 from torchperf_ros.train.detector_task import DetectorTask

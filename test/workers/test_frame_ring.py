@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.api.errors import FrameOverwritten, ProtocolError
 from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes, RingExtra, record_size
 
 inputs_of_a_record = st.lists(

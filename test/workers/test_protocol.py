@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,
     OBSERVE,

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.workers.rolling_update import Renewal
 
 
@@ -143,9 +143,8 @@ class Renewals(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.renewal = Renewal({"packages": [0]})
-        self.built = (
-            0  # packages that were built in the background; a worker knows those from before its start
-        )
+        # packages that were built in the background; a worker knows those from before its start
+        self.built = 0
         self.workers = [self.start(candidate=False) for _ in range(2)]
         self.candidate = None
         self.now_ns = 0

@@ -2,7 +2,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from torchperf_ros.frame.clock import NS_PER_S, VirtualClock
+from torchperf_ros.api.clock import NS_PER_S, VirtualClock
 from torchperf_ros.workers.worker_pool import RestartPolicy
 
 
@@ -66,9 +66,8 @@ class RestartMachine(RuleBasedStateMachine):
     def die(self, lived_ms, became_ready):
         ready_at_ns = self.clock() if became_ready else None
         self.clock.advance_ms(lived_ms)
-        proven = (
-            became_ready and lived_ms >= 5000
-        )  # to the millisecond: one that served is replaced at once
+        # to the millisecond: one that served is replaced at once
+        proven = became_ready and lived_ms >= 5000
         self.early = 0 if proven else self.early + 1
         self.deaths += 1
         delay_ns = self.policy.died(ready_at_ns) - self.clock()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers import result_area
 from torchperf_ros.workers.protocol import Response
 from torchperf_ros.workers.result_area import ResultArea, make_result_area

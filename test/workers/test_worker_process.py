@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.protocol import (
     MAX_CONTROL_BYTES,

@@ -1,7 +1,7 @@
 import pytest
 
-from torchperf_ros.config.config import node_config
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.config import node_config
 from torchperf_ros.workers.worker_setup import worker_setup
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.world.lane_sequences import EVENTS, Held, Judge, draw_events, run_sequence
 from torchperf_ros.world.vehicles import Vehicle
 

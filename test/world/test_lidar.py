@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.logs.log_reader import LogReader
+from torchperf_ros.api.messages import decode
 from torchperf_ros.models.driving_rules import Lane
 from torchperf_ros.models.point_cloud import CLOUD, at_stamp, read_cloud
+from torchperf_ros.replay.logs.log_reader import LogReader
+from torchperf_ros.tools.main import app
 from torchperf_ros.world.lidar import MOUNTED_M, RANGE_M, RINGS, Pose, sweep
 from torchperf_ros.world.loop import Drive, drive
 from torchperf_ros.world.scenarios import Scenario

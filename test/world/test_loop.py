@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.models.driving_messages import FRAME, path_bytes
 from torchperf_ros.models.driving_rules import plan_along
 from torchperf_ros.replay.replay import replay

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import decode
 from torchperf_ros.models.driving_messages import FRAME, MARKER_ARRAY, SCAN, objects_of, path_bytes
 from torchperf_ros.models.driving_rules import Lane, plan_along
-from torchperf_ros.world.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
+from torchperf_ros.models.road_scene import HEIGHT, IMAGE_TYPE, WIDTH, RoadScene
 from torchperf_ros.world.scenarios import LANE_M, SCENARIOS, TRAFFIC, Scenario, describe, draw_scenario
 from torchperf_ros.world.sensors import BEAMS, Sensors, scan
 from torchperf_ros.world.vehicles import MOST_BRAKING, NO_PLAN_BRAKING, Body, Vehicle, overlap

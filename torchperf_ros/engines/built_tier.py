@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from torchperf_ros.config.build_options import BuildOptions
+from torchperf_ros.api.adapter import Adapter, without_exit
+from torchperf_ros.api.errors import AdapterError, one_line
+from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.engines.outputs import described, signature_of
 from torchperf_ros.engines.parity import Call, DynamicDims, Inputs, Scoring, random_inputs, says_something
-from torchperf_ros.frame.errors import AdapterError, one_line
-from torchperf_ros.model.adapter import Adapter, without_exit
-from torchperf_ros.train.task import HELD_OUT
+from torchperf_ros.settings.build_options import BuildOptions
 
 _FEWEST_FRAMES = 2  # one to calibrate with, one to compare on
 __all__ = [
@@ -37,7 +37,7 @@ class BuiltTier:
     """A model with what it is run on.
 
     Attributes:
-        model: on the device, in eval mode; nobody changes it.
+        model: on the device, in eval mode; it stays as it is.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
         scoring: the adapter's own judgement of what the model answers.
@@ -98,11 +98,11 @@ def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
     """The adapter's own judgement of a tier's answers."""
     task_of = functools.cache(lambda: drawing_task(adapter))
 
+    @functools.cache  # eager is asked once for all engines, and it takes seconds
     def accuracy(call: Call) -> tuple[str, float] | None:
         task = task_of()
-        if task is None or not getattr(
-            task, "higher_is_better", True
-        ):  # a task need not derive from `Task`
+        # a task need not derive from `Task`
+        if task is None or not getattr(task, "higher_is_better", True):
             return None
         return judged(task, call, task.judged, device)
 

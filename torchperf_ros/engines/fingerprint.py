@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions, installed
-from torchperf_ros.config.config import STAGE_PARAMETERS
+from torchperf_ros.api.adapter import Adapter
+from torchperf_ros.api.errors import AdapterError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, build_model
 from torchperf_ros.engines.model_transforms import cpu_flags
 from torchperf_ros.engines.outputs import numbers_of, signature_of
 from torchperf_ros.engines.parity import DynamicDims
-from torchperf_ros.frame.errors import AdapterError, one_line
-from torchperf_ros.model.adapter import Adapter
-from torchperf_ros.packages.package_manifest import Identity
+from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, BuildOptions, installed
+from torchperf_ros.settings.config import STAGE_PARAMETERS
+from torchperf_ros.workers.package_manifest import Identity
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _KNOWN: Final = sys.stdlib_module_names | {
@@ -39,7 +39,7 @@ _KNOWN: Final = sys.stdlib_module_names | {
     "numpy",
     "torch",
     "triton",
-}  # versions and parity say enough
+}  # their versions count, and parity is checked
 _OURS, _OUR_MODELS = "torchperf_ros", "torchperf_ros.models"
 _INSTALLED: Final = tuple(f"{folder}/" for folder in (*site.getsitepackages(), site.getusersitepackages()))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.parity import Inputs
 from torchperf_ros.engines.quantisation import quantise_linear, why_no_int8
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.build_options import INT8_PRECISIONS, INT8_STATIC, PRECISIONS, BuildOptions
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,11 +49,10 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
     """
     if options.precision not in PRECISIONS:
-        msg = (
+        raise ConfigError(
             f"parameter precision: {options.precision!r} is not allowed; it has to be"
             f" {', '.join(PRECISIONS)}"
         )
-        raise ConfigError(msg)
     int8 = options.precision in {*INT8_PRECISIONS} - {INT8_STATIC} and _has(model, nn.Linear)
     half = _HALF.get(options.precision)
     half = half if half not in _float_types(model) and _float_types(model) else None
@@ -134,7 +133,7 @@ def _convert(
         laid_out = images and tensor.dim() == _IMAGE_RANK
         return tensor.contiguous(memory_format=torch.channels_last) if laid_out else tensor
 
-    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - a model may return anything
         if not isinstance(leaf, torch.Tensor):
             return leaf
         tensor = leaf.to(types.get(index, weights)) if half and leaf.is_floating_point() else leaf
@@ -173,9 +172,8 @@ def _why_not_channels_last(model: nn.Module) -> str:
     convolutions = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
     if not convolutions:
         return "no two-dimensional convolution"
-    weights = [
-        m.weight for m in convolutions if not m.weight.is_contiguous()
-    ]  # those of 1x1 are as good as both
+    # those of 1x1 are as good as both
+    weights = [m.weight for m in convolutions if not m.weight.is_contiguous()]
     if weights and all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
         return "the model does so itself"
     return ""

@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.config.build_options import INT8_STATIC, BuildOptions
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs
 from torchperf_ros.engines.model_transforms import transform
 from torchperf_ros.engines.package_engine import (
@@ -30,9 +29,10 @@ from torchperf_ros.engines.package_engine import (
 )
 from torchperf_ros.engines.parity import DynamicDims
 from torchperf_ros.engines.quantisation import int8_in_package, layers_of, quantise_static
-from torchperf_ros.model.stopwatch import time_interleaved
-from torchperf_ros.packages.package_cache import unquoted_path
-from torchperf_ros.packages.package_manifest import PackageError
+from torchperf_ros.engines.stopwatch import time_interleaved
+from torchperf_ros.settings.build_options import INT8_STATIC, BuildOptions
+from torchperf_ros.workers.package_cache import unquoted_path
+from torchperf_ros.workers.package_manifest import PackageError
 
 _MADV_DONTNEED: Final = 4  # sys/mman.h
 _READ_ONLY: Final = re.compile(
@@ -90,7 +90,7 @@ def build_package(
 
     Raises:
         PackageError: what compiles for CUDA is not installed.
-        Exception: whatever torch raises where it cannot export or compile the model.
+        Exception: torch's error, which cannot export or compile the model.
     """
     if any(tensor.is_cuda for tensor in example):
         check_toolkit()
@@ -109,7 +109,7 @@ def build_package(
                 exported = program if variant is model else export(variant, example, dynamic_dims)
                 with (
                     torch.no_grad()
-                ):  # where gradients are recorded, Inductor freezes nothing and does not say so
+                ):  # where gradients are recorded, Inductor freezes nothing, without a message
                     configs = {"freezing": frozen}
                     torch._inductor.aoti_compile_and_package(
                         exported, package_path=str(file), inductor_configs=configs
@@ -204,11 +204,10 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
 def _give_back_constants() -> None:
     """Give back the pages of packages' constants.
 
-    The loader has copied them, and nobody reads the file's again.
+    The loader has copied them, and the file's are not read again.
 
-    That was as much memory again as all weights take, in each worker. Only mappings are meant that nobody
-    can write to and nobody has written to (`Anonymous`, see proc(5)): whoever reads one all the same has
-    its pages from the file.
+    That was as much memory again as all weights take, in each worker. Only mappings count that cannot be
+    written to and were not (`Anonymous`, see proc(5)): a later read of one gets its pages from the file.
     """
     try:
         mappings = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from torchperf_ros.config.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.api.adapter import Adapter, open_adapter
+from torchperf_ros.api.errors import AdapterError, ConfigError, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import (
     BuiltTier,
     Call,
@@ -23,6 +24,7 @@ from torchperf_ros.engines.built_tier import (
     scoring_of,
     varying_dims,
 )
+from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.engine import (
     ENGINES,
     choice_of,
@@ -36,13 +38,11 @@ from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_
 from torchperf_ros.engines.outputs import signature_of
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable
 from torchperf_ros.engines.parity import check_engine
-from torchperf_ros.frame.errors import AdapterError, ConfigError, TorchperfError, one_line
-from torchperf_ros.model.adapter import Adapter, open_adapter
-from torchperf_ros.model.device import Device, choose_device
-from torchperf_ros.model.stopwatch import no_garbage_collection, time_interleaved
-from torchperf_ros.packages.engine_choice import EAGER, EngineChoice
-from torchperf_ros.packages.package_cache import PackageCache, open_cache
-from torchperf_ros.packages.package_manifest import (
+from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
+from torchperf_ros.settings.build_options import AUTO, INT8_STATIC, PACKAGE_SUFFIXES, BuildOptions
+from torchperf_ros.workers.engine_choice import EAGER, EngineChoice
+from torchperf_ros.workers.package_cache import PackageCache, open_cache
+from torchperf_ros.workers.package_manifest import (
     Identity,
     Manifest,
     PackageError,
@@ -56,13 +56,13 @@ _ROUNDS = (5, 200)
 _BRIEFLY = (
     5,
     20,
-)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
+)  # a GPU shares its time among processes evenly, and a worker serves meanwhile
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`.
 
-    Whether all are there now; a `TorchperfError` if none can be.
+    Returns whether all are there now; a `TorchperfError` if none can be.
     """
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = open_adapter(job["adapter"], job["options"], device)
@@ -114,7 +114,7 @@ def _tier_of(
         load_ready_package(Path(package), None, device, example, dims)
         return None
     model = build_model(adapter, name)
-    # a package of weights that nobody builds again would fit no worker
+    # a package of weights that no second build gives would fit no worker
     if why := changing_weights(name, model, build_model(adapter, name)):
         raise AdapterError(why)
     scoring = scoring_of(adapter, name, device)
@@ -165,9 +165,8 @@ class _PackageBuild:
             self._path = Path(work.job["out"]) / f"{work.name}{PACKAGE_SUFFIXES[work.options.engine]}"
         self._prefix = f"{self._engine.name}: " if identity else ""
         of_log = work.options.precision == INT8_STATIC and work.job.get("frames")
-        self._calibrated_by = (
-            file_sha256(Path(work.job["frames"])) if of_log else ""
-        )  # else by the adapter's own inputs
+        # else by the adapter's own inputs
+        self._calibrated_by = file_sha256(Path(work.job["frames"])) if of_log else ""
 
     def plan(self) -> str:
         if not self._path.exists():
@@ -202,7 +201,7 @@ class _PackageBuild:
         if path.parent == self._work.cache.folder:
             with contextlib.suppress(
                 ConfigError
-            ):  # an entry of somebody else's: the package is there all the same
+            ):  # an entry of another user stays: the package is there all the same
                 self._work.cache.shrink(keep=path)
         return _Stored(str(path), manifest, new=True)
 
@@ -253,10 +252,11 @@ class _PackageBuild:
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
         candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
         found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        of_each = (
-            {f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items()
-        )
-        return {name: value for times in of_each for name, value in times.items()}
+        return {
+            f"{name}{figure}": value
+            for name, one in found.items()
+            for figure, value in (("p50_ms", one.median_ms), ("p99_ms", one.p99_ms))
+        }
 
 
 class _ChoiceBuild:

@@ -21,9 +21,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from torchperf_ros.config.build_options import INT8_STATIC
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.parity import Inputs
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.build_options import INT8_STATIC
 
 CONVOLUTION, LINEAR = "convolutions", "linear layers"
 _LAYERS: Final = {

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchperf_ros.config.image_pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
-from torchperf_ros.config.message_types import empty_message, message_class
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import empty_message, message_class
+from torchperf_ros.api.pixels import Pixels, compressed_pixels, compressed_size, raw_pixels
+from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models import detection_messages, networks
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
 from torchperf_ros.models.networks import (
@@ -161,9 +162,7 @@ class CameraAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`DetectorTask`, on the drawn road or on a log's labelled images."""
-        from torchperf_ros.train.detector_task import DetectorTask
-
-        return DetectorTask(log)
+        return open_task("torchperf_ros.train.detector_task:DetectorTask", log)
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold as a message with the image's stamp and frame.

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.detection_messages import KINDS, Detection, ImageFrame
 from torchperf_ros.models.driving_messages import (
@@ -24,16 +24,14 @@ from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.networks import CLASSES
 from torchperf_ros.models.options import OptionReader
 
-_TURNED_FROM: Final = (
-    2.0  # m/s: of slower objects the direction is not known well enough to turn their boxes
-)
+# m/s: of slower objects the direction is not known well enough to turn their boxes
+_TURNED_FROM: Final = 2.0
 _SURE_AFTER: Final = 2  # sightings: what one frame alone has seen may be none
 _CUT_PX: Final = 2.0  # a box that ends so near to the image's lower edge goes on beyond it
 _FORGOTTEN_S: Final = 0.5  # without a detection
 _GATE_M, _GATE_SHARE = 2.5, 0.1  # how far from where it is expected: so much, and more with the distance
-_ACCELERATION: Final = (
-    6.0  # m/s^2 that an object may change its velocity with: what brakes hard is to be seen soon
-)
+# m/s^2 that an object may change its velocity with: what brakes hard is to be seen soon
+_ACCELERATION: Final = 6.0
 _UNKNOWN_SPEED: Final = 10.0  # m/s, one standard deviation of a new object's velocity
 _ALONG, _ACROSS, _LEAST_M = (
     0.02,

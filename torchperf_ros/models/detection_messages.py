@@ -7,15 +7,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.message_types import empty_message, header, message_class
+from torchperf_ros.api.messages import empty_message, header, message_class
 from torchperf_ros.models.networks import CLASSES
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
 DETECTION_2D_ARRAY: Final = "vision_msgs/msg/Detection2DArray"
 
-_LIFETIME_NS: Final = (
-    300_000_000  # boxes vanish from RViz when detections stop; as long as an output is held
-)
+# boxes vanish from RViz when detections stop; as long as an output is held
+_LIFETIME_NS: Final = 300_000_000
 _FARTHEST_M: Final = 150.0
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.models.driving_messages import (
     MARKER_ARRAY,
     ODOMETRY,

@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.message_types import empty_message, encode, header, message_class
-from torchperf_ros.frame.frame import restamped
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.messages import empty_message, encode, header, message_class
 from torchperf_ros.models.driving_rules import OBJECT_FIELDS, STEP_S, Floats, Lane
+from torchperf_ros.safety.stop_output import TimedPath
 
 MARKER_ARRAY: Final = "visualization_msgs/msg/MarkerArray"
 ODOMETRY: Final = "nav_msgs/msg/Odometry"

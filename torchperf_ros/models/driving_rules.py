@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 
 Floats = NDArray[np.float64]
 
@@ -38,9 +38,8 @@ AHEAD_S: Final = {"full": 2.0, "medium": 1.5, "fast": 1.0}
 _CHORD_M: Final = 4.0  # of a curve: off by 1.3 cm at a radius of 150 m
 _TIME_GAP_S, _GAP_M = 1.5, 2.5
 _ACCELERATION, _COMFORTABLE_BRAKING = 1.5, 2.0
-_MAX_JERK: Final = (
-    25.0  # m/s^3 while braking begins; 6 m/s^2 are reached after 0.24 s, as brakes build up pressure
-)
+# m/s^3 while braking begins; 6 m/s^2 are reached after 0.24 s, as brakes build up pressure
+_MAX_JERK: Final = 25.0
 _HALF_WIDTH_M, _FRONT_M = (
     0.95,
     3.5,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput, ConfigError
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.camera_driving import GroundCamera
 from torchperf_ros.models.detection_messages import (
@@ -31,9 +31,8 @@ from torchperf_ros.models.pillars import OUTSIDE, SPARE_POINTS
 _BEARING: Final = 0.04  # rad between the two sensors' views of an object, beside its own half width
 _NEARER, _FARTHER = 0.5, 2.0  # how far off a camera's distance may be
 _DOUBTED: Final = 0.5  # of the score of what the camera alone has seen while the lidar was there
-_HEARD: Final = (
-    0.6  # of the camera's score, for or against what the lidar says; best on scenes of a seed of their own
-)
+# of the camera's score, for or against what the lidar says; best on scenes of a seed of their own
+_HEARD: Final = 0.6
 _LEAST_SCORE: Final = 0.25  # of a box that the other sensor may confirm
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.config.message_types import empty_message
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import empty_message
+from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models.detection_messages import KINDS, MARKER_ARRAY, Cube, CubeMarkers
 from torchperf_ros.models.driving_messages import ODOMETRY
 from torchperf_ros.models.networks import CLASSES, LIDAR_WEIGHTS, build_trained, tier_width
@@ -32,9 +33,8 @@ from torchperf_ros.models.pillars import (
 from torchperf_ros.models.planner import read_ego
 from torchperf_ros.models.point_cloud import CLOUD, Cloud, Points, at_stamp, cloud_message, read_cloud
 
-_MARGIN_M: Final = (
-    8.0  # around the grid: points come so far in as the vehicle moves and turns during a sweep
-)
+# around the grid: points come so far in as the vehicle moves and turns during a sweep
+_MARGIN_M: Final = 8.0
 _BOUNDS: Final = (-_MARGIN_M, AHEAD_M + _MARGIN_M, -BESIDE_M - _MARGIN_M, BESIDE_M + _MARGIN_M)
 _TELL_EVERY_S: Final = 10.0
 _MS: Final = 1_000_000  # ns
@@ -120,11 +120,9 @@ class LidarAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`LidarTask`; a `ConfigError` where there is a log, whose labels are boxes in images."""
-        from torchperf_ros.train.lidar_task import LidarTask
-
         if log is not None:
             raise ConfigError("lidar: it learns from drawn clouds, not from a labelled log")
-        return LidarTask()
+        return open_task("torchperf_ros.train.lidar_task:LidarTask")
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The strongest boxes above the threshold, standing on the ground, with the cloud's stamp and frame.

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
 
 SEED: Final = 20_240_229
 DETECTOR_WEIGHTS: Final = Path(__file__).with_name("weights") / "detector.safetensors"
@@ -53,15 +53,13 @@ DETECTOR_WIDTHS: Final = {"full": 48, "medium": 30, "fast": 12}
 PLANNER_WIDTHS: Final = {"full": 320, "medium": 224, "fast": 128}
 
 _MAX_ACCELERATION: Final = 1.5  # m/s^2, longitudinal and lateral: what passengers find comfortable
-_MAX_BRAKING: Final = (
-    6.0  # m/s^2; what `plan_along`, which the planner imitates, brakes with in an emergency
-)
+# m/s^2; what `plan_along`, which the planner imitates, brakes with in an emergency
+_MAX_BRAKING: Final = 6.0
 _STANDING: Final = 1e-3  # m/s
 _MAX_CURVATURE: Final = 0.02  # 1/m, a turn of 50 m radius
 _KNOTS: Final = 6  # of a correction over 3 s; between two it changes evenly, which bounds jerk and steering
-_FULL_ACCELERATION_SPEED: Final = (
-    2.0  # m/s; below it the learned part fades, so that a standing vehicle stays
-)
+# m/s; below it the learned part fades, so that a standing vehicle stays
+_FULL_ACCELERATION_SPEED: Final = 2.0
 
 _Network = TypeVar("_Network", bound=nn.Module)
 

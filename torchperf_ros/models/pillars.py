@@ -39,9 +39,8 @@ MAP_FIELDS: Final = 7 + len(CLASSES)
 """Of a cell: logit, centre in cells (2), log of length and width, sine and cosine of twice the yaw, class logits."""
 _POINT_FIELDS: Final = 8
 _PRIOR: Final = -4.6  # logit of 0.01: what an untrained cell begins with (Lin et al., "Focal Loss", 2017)
-_SAME: Final = (
-    1e-4  # logits; on flat ground neighbours differ by rounding only, which no two compilers do alike
-)
+# logits; on flat ground neighbours differ by rounding only, which no two compilers do alike
+_SAME: Final = 1e-4
 _LOG_SIZES: Final = (-1.5, 3.5)  # 0.2 to 33 m
 
 

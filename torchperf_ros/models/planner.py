@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchperf_ros.config.message_types import stamp_ns_of
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.frame.stop_output import PATH, TimedPath
-from torchperf_ros.model.adapter import Adapter, Received
-from torchperf_ros.model.history_buffer import HistoryBuffer
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.histories import HistoryBuffer
+from torchperf_ros.api.messages import stamp_ns_of
+from torchperf_ros.api.training_task import open_task
 from torchperf_ros.models import networks
 from torchperf_ros.models.networks import (
     FRAME_FEATURES,
@@ -28,6 +28,7 @@ from torchperf_ros.models.networks import (
     PlannerNet,
 )
 from torchperf_ros.models.options import OptionReader
+from torchperf_ros.safety.stop_output import PATH, TimedPath
 
 _SOLIDS: Final = (1, 2, 3)  # Marker.CUBE, SPHERE, CYLINDER; lines and texts are no objects
 _ADD: Final = 0  # Marker.ADD
@@ -186,13 +187,11 @@ class PlannerAdapter(Adapter):
 
     def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
         """`PlannerTask`; a `ConfigError` where there is a log."""
-        from torchperf_ros.train.planner_task import PlannerTask
-
         if log is not None:
             raise ConfigError(
                 "planner: it learns from drives, not from a log; with one, train --models detector"
             )
-        return PlannerTask()
+        return open_task("torchperf_ros.train.planner_task:PlannerTask")
 
     def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
         """The path: where the vehicle is now, then a pose every 0.1 s up to 3.0 s, each with its own stamp.

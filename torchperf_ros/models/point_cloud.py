@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.message_types import empty_message, header, stamp_ns_of
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.messages import empty_message, header, stamp_ns_of
 
 Points = NDArray[np.float32]
 CLOUD: Final = "sensor_msgs/msg/PointCloud2"

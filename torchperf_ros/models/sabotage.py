@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.model.adapter import Adapter, Received, open_adapter
+from torchperf_ros.api.adapter import Adapter, Received, open_adapter
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.models.options import OptionReader
 
 _POISON: Final = "poison_"

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from rclpy.node import Node
 
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S, Clock, monotonic_ns
-from torchperf_ros.frame.outcome import Health
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_S, Clock, monotonic_ns
+from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
-from torchperf_ros.recorder.recording import Recording
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes
-from torchperf_ros.watch.alert_grouping import AlertGrouping, LastAlerts
+from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
+from torchperf_ros.observe.watch.alert_grouping import AlertGrouping, LastAlerts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -35,9 +35,8 @@ class AlertPublisher:
     def __init__(self, node: Node) -> None:
         """Create the publisher."""
         self.recording: Recording | None = None  # who writes it all down; None while nothing is recorded
-        self.heard: Callable[[Alert], None] = lambda anomaly: (
-            None
-        )  # called with each finding, on its thread
+        # called with each finding, on its thread
+        self.heard: Callable[[Alert], None] = lambda anomaly: None
         self.told: Callable[[Alert], None] = lambda anomaly: None  # called with each anomaly that was told
         self.takes_memory: tuple[str, Mapping[str, str]] = "", {}  # see `MemoryWatch.suspect`
         self._node = node
@@ -88,7 +87,7 @@ class AlertPublisher:
             self._wanted.append((name, why))
         return recording.evidence_path(name)
 
-    def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[StageActor, Health]]) -> None:
+    def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[Stage, Health]]) -> None:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
@@ -198,7 +197,7 @@ class AlertPublisher:
         self._evidence_ns = now_ns
         return self.record(what, why)
 
-    def _follow(self, stage: StageActor, health: Health, now_ns: int, ros_now_ns: int) -> None:
+    def _follow(self, stage: Stage, health: Health, now_ns: int, ros_now_ns: int) -> None:
         """Changes of health and drops of one stage."""
         name = stage.config.name
         before = self._healths.get(name, Health.STARTING)
@@ -289,7 +288,7 @@ _WAIT_S = 0.1
 _STEP_S = 0.01
 
 
-def stacks(stages: Iterable[StageActor]) -> str:
+def stacks(stages: Iterable[Stage]) -> str:
     """Text with the stacks of this process and of every worker that is ready.
 
     Takes up to 0.1 s per worker.

@@ -20,19 +20,19 @@ from typing import Any, Final
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.config.safety_options import SENSOR_TYPES
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.errors import ConfigError, how_it_ended
-from torchperf_ros.frame.outcome import Fallback
-from torchperf_ros.frame.stop_output import PATH
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.errors import ConfigError, how_it_ended
+from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
 from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
 from torchperf_ros.node.middleware import own_segment
 from torchperf_ros.safety.emergency import SILENT
 from torchperf_ros.safety.kept_latch import latch_file
-from torchperf_ros.stage.stage_versions import Instead
+from torchperf_ros.safety.stop_output import PATH
+from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.settings.safety_options import SENSOR_TYPES
+from torchperf_ros.stage.hooks import Instead
 from torchperf_ros.workers.process_setup import step_back
 
 SERVICE = "~/clear_emergency"

@@ -31,15 +31,15 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.subscription import Subscription
 from std_srvs.srv import Trigger
 
-from torchperf_ros.config.safety_options import SENSOR_TYPES, EmergencyOptions, VehicleOptions
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from torchperf_ros.frame.stop_output import PATH
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
 from torchperf_ros.node.middleware import end_within
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.emergency_stop import warm_up
 from torchperf_ros.safety.kept_latch import LatchKeeper, read_latch
+from torchperf_ros.safety.stop_output import PATH
+from torchperf_ros.settings.safety_options import SENSOR_TYPES, EmergencyOptions, VehicleOptions
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.memory_file import keep_order, make_memory_file
 
@@ -106,9 +106,8 @@ _REMEMBERED: Final = 4 * _DEPTH  # messages of a button, of which copies come by
 # processor.
 _AFTER_NOTHING_S: Final = 0.001
 _LONGEST_WAIT_NS: Final = NS_PER_S
-_AFTER_ERROR_S: Final = (
-    0.02  # a thread of this priority that fails without end must leave the machine to others
-)
+# a thread of this priority that fails without end must leave the machine to others
+_AFTER_ERROR_S: Final = 0.02
 _ENDS_WITHIN_S: Final = 3
 _CLOCK, _CDR_HEADER = struct.Struct("<iI"), 4
 
@@ -331,9 +330,8 @@ class _Lane:
                 self.errors += 1
                 self._send(error=traceback.format_exc())
                 time.sleep(_AFTER_ERROR_S)
-        self._publish_at_ns = (
-            None  # the last word is of now: ROS time may have been set since the one before
-        )
+        # the last word is of now: ROS time may have been set since the one before
+        self._publish_at_ns = None
         self._publish_if_due(monotonic_ns())
         self._area.write(None)
         self._keeper.close()

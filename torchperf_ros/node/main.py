@@ -111,8 +111,8 @@ def _unparameterised(given: set[str], words: list[str], stages: list[str]) -> st
     Raises:
         ConfigError: there is a parameter file, and it is for another node.
     """
-    from torchperf_ros.config.params_file import EXAMPLE
-    from torchperf_ros.frame.errors import ConfigError
+    from torchperf_ros.api.errors import ConfigError
+    from torchperf_ros.settings.params_file import EXAMPLE
 
     if not given and "--params-file" in words:
         files = ", ".join(path for word, path in itertools.pairwise(words) if word == "--params-file")
@@ -133,7 +133,7 @@ def _files_for_ros(words: list[str]) -> Iterator[list[str]]:
     Raises:
         ConfigError: a parameter file cannot be read, or is none.
     """
-    from torchperf_ros.config.params_file import NODE, params_for_ros
+    from torchperf_ros.settings.params_file import NODE, params_for_ros
 
     renamed = [
         match[1] for word in words if (match := re.fullmatch(r"(?:[\w/]*:)?__(?:node|name):=(\w+)", word))
@@ -163,9 +163,9 @@ def _run(
     from rclpy.lifecycle import TransitionCallbackReturn
     from rclpy.signals import SignalHandlerOptions
 
-    from torchperf_ros.config.config import describe_foreign
-    from torchperf_ros.frame.errors import ConfigError
+    from torchperf_ros.api.errors import ConfigError
     from torchperf_ros.node.node import PerfNode
+    from torchperf_ros.settings.config import describe_foreign
     from torchperf_ros.workers.worker_setup import remove_dead_folders
 
     memory_mb, files_mb = remove_dead_segments() / 1e6, remove_dead_folders() / 1e6

@@ -79,9 +79,8 @@ def end_within(seconds: int) -> None:
 
 _HASH: Final = 16 * "[0-9a-f]"
 _LOCKS: Final = (f"fastdds_{_HASH}_el", f"fastrtps_{_HASH}_el")  # Kilted and later; before
-_STARTS_WITHIN_S: Final = (
-    60.0  # a younger lock may belong to a process that has made it and not yet taken it
-)
+# a younger lock may belong to a process that has made it and not yet taken it
+_STARTS_WITHIN_S: Final = 60.0
 
 
 def remove_dead_segments(folder: Path = Path("/dev/shm")) -> int:

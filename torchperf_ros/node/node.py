@@ -13,11 +13,8 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from torchperf_ros import __version__
-from torchperf_ros.config.build_options import version_of
-from torchperf_ros.config.config import NodeConfig
-from torchperf_ros.frame.clock import monotonic_ns
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
-from torchperf_ros.frame.frame import Answer
+from torchperf_ros.api.clock import monotonic_ns
+from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import NodeLog
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import (
@@ -30,15 +27,18 @@ from torchperf_ros.node.endpoints import (
 from torchperf_ros.node.parameters import NodeParameters, plain_values
 from torchperf_ros.node.reporter import Reporter
 from torchperf_ros.node.ring_subscription import TakeError, Taker, checked_taker
-from torchperf_ros.node.rollouts import Rollouts
 from torchperf_ros.node.services import CaptureServices, SwapService
-from torchperf_ros.recorder.recording import Recording
+from torchperf_ros.node.versions import VersionsOnDemand
+from torchperf_ros.observe.recorder.recording import Recording
+from torchperf_ros.observe.telemetry.diagnostics import warm_up
+from torchperf_ros.observe.telemetry.latency_record import LatencyRecord, float64_bytes
+from torchperf_ros.observe.telemetry.metrics import MetricsExporter
+from torchperf_ros.settings.build_options import version_of
+from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
-from torchperf_ros.telemetry.diagnostics import warm_up
-from torchperf_ros.telemetry.latency_record import LatencyRecord, float64_bytes
-from torchperf_ros.telemetry.metrics import MetricsExporter
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -96,7 +96,7 @@ class PerfNode(LifecycleNode):
         self._ending = ending or threading.Event()
         self.parameters = NodeParameters(self)
         self.parameters.change = self._reconfigure
-        self._stages: list[StageActor] = []
+        self._stages: list[Stage] = []
         self._endpoints = Endpoints(self, 0, None)
         self._exporter: MetricsExporter | None = None
         self._recording: Recording | None = None
@@ -108,14 +108,14 @@ class PerfNode(LifecycleNode):
         self._swap = SwapService(self, lambda: self._stages)
         self._reporter = Reporter(self, lambda: self._lifecycle)
         self._log = NodeLog(self, self._reporter.alert_publisher)
-        self._rollouts = Rollouts(
+        self._versions = VersionsOnDemand(
             self.parameters.of_stage,
             self._log,
             self._reporter.alert_publisher.found,
             self.get_fully_qualified_name(),
         )
-        self._reporter.candidates, self._reporter.lines_lost = self._rollouts.values, lines_lost
-        self.parameters.check = self._rollouts.check
+        self._reporter.candidates, self._reporter.lines_lost = self._versions.values, lines_lost
+        self.parameters.check = self._versions.check
         self._captures = CaptureServices(
             self, lambda: self._stages, self._log, self._reporter.alert_publisher
         )
@@ -127,10 +127,10 @@ class PerfNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start the workers and wait until their adapters have said what they take and give."""
         try:
-            config = self._rollouts.prepared(self.parameters.refresh())
+            config = self._versions.prepared(self.parameters.refresh())
             setups = [worker_setup(stage, config) for stage in config.stages]
         except ConfigError as error:
-            self._rollouts.end()
+            self._versions.end()
             self.get_logger().error(str(error))
             return _FAILURE
         self._build(config, setups)
@@ -200,7 +200,7 @@ class PerfNode(LifecycleNode):
         self._endpoints = Endpoints(self, len(setups), self._lane.answer if self._lane else None)
         self._stages = [self._make_stage(index, setup, config) for index, setup in enumerate(setups)]
         set_right_of_way(self._stages, config)
-        self._rollouts.begin(self._stages, config)
+        self._versions.begin(self._stages, config)
         for stage in self._stages:
             stage.start()
         self._reporter.memory_limit_mib, self._reporter.memory_share = (
@@ -232,11 +232,10 @@ class PerfNode(LifecycleNode):
         self._export_metrics(config)
         return True
 
-    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
+    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> Stage:
         stage, record = config.stages[index], LatencyRecord(index)
-        ros_now = (
-            self.get_clock().handle.get_now
-        )  # what `now()` asks; its objects take longer than the question
+        # what `now()` asks; its objects take longer than the question
+        ros_now = self.get_clock().handle.get_now
         last = stage is config.stages[-1]
         ports = StagePorts(
             publish=functools.partial(self._endpoints.publish, index),
@@ -245,7 +244,7 @@ class PerfNode(LifecycleNode):
             anomaly=self._reporter.alert_publisher.found,
             log=self._log,
         )
-        return StageActor(stage, setup, ports, lambda: int(ros_now().nanoseconds))
+        return Stage(stage, setup, ports, lambda: int(ros_now().nanoseconds))
 
     def _wait_for_descriptions(self, timeout_s: float) -> bool:
         """Wait for every adapter's description; a stage without one stops safely and disturbs no other."""
@@ -324,7 +323,7 @@ class PerfNode(LifecycleNode):
             stage.finish()
 
     def _tear_down(self) -> None:
-        self._rollouts.end()
+        self._versions.end()
         self._finish()  # while all that an answer goes to is there
         self.parameters.configured = False
         self._endpoints.take_no_more()
@@ -370,7 +369,7 @@ class PerfNode(LifecycleNode):
     def _reconfigure(self, config: NodeConfig) -> None:
         for stage, stage_config in zip(self._stages, config.stages, strict=True):
             stage.reconfigure(stage_config)
-        self._rollouts.reconfigure(config)
+        self._versions.reconfigure(config)
 
 
 def _set_up_process(config: NodeConfig) -> dict[str, str]:
@@ -394,7 +393,7 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
 
 
 def _recording_setup(
-    node: LifecycleNode, stages: Sequence[StageActor], heard: Iterable[tuple[str, str]]
+    node: LifecycleNode, stages: Sequence[Stage], heard: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
     """The recorder's setup, see `recorder/recorder.py`.
 
@@ -413,7 +412,7 @@ def _recording_setup(
     }
 
 
-def _recorded_stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[str, Any]:
+def _recorded_stage(node: LifecycleNode, stage: Stage, outputs: set[str]) -> dict[str, Any]:
     config, description = stage.config, stage.pool.description
     return {
         "name": config.name,

@@ -1,4 +1,4 @@
-"""The node's parameters in ROS: declared from `config/config.py`, read once, changed live where allowed."""
+"""The node's parameters in ROS: declared from `settings/config.py`, read once, changed live where allowed."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,8 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from torchperf_ros.config.config import (
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.config import (
     NODE_PARAMETERS,
     NodeConfig,
     node_config,
@@ -15,9 +16,8 @@ from torchperf_ros.config.config import (
     refuse_unknown,
     stage_parameters,
 )
-from torchperf_ros.config.parameter import Parameter
-from torchperf_ros.config.scene_options import scene_parameters
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.settings.parameter import Parameter
+from torchperf_ros.settings.scene_options import scene_parameters
 
 
 def _descriptor(parameter: Parameter) -> ParameterDescriptor:
@@ -51,12 +51,10 @@ class NodeParameters:
         Raises:
             ConfigError: a value that is not allowed.
         """
-        self.configured = (
-            False  # while true, only live parameters may change: `check` raises a `ConfigError` where the
-        )
-        self.check: Callable[[NodeConfig], None] = lambda _: (
-            None
-        )  # node cannot take a change, `change` takes it
+        # while true, only live parameters may change: `check` raises a `ConfigError` where the
+        self.configured = False
+        # node cannot take a change, `change` takes it
+        self.check: Callable[[NodeConfig], None] = lambda _: None
         self.change: Callable[[NodeConfig], None] = lambda _: None
         self._node = node
         self._known: dict[str, Parameter] = {}

@@ -15,20 +15,19 @@ from rclpy.node import Node
 from rclpy.publisher import Publisher
 from rclpy.qos import ReliabilityPolicy
 
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.frame.frame import USABLE_AGE_MS
-from torchperf_ros.frame.outcome import Health
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_lane import EmergencyLane
 from torchperf_ros.node.endpoints import OUTPUT_QOS, alike_topics, resolved, ros_message_class
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_input import StageInput
-from torchperf_ros.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
-from torchperf_ros.telemetry.latency_record import LabelledArray, float64_bytes
-from torchperf_ros.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
-from torchperf_ros.watch.memory_watch import NODE, MemoryWatch
-from torchperf_ros.watch.stage_signals import COUNTED
+from torchperf_ros.observe.telemetry.diagnostics import LEVELS, diagnostic_bytes, stage_status
+from torchperf_ros.observe.telemetry.latency_record import LabelledArray, float64_bytes
+from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
+from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
+from torchperf_ros.observe.watch.stage_signals import COUNTED
+from torchperf_ros.stage.frame import USABLE_AGE_MS
+from torchperf_ros.stage.stage import Stage, StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -51,9 +50,7 @@ class Reporter:
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
-        self.stages: list[
-            StageActor
-        ] = []  # the stages to report on; empty while the node is not configured
+        self.stages: list[Stage] = []  # the stages to report on; empty while the node is not configured
         self.inputs: list[
             StageInput
         ] = []  # their inputs from topics, checked for publishers of another type
@@ -74,9 +71,8 @@ class Reporter:
         )
         self._memory_stats = node.create_publisher(array, "~/memory_stats", OUTPUT_QOS)
         self._memory_array = LabelledArray(LABELS)
-        self.candidates: Callable[[str], Mapping[str, str]] = (
-            lambda _stage: {}
-        )  # what there is of a stage's versions
+        # what there is of a stage's versions
+        self.candidates: Callable[[str], Mapping[str, str]] = lambda _stage: {}
         self.lines_lost: Callable[[], int] = lambda: 0  # of what the node printed, see `terminal`
         self._memory_watch = MemoryWatch()
         self._proportional_memory = ProportionalMemory()
@@ -84,9 +80,8 @@ class Reporter:
             MemoryUse(0, {}, {}, 0),
             "",
         )  # the last, and why there is no newer one
-        self._warned: set[str] = (
-            set()
-        )  # keys of the warnings that hold, each of which was logged when it began
+        # keys of the warnings that hold, each of which was logged when it began
+        self._warned: set[str] = set()
         self._doing: dict[str, str] = {}  # by stage: what its start or compiler was last found to do
         self._ready: set[str] = set()  # names of the stages that could answer since they started
         self._reports = 0  # that were recorded
@@ -182,7 +177,7 @@ class Reporter:
             stage.limit_memory(used_share, self.memory_share, self.alert_publisher.takes_memory[0])
         return memory
 
-    def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:
+    def _statuses(self, healths: Sequence[tuple[Stage, Health]], memory: MemoryUse) -> list[Alert]:
         """Of the stages in their order, of the node, of the emergency lane, and of inputs of a wrong type."""
         lane = self.lane
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
@@ -222,14 +217,13 @@ class Reporter:
         for stage in self.stages:
             stage.actions.report(alert, monotonic_ns())
 
-    def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+    def _stage_status(self, stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
         waits_for = {topic: said[-1] for (of, topic), said in self._silent.items() if of == name}
         trigger = next((one.topic for one in self.inputs if one.stage is stage and one.index == 0), "")
-        publishes = (
-            resolved(self._node, stage.config.output) if self.inputs else ""
-        )  # names are checked by then
+        # names are checked by then
+        publishes = resolved(self._node, stage.config.output) if self.inputs else ""
         topics = {"trigger": trigger, "publishes": publishes, "evidence": stage.pool.capture.last}
         topics["waits_for"] = "; ".join(f"{topic}: {why}" for topic, why in waits_for.items())
         more = {**self._memory_watch.values(name), **topics, **self.candidates(name)}
@@ -286,7 +280,7 @@ class Reporter:
             return {}
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
-    def _tell_progress(self, stage: StageActor, health: Health) -> None:
+    def _tell_progress(self, stage: Stage, health: Health) -> None:
         """Lines on the terminal.
 
         What a start waits for, that the stage is ready, what is compiled beside it.

@@ -21,7 +21,7 @@ from rclpy.serialization import serialize_message
 from rclpy.subscription import Subscription
 from rclpy.waitable import NumberOfEntities, Waitable
 
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.errors import TorchperfError
 
 _TAKE_FAILED = 401  # RCL_RET_SUBSCRIPTION_TAKE_FAILED: there is no message any more
 _CHECKED_BYTES, _CHECK_S = 1000, 1.0

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperf_ros.config.message_types import full_name
-from torchperf_ros.logs.log_reader import LogError, LogReader, LogTopic
-from torchperf_ros.logs.log_storage import listed
+from torchperf_ros.api.messages import full_name
+from torchperf_ros.replay.logs.log_reader import LogError, LogReader, LogTopic
+from torchperf_ros.replay.logs.log_storage import listed
 
 if TYPE_CHECKING:
-    from torchperf_ros.stage.stage_input import StageInput
+    from torchperf_ros.stage.stage import StageInput
 
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from mcap.writer import CompressionType, Writer
 
-from torchperf_ros.config.message_types import full_name, typestore
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import full_name, typestore
 from torchperf_ros.replay.replay_options import ReplayError
 
-_WAITING: Final = (
-    256  # messages; a writer that is slower than this holds up the replay, which loses nothing
-)
+# messages; a writer that is slower than this holds up the replay, which loses nothing
+_WAITING: Final = 256
 
 
 class OutputLog(contextlib.AbstractContextManager["OutputLog"]):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros import __version__
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.logs.log_reader import LogError, LogMessage, LogReader
-from torchperf_ros.logs.player import ReadAhead
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.replay.log_feed import KnownTopics, absolute, match_topics, topics_to_copy
+from torchperf_ros.replay.logs.log_reader import LogError, LogMessage, LogReader
+from torchperf_ros.replay.logs.player import ReadAhead
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import (
     ReplayError,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.config import NODE_PARAMETERS, NodeConfig, node_config, stage_parameters
-from torchperf_ros.config.params_file import config_of, params_of_file, read_yaml
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.settings.config import NODE_PARAMETERS, NodeConfig, node_config, stage_parameters
+from torchperf_ros.settings.params_file import config_of, params_of_file, read_yaml
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 
@@ -61,12 +61,11 @@ class ReplayOptions:
     remap: Mapping[str, str] = field(default_factory=dict)
     pace: str = "fast"
     step_times: str = "log"  # for `virtual`: where durations come from: `log`, or a file (see `StepTimes`)
-    seed: int = 0  # of whatever is drawn at random
+    seed: int = 0  # of all random numbers
     start_s: float = 0.0
     duration_s: float | None = None
-    inputs: str = (
-        "none"  # input topics to copy into the output: `all`, `none`, or names with commas between
-    )
+    # input topics to copy into the output: `all`, `none`, or names with commas between
+    inputs: str = "none"
     output: Path | None = None  # MCAP to write, None for none
     overrides: Mapping[str, object] = field(default_factory=dict)
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.alert_rules import Alert
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.frame_table import FrameTable
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes, stage_status
+from torchperf_ros.observe.telemetry.latency_record import LabelledArray, LatencyRecord, float64_bytes
+from torchperf_ros.observe.telemetry.memory import LABELS, sample_memory
+from torchperf_ros.observe.watch.alert_grouping import AlertGrouping
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.telemetry.diagnostics import diagnostic_bytes, stage_status
-from torchperf_ros.telemetry.latency_record import LabelledArray, LatencyRecord, float64_bytes
-from torchperf_ros.telemetry.memory import LABELS, sample_memory
-from torchperf_ros.watch.alert_grouping import AlertGrouping
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.frame_table import FrameTable
+from torchperf_ros.stage.stage import Stage
 
 NODE: Final = "/perf"
 _FLOAT: Final = "std_msgs/msg/Float64"
@@ -140,7 +140,7 @@ class ReplayRecord:
                 data = diagnostic_bytes(event, NODE, now_ns)
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
 
-    def sample(self, stages: Sequence[StageActor]) -> None:
+    def sample(self, stages: Sequence[Stage]) -> None:
         """Note the workers' memory once a second, and put it and their health into the output, as the node does."""
         now_s = time.monotonic()
         if self._portable or now_s < self._next_sample_s:

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import EmergencyOptions
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Floats, Points
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 _CELL_M: Final = 0.5
 _NEAR_CELLS: Final = 2  # things are one where less than three cells, 1.5 m, lie between them
@@ -31,9 +31,8 @@ _NEIGHBOURS: Final = np.array(
     ]
 )
 _NEAREST: Final = 3  # points whose middle one is where a thing begins: one alone may be noise
-_BESIDE_M: Final = (
-    2.0  # so far beside the corridor things are followed, so that their speed is known when they enter
-)
+# so far beside the corridor things are followed, so that their speed is known when they enter
+_BESIDE_M: Final = 2.0
 _LONGEST_M: Final = 7.0  # along the way; what is longer, as a wall, has no one place there
 _WINDOW_S: Final = 0.5  # over which speeds are measured
 _UNSURE_M: Final = 0.25  # where a thing begins may jump by so much, from one point to another one of it
@@ -41,16 +40,21 @@ _FASTEST_M_S: Final = 50.0
 _GATE_M: Final = 1.5
 _BRAKES_M_S2: Final = 1.5  # less than this is not seen as braking
 _HARDEST_M_S2: Final = 14.0
+# Braking that has just begun shows in the last 0.3 s, if they have 6 places: from 6 m/s^2 on, and from 3.5 times
+# what their noise shows as braking.
+_LATE_S, _FEWEST_PLACES, _HARD_M_S2, _OVER_NOISE = 0.301, 6, 6.0, 3.5
 _BRAKING_AFTER_S: Final = 0.35  # before that, it cannot be told from noise
 _CROSSES_M_S: Final = 3.0  # a thing that moves so fast across the way is expected to go on so
 _CROSSES_S: Final = 0.2
 _TAIL_M: Final = 30.0  # no further away than this is the end of a thing that crosses
 _MISSED_S, _MISSED = 0.2, 2.0  # for so long, and so many messages, a thing may not be shown
 _LONGEST_WAIT_S: Final = 0.2
-_LOOKS_S: Final = (
-    1.0  # so much further than it has to brake the vehicle looks, so that speeds are known by then
-)
+# so much further than it has to brake the vehicle looks, so that speeds are known by then
+_LOOKS_S: Final = 1.0
 _LEAST_LEFT_M: Final = 0.3
+# Drops of rain and spray look like a thing of a few points that nothing has shown before, in the next message by
+# chance again: so many times `min_points`, and so many messages more.
+_FEW, _MORE_SCANS = 2, 2
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
@@ -98,12 +102,22 @@ class Thing:
 
         0: it does not.
         """
-        # two for each coefficient
-        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < 6:  # noqa: PLR2004
+        if self.known_s < _BRAKING_AFTER_S or len(self.times_s) < _FEWEST_PLACES:
             return 0.0
         times = np.array(self.times_s) - self.times_s[-1]
         moved = (np.array(self.places) * along.conjugate()).real
         found = -2.0 * float(np.polyfit(times, moved, 2)[0])
+        # The whole window shows only half of a braking that began in its middle. The last of it shows it sooner,
+        # but noise alone may look like braking there: only what exceeds that by far counts.
+        late = times >= -_LATE_S
+        if (count := np.count_nonzero(late)) >= _FEWEST_PLACES:
+            lately = -2.0 * float(np.polyfit(times[late], moved[late], 2)[0])
+            # Third differences leave noise only. By least squares, a parabola through n places over T seconds has
+            # a second derivative with a standard deviation of about 27 / (T^2 sqrt(n)) times theirs.
+            noise_m = float(np.median(np.abs(np.diff(moved, 3)))) / 3.0
+            noise_m_s2 = 27.0 * noise_m / (float(times[late][0]) ** 2 * math.sqrt(count))
+            if lately > max(_HARD_M_S2, _OVER_NOISE * noise_m_s2):
+                found = max(found, lately)
         return min(found, _HARDEST_M_S2) if found > _BRAKES_M_S2 else 0.0
 
 
@@ -158,9 +172,8 @@ class Approach:
         self._in_way, self._beside = _Follower(), _Follower()
         self._points = Points(_NONE, _NONE, 0, 0, 0)  # of the last message
         self._at_s, self._place, self._yaw = -math.inf, 0j, 0.0
-        self._received_s = self._waited_s = (
-            0.0  # when the last message came, and how long after the one before
-        )
+        # when the last message came, and how long after the one before
+        self._received_s = self._waited_s = 0.0
         self._passed_s: deque[float] = deque(maxlen=_STEPS_KEPT)  # between the last messages
         self._every_s = self._jitter_s = 0.0  # usually so much, and by how much their delays differ
 
@@ -198,9 +211,8 @@ class Approach:
             way.length_m + abs(speed) * (_LOOKS_S + late_s),
             replace(way, margin_m=way.margin_m + _BESIDE_M),
         )
-        reach_m = (
-            far_m + way.ahead_m + wide.half_width_m + wide.margin_m
-        )  # an arc leads no further than it is long
+        # an arc leads no further than it is long
+        reach_m = far_m + way.ahead_m + wide.half_width_m + wide.margin_m
         x, y = points.x, points.y
         self._points = points
         before = ((x < 0) if way.backwards else (x > 0)) & (x * x + y * y <= reach_m * reach_m)
@@ -262,9 +274,11 @@ class Approach:
         brakes: float,
     ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
+        known = self._known(thing)
+        if thing.points < _FEW * options.min_points and len(known.times_s) < options.scans + _MORE_SCANS:
+            return False
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True
-        known = self._known(thing)
         ahead = 0.0
         yaw = self._yaw + way.curvature * (thing.way_m + way.ahead_m)  # of the way there
         along = complex(math.cos(yaw), math.sin(yaw))

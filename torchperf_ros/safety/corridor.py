@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import EmergencyOptions
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.sensor_points import Floats
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 _STRAIGHT: Final = 1e-6  # 1/m
 _SLOW_M_S: Final = 0.5  # below this speed, yaw rate and speed say nothing about the arc

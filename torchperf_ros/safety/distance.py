@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import GuardOptions
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Complex, Finding, Floats, Track, largest, unit
 from torchperf_ros.safety.obstacles import Seen
@@ -28,6 +27,7 @@ from torchperf_ros.safety.prediction import (
     course_of,
     predicted,
 )
+from torchperf_ros.settings.safety_options import GuardOptions
 
 _Halves: TypeAlias = tuple[float, float] | Floats  # of the length and of the width, in m
 

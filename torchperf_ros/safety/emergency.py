@@ -15,26 +15,25 @@ from typing import Final
 
 import numpy as np
 
-from torchperf_ros.config.safety_options import EmergencyOptions
-from torchperf_ros.frame.alert_rules import Alert, Level
-from torchperf_ros.frame.cdr import byte_order, header_at
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.cdr import byte_order, header_at
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.approach import Approach
 from torchperf_ros.safety.corridor import Corridor
 from torchperf_ros.safety.emergency_stop import Stop
 from torchperf_ros.safety.odometry import Motion, age_s
 from torchperf_ros.safety.sensor_points import SensorPoints, read_bool
 from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 _BUTTON: Final = "Bool"
 OBSTACLE, TRIGGER, SILENT = KINDS = ("obstacle", "trigger", "silent")
 _TO_BE_HEARD: Final = (
     "press and release it, or have its node publish its state transient local, or again and again"
 )
-_NODE_SILENT_NS: Final = (
-    2 * NS_PER_S
-)  # longer than anything that the node's receiving thread does while it is active
+# longer than anything that the node's receiving thread does while it is active
+_NODE_SILENT_NS: Final = 2 * NS_PER_S
 _GAINS_M_S2, _NOISE_M_S = (
     10.0,
     0.1,
@@ -215,9 +214,8 @@ class Emergency:
             maxlen=_MOST_SPEEDS
         )  # of the last odometry, with its receipt
         self._activated_ns = 0
-        self._beat_ns: int | None = (
-            None  # when the node last said that it answers; None: nobody has it say so
-        )
+        # when the node last said that it answers; None: nobody has it say so
+        self._beat_ns: int | None = None
         self._alone_ns: int | None = None  # since when the node has been gone
         self._leave_ns = 0
         self._resumes: tuple[bytes | None] | None = None  # the path of rules before these

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import EmergencyOptions
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.frame import restamped
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 from torchperf_ros.safety.odometry import Motion, age_s
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 MOVES_M_S: Final = 0.3
 _PATH_POSES: Final = 40
@@ -24,9 +24,8 @@ _BODY_FRAME: Final = b"base_link"  # REP 105; of the path where odometry has nev
 _STANDS_S: Final = 10.0
 _STANDS_ANEW_NS: Final = NS_PER_S
 _DRIFT_NS: Final = 20 * NS_PER_MS  # a path that is so late asks for 0.1 m/s more, at 6 m/s^2
-_STEP_NS: Final = (
-    NS_PER_S  # simulated time that gains more than this from one look to the next has been set
-)
+# simulated time that gains more than this from one look to the next has been set
+_STEP_NS: Final = NS_PER_S
 
 
 class Stop:

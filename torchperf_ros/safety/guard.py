@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.safety_options import GuardOptions, guard_options
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import BadInput
-from torchperf_ros.frame.outcome import GuardVerdict
-from torchperf_ros.frame.stop_output import GoingStop, TimedPath
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import BadInput
+from torchperf_ros.api.outcome import GuardVerdict
 from torchperf_ros.safety.distance import Closeness, closeness
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import (
@@ -29,6 +27,8 @@ from torchperf_ros.safety.obstacles import Obstacles, Seen, read_obstacles, seen
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.own_lane import OwnLane
 from torchperf_ros.safety.source_clock import SourceClock
+from torchperf_ros.safety.stop_output import GoingStop, TimedPath
+from torchperf_ros.settings.safety_options import GuardOptions, guard_options
 
 _JUMP_AT_S = np.linspace(0.0, 1.0, 5)  # where two plans are compared
 _JUMP_FORGOTTEN_NS = NS_PER_S  # an older plan is no longer what the vehicle follows

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from torchperf_ros.config.bounded_file import read_bounded
-from torchperf_ros.config.user_folder import node_folder, remove_file, replace_file, user_folder
 from torchperf_ros.safety.emergency import KINDS, SILENT, Latch
+from torchperf_ros.settings.bounded_file import read_bounded
+from torchperf_ros.settings.user_folder import node_folder, remove_file, replace_file, user_folder
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 10

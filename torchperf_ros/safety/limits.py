@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import GuardOptions
-from torchperf_ros.frame.cdr import header_at
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.cdr import header_at
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.odometry import LEAST_TURN, MOST_M, MOST_TURN, USABLE_AGE_S, Motion
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import GuardOptions
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]

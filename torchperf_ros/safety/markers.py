@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
-from torchperf_ros.frame.errors import BadInput, one_line
+from torchperf_ros.api.cdr import aligned, byte_order, header_at, text_at
+from torchperf_ros.api.errors import BadInput, one_line
 from torchperf_ros.safety.odometry import LEAST_TURN, MOST_TURN
 
 Floats = NDArray[np.float64]

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.safety_options import GuardOptions
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import BadInput
 from torchperf_ros.safety.markers import Floats, Markers, rotated, rotations
 from torchperf_ros.safety.odometry import MOST_M, Motion, yaw_of
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.safety.tracks import FAR_M, Tracks, follow
+from torchperf_ros.settings.safety_options import GuardOptions
 
 Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
@@ -325,9 +325,8 @@ def _stamps(read: Markers, stamp_ns: int, problems: _Problems) -> tuple[NDArray[
     problems.note(stamps_ns < 0, "the stamp is no time")
     stray = stamps_ns - own_ns > _STRAY_NS
     problems.note(stray, "the stamp is more than a second ahead of the others")
-    newest_ns = (
-        stamped[-1] if len(stamped) else own_ns
-    )  # so that no old marker takes one without a stamp with it
+    # so that no old marker takes one without a stamp with it
+    newest_ns = stamped[-1] if len(stamped) else own_ns
     return np.where(stamps_ns <= 0, newest_ns, stamps_ns), own_ns
 
 

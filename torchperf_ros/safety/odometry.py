@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import BadInput, one_line
+from torchperf_ros.api.cdr import aligned, byte_order, header_at, text_at
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import BadInput, one_line
 
 USABLE_AGE_S = 10.0
 """A stamp that is zero or further off than this is of another clock; the time of receipt counts instead."""

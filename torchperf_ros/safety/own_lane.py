@@ -5,12 +5,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.lane import Lane
 from torchperf_ros.safety.limits import Floats, Track, largest
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.safety.prediction import Arc, Looks, leaves_lane
+from torchperf_ros.safety.stop_output import TimedPath
 
 _KEEPS_M = 0.5  # a plan that leads no further aside keeps the lane
 _SAME_M, _UNSURE = (

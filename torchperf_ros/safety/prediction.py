@@ -26,9 +26,8 @@ STANDS = 0.5  # m/s of an obstacle; slower, its direction is noise
 _ALONG = math.cos(math.radians(30.0))  # to the way: such an obstacle drives in a lane of our road
 _ASIDE_M = 20.0  # further off the way, an obstacle is not on our road
 _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0.5 m/s aside at 10 m/s
-_SAME_COURSE = (
-    0.01  # rad; two ways whose directions differ by less cannot be told apart by what drives there
-)
+# rad; two ways whose directions differ by less cannot be told apart by what drives there
+_SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.cdr import aligned, byte_order, header_at, text_at
-from torchperf_ros.frame.errors import BadInput
+from torchperf_ros.api.cdr import aligned, byte_order, header_at, text_at
+from torchperf_ros.api.errors import BadInput
 
 Floats: TypeAlias = NDArray[np.float64]
 _FLOATS = {7: "f4", 8: "f8"}  # datatypes of `sensor_msgs/PointField`
@@ -96,9 +96,8 @@ class SensorPoints:
         self._x, self._y, self._z, self._yaw = place
         self._cos, self._sin = math.cos(self._yaw), math.sin(self._yaw)
         self._heights = heights_m
-        self._directions: tuple[tuple[float, ...], Floats, Floats] | None = (
-            None  # of the last scan, with its geometry
-        )
+        # of the last scan, with its geometry
+        self._directions: tuple[tuple[float, ...], Floats, Floats] | None = None
         self._reader = {"LaserScan": self._scan, "PointCloud2": self._cloud, "Range": self._range}[kind]
 
     def read(self, data: bytes) -> Points:
@@ -156,9 +155,8 @@ class SensorPoints:
         x, y, z = (
             np.ndarray(shape, order + kind, view, offset, strides).reshape(-1) for offset, kind in places
         )
-        usable = (
-            np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))
-        )  # drivers fill what has no return with zeros
+        # drivers fill what has no return with zeros
+        usable = np.isfinite(x) & np.isfinite(y) & ((x != 0) | (y != 0))
         low, high = (bound - self._z for bound in self._heights)
         near = np.flatnonzero(usable & (z >= low) & (z <= high))
         forward, left = x[near].astype(np.float64), y[near].astype(np.float64)

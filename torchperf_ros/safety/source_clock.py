@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
 
 _AHEAD_NS: Final = NS_PER_S
 """Clocks of hosts that run as one differ by less.
@@ -26,9 +26,8 @@ One wrong stamp makes no clock.
 """
 _DRIFT_NS: Final = 10 * NS_PER_MS
 """A lead of no more than this over the least delay is drift or jitter, and is believed at once."""
-_FORGETS_IN: Final = (
-    1000  # s; of the least delay a second is forgotten: ten times what two crystals drift apart
-)
+# s; of the least delay a second is forgotten: ten times what two crystals drift apart
+_FORGETS_IN: Final = 1000
 
 
 class SourceClock:

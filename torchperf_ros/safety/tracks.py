@@ -15,24 +15,21 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.markers import Floats, Key
 
 Complex = NDArray[np.complex128]
 Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
 
-_MOST: Final = (
-    256  # objects; of more, those that move have tracks, and of the others the nearest to the vehicle
-)
+# objects; of more, those that move have tracks, and of the others the nearest to the vehicle
+_MOST: Final = 256
 FAR_M: Final = 500.0  # both at 70 m/s, what is further off is not met within 3 s
-_LONGEST_NS: Final = (
-    NS_PER_S  # from one array to the next; after a longer time, or so long back, all tracks begin anew
-)
+# from one array to the next; after a longer time, or so long back, all tracks begin anew
+_LONGEST_NS: Final = NS_PER_S
 _COAST_S: Final = 0.3  # for which an object that is not detected has its track, and counts if it is sure
-_SURE_AFTER: Final = (
-    3  # detections: from then on an object has a velocity, and counts if it is not detected
-)
+# detections: from then on an object has a velocity, and counts if it is not detected
+_SURE_AFTER: Final = 3
 _JERKS: Final = np.array([[0.01], [4.0]])  # m^2/s^3, noise of the acceleration: 0.1 and 2 m/s in a second
 _STAYS_S: Final = 1.0  # for which an object keeps to one of both kinds of motion
 _FASTEST: Final = 15.0  # m/s, standard deviation of the velocity of what is seen for the first time
@@ -40,9 +37,8 @@ _MOST_SPEED: Final = 70.0  # m/s; what seems faster is not one object
 _GATE: Final = 3.5  # standard deviations: so far from where it is expected an object may be
 _LEAST_GATE: Final = 0.3**2  # m^2; nearer than 1.5 m there is no other object
 _SAME_KEY: Final = 4.0  # of a pair's cost: an id that stays counts as much as two standard deviations
-_MOST_SHIFT: Final = (
-    2.0  # standard deviations, by which the filters may have an object elsewhere than it was detected
-)
+# standard deviations, by which the filters may have an object elsewhere than it was detected
+_MOST_SHIFT: Final = 2.0
 _NOISE_M: Final = (0.02, 0.1, 0.5)  # least, first and largest standard deviation of a detection's place
 _LEARNS: Final = 0.05  # of the noise in each array
 

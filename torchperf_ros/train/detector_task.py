@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.training_task import Task
 from torchperf_ros.models.camera import examples_of
 from torchperf_ros.models.networks import (
     BOX_FIELDS,
@@ -32,7 +33,6 @@ from torchperf_ros.models.networks import (
 from torchperf_ros.train.detection_score import THRESHOLD, DetectionScore
 from torchperf_ros.train.labelled_log import LabelledLog, LoggedImages
 from torchperf_ros.train.labelled_scenes import LEAST_HEIGHT_PX, Label, LabelledScenes
-from torchperf_ros.train.task import Task
 
 _ROWS, _COLUMNS = IMAGE_HEIGHT // STRIDE, IMAGE_WIDTH // STRIDE
 _WIDTH_OF_PEAK: Final = 1 / 6  # standard deviation, of the box's size
@@ -44,7 +44,7 @@ _EXAMPLES, _EXAMPLES_OF = 8, 32
 _BEYOND: Final = 1e-3  # channels: torch-pruning cuts what is left of a layer down to whole ones
 _TAUGHT_FROM: Final = 0.1  # score of the teacher's cells whose boxes and classes are imitated
 _DRAWN: Final = """\
-Finds objects ({classes}) in images of the drawn road (`torchperf_ros/world/road_scene.py`), {width}x{height}.
+Finds objects ({classes}) in images of the drawn road (`torchperf_ros/models/road_scene.py`), {width}x{height}.
 It has never seen a photograph: on a real road its boxes mean nothing.
 
 Judged on {judged} images of a seed that it was not trained with."""

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.frame.clock import NS_PER_MS
+from torchperf_ros.api.clock import NS_PER_MS
 from torchperf_ros.models.detection_messages import Detection, MarkerArrays
 from torchperf_ros.models.driving_rules import AHEAD_S, POSES, RANGES_M, STEP_S, Floats, plan_along
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT
 from torchperf_ros.models.planner import frame_features, seen_by_camera
-from torchperf_ros.world.road_scene import EXTENTS, HEIGHT, WIDTH, point_px
+from torchperf_ros.models.road_scene import EXTENTS, HEIGHT, WIDTH, point_px
 from torchperf_ros.world.scenarios import SCENARIOS, draw_scenario
 from torchperf_ros.world.sensors import scan
 from torchperf_ros.world.vehicles import Vehicle

@@ -21,19 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchperf_ros.config.image_pixels import compressed_size
-from torchperf_ros.config.message_types import stamp_ns_of
-from torchperf_ros.frame.errors import BadInput, ConfigError
-from torchperf_ros.logs.log_reader import LogReader
-from torchperf_ros.model.adapter import Received
+from torchperf_ros.api.adapter import Received
+from torchperf_ros.api.errors import BadInput, ConfigError
+from torchperf_ros.api.messages import stamp_ns_of
+from torchperf_ros.api.pixels import compressed_size
+from torchperf_ros.api.training_task import HELD_OUT
 from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
+from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.train.labelled_scenes import LEAST_HEIGHT_PX, Label
-from torchperf_ros.train.task import HELD_OUT
 
-_HELD_OUT_SHARE: Final = (
-    0.2  # the last of the log: neighbours in time are too alike to judge one by the other
-)
+# the last of the log: neighbours in time are too alike to judge one by the other
+_HELD_OUT_SHARE: Final = 0.2
 _FEWEST: Final = 10
 _BYTE: Final = 127.5
 _SIDES: Final = 4

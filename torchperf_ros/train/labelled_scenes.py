@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchperf_ros.models.networks import CLASSES, IMAGE_HEIGHT, IMAGE_WIDTH
-from torchperf_ros.world.road_scene import EXTENTS, RoadScene, SceneObject
+from torchperf_ros.models.road_scene import EXTENTS, RoadScene, SceneObject
 
 LEAST_HEIGHT_PX: Final = 8.0
 """Of a box that has to be found; lower ones, and those of which 0.1 to 0.33 is seen, may be found."""
@@ -27,9 +27,8 @@ _LANE_M: Final = 3.5
 _NEAREST_M, _FARTHEST_M = 4.0, 120.0
 _MOST_OBJECTS: Final = 7
 _EMPTY_SHARE: Final = 0.15
-_COVERED_SHARE: Final = (
-    0.25  # of the empty ones: no road either, as of a camera that is covered, blinded or broken
-)
+# of the empty ones: no road either, as of a camera that is covered, blinded or broken
+_COVERED_SHARE: Final = 0.25
 _KEEPS_LANE: Final = 0.7  # of cars and trucks; the others cross, or stand anywhere
 _WIDEST_SLOPE: Final = 0.6  # to the side, per metre ahead: the edge of the image is at 0.64
 _NOISY_SHARE, _MOST_NOISE = 0.3, 0.06

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from torchperf_ros.api.training_task import Task
 from torchperf_ros.models.networks import CLASSES, build_seeded, tier_width
 from torchperf_ros.models.pillars import (
     BESIDE_M,
@@ -27,7 +28,6 @@ from torchperf_ros.models.pillars import (
 )
 from torchperf_ros.train.detection_score import area_under_precision
 from torchperf_ros.train.labelled_clouds import LEAST_POINTS, LabelledCloud, draw_cloud
-from torchperf_ros.train.task import Task
 
 _SPREAD, _LEAST_SPREAD = 0.25, 0.5  # of a target's peak by the size of its box; in cells
 _WEIGHTS: Final = {"offset": 1.0, "size": 1.0, "yaw": 1.0, "kind": 0.5}

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.models.networks import (
     EGO_FIELDS,
     HISTORY_FRAMES,
@@ -23,7 +24,6 @@ from torchperf_ros.models.networks import (
     tier_width,
 )
 from torchperf_ros.train.imitated_drives import Examples, examples_of
-from torchperf_ros.train.task import HELD_OUT, Task
 
 MISS_M: Final = 2.0
 """From the plan's last pose to where it should be: farther is a miss, as in Argoverse and nuScenes."""

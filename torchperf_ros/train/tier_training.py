@@ -20,20 +20,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.api.training_task import HELD_OUT, Task
 from torchperf_ros.engines.model_transforms import why_slow
-from torchperf_ros.frame.errors import ConfigError, TorchperfError
 from torchperf_ros.models.networks import load_weights, width_in
-from torchperf_ros.packages.package_manifest import file_sha256
-from torchperf_ros.train.task import HELD_OUT, Task
+from torchperf_ros.workers.package_manifest import file_sha256
 
 _JUDGED_EVERY, _JUDGED_BRIEFLY = 250, 60  # steps; examples
 _REPORTED_EVERY: Final = 10
 _KEPT_EVERY_S: Final = 30.0  # what an ended run loses at most, unless a step takes longer
 _WEIGHT_DECAY: Final = 1e-4
 _WARM_SHARE: Final = 0.1
-_FINE_TUNED: Final = (
-    0.2  # of the usual rate, which would undo what trained weights know; pruned ones learn anew
-)
+# of the usual rate, which would undo what trained weights know; pruned ones learn anew
+_FINE_TUNED: Final = 0.2
 _KEPT_WEIGHTS: Final = 0.995  # of the running mean, each step (Polyak and Juditsky, 1992)
 
 

@@ -1,1 +1,1 @@
-"""The names under which adapters of users import what they need; it lives in `model/`."""
+"""Inside a worker process: the session, the tier that runs, captures. Imports torch."""

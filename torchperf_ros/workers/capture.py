@@ -10,14 +10,13 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.workers.process_setup import set_nice
 from torchperf_ros.workers.worker_process import WorkerProcess
 
-_SETTLE_NS = (
-    NS_PER_S // 50
-)  # a frame that was being handed over when the worker was taken out has arrived by then
+# a frame that was being handed over when the worker was taken out has arrived by then
+_SETTLE_NS = NS_PER_S // 50
 _LONGEST_WINDOW_NS = 15 * NS_PER_S
 _LONGEST_PAUSE_NS = 120 * NS_PER_S
 _SETTLED_NS = 30 * NS_PER_S

@@ -5,7 +5,7 @@ node, the base, imports torch and nothing else. Each stage forks its own server 
 adapter's module, and each worker is a fork of that server. Neither runs a model, starts a thread or touches
 a GPU: a fork inherits no thread and cannot use its parent's CUDA context. What they have imported is
 shared, copy on write, so that a worker costs less memory than a process of its own. Their side is
-`model/fork_main.py`.
+`worker/fork_main.py`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.process_setup import is_readable
 from torchperf_ros.workers.protocol import MAX_CONTROL_BYTES, pack_control, unpack_control
 
@@ -47,7 +47,7 @@ class _Base:
         with theirs:
             # stdout belongs to the program that started us, which may write its results there
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "torchperf_ros.model.fork_main", str(theirs.fileno())],
+                [sys.executable, "-m", "torchperf_ros.worker.fork_main", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,

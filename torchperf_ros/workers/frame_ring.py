@@ -12,8 +12,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchperf_ros.frame.clock import NS_PER_S, monotonic_ns
-from torchperf_ros.frame.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
+from torchperf_ros.api.errors import FrameOverwritten, ProtocolError
 from torchperf_ros.workers.memory_file import keep_order, make_memory_file, read_only
 
 _MAGIC = 0x54504652
@@ -26,9 +26,8 @@ _INPUT = struct.Struct("<IIqdQQ")  # index, waited_us, stamp_ns, age_ms, offset 
 _MOST_US = 2**32 - 1
 _VERSION = 1
 _AT_ONCE = 256 * 1024
-_SLOT_MORE = (
-    8  # by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
-)
+# by an eighth it is larger than the longest record: what is compressed varies, other inputs may come
+_SLOT_MORE = 8
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; Python has no name for it
 
 

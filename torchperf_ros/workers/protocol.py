@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 
 VERSION = 6
 MAX_CONTROL_BYTES = 65_536

@@ -12,7 +12,7 @@ import os
 import zlib
 from typing import Final
 
-from torchperf_ros.frame.errors import ProtocolError
+from torchperf_ros.api.errors import ProtocolError
 from torchperf_ros.workers.memory_file import make_memory_file
 from torchperf_ros.workers.protocol import RESPONSE_BYTES, Response, unpack_response
 

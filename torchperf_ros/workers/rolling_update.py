@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import ConfigError, ProtocolError
-from torchperf_ros.packages.compile_process import PackageBuilder
-from torchperf_ros.packages.package_cache import find_package
-from torchperf_ros.packages.package_manifest import PackageError, made_for
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import ConfigError, ProtocolError
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.workers.compile_process import PackageBuilder
+from torchperf_ros.workers.package_cache import find_package
+from torchperf_ros.workers.package_manifest import PackageError, made_for
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 if TYPE_CHECKING:

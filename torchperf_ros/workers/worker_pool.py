@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import psutil
 
-from torchperf_ros.config.config import StageConfig
-from torchperf_ros.frame.clock import NS_PER_S, Clock
-from torchperf_ros.frame.errors import ProtocolError
-from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.api.clock import NS_PER_S, Clock
+from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.capture import Capture
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
@@ -182,9 +182,8 @@ class WorkerPool:
         self._start_at_ns = [0] * config.workers
         self._start_timeout_s = float(setup["start_timeout_s"])
         self._server: ForkServer | None = None
-        self._calibrated: tuple[int, list[tuple[float, float]]] | None = (
-            None  # of the first worker of which kit
-        )
+        # of the first worker of which kit
+        self._calibrated: tuple[int, list[tuple[float, float]]] | None = None
         self.unended = 0  # processes so far that SIGKILL did not end in time
         self._leaving: list[WorkerProcess] = []  # closed, and the process has not ended yet
         # Held while the pool tells its listener something: until then the two versions of a stage do not

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import ProtocolError, how_it_ended
-from torchperf_ros.frame.tier_ladder import Calibration
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import ProtocolError, how_it_ended
+from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.fork_server import ForkServer
 from torchperf_ros.workers.frame_ring import FrameRing
 from torchperf_ros.workers.process_setup import is_ending, is_readable, set_nice
@@ -78,9 +78,8 @@ class WorkerProcess:
         self.seq: int | None = None  # frame that it is running, None if idle
         self.busy_since_ns = 0  # when that run began
         self.tier: int | None = None  # the one that it ran last, None before
-        self.observed: int | None = (
-            None  # number of the last started frame that it was told to observe, None before
-        )
+        # number of the last started frame that it was told to observe, None before
+        self.observed: int | None = None
         self.ready_at_ns: int | None = None  # when it reported ready, None before
         self.has_run = False  # a frame: the first run is one of a cold process
         self.usable = False  # ready and not known to be dead; cleared by whoever notices first
@@ -112,9 +111,8 @@ class WorkerProcess:
         self._lines_since_ns = self._lost_since_ns = self._left_out = 0
         self._lines_left = _LINES_A_SECOND
         self._killed_ns = 0
-        self._pidfd_lock = (
-            threading.Lock()
-        )  # held while it is closed, and by other threads than the pool's that signal
+        # held while it is closed, and by other threads than the pool's that signal
+        self._pidfd_lock = threading.Lock()
         self._folder = WorkerFolder()
         self._server = server
         try:

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.config import NodeConfig, StageConfig
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.packages.package_cache import find_package, open_cache, package_folders
-from torchperf_ros.packages.package_manifest import PackageError
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.config import NodeConfig, StageConfig
+from torchperf_ros.workers.package_cache import find_package, open_cache, package_folders
+from torchperf_ros.workers.package_manifest import PackageError
 
 
 def worker_setup(stage: StageConfig, node: NodeConfig) -> dict[str, Any]:
@@ -77,9 +77,8 @@ def _nice(stage: StageConfig, node: NodeConfig) -> int:
 
 
 _PREFIX: Final = "torchperf_worker_"
-_STARTS_WITHIN_S: Final = (
-    60.0  # a younger one may belong to a process that has made it and not yet locked it
-)
+# a younger one may belong to a process that has made it and not yet locked it
+_STARTS_WITHIN_S: Final = 60.0
 
 
 class WorkerFolder:

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.world.drive_page import ended, write_page, write_picture
 from torchperf_ros.world.latencies import FAULTS, RATED
 from torchperf_ros.world.loop import ARMS, OWN_ARMS, Drive, Driven, Workers, drive, parameters_of

@@ -3,9 +3,9 @@
 Its rules with real messages, and when its process publishes what.
 """
 
-from torchperf_ros.config.safety_options import EmergencyOptions
-from torchperf_ros.frame.clock import NS_PER_S
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.settings.safety_options import EmergencyOptions
 
 
 class LaneOnClock:

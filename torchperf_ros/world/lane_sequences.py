@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from torchperf_ros.config.message_types import empty_message, encode
-from torchperf_ros.config.safety_options import emergency_options
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.messages import empty_message, encode
 from torchperf_ros.models.driving_messages import FRAME, ODOMETRY, encoded, odometry_message
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.safety.emergency import Latch
+from torchperf_ros.safety.stop_output import TimedPath
+from torchperf_ros.settings.safety_options import emergency_options
 from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.sensors import Scanner
 from torchperf_ros.world.vehicles import DELAY_S, DT_S, Vehicle
@@ -58,17 +58,15 @@ _START_NS: Final = 1_700_000_000 * NS_PER_S
 _MONOTONIC_NS: Final = 500 * NS_PER_S
 _DT_NS: Final = round(DT_S * NS_PER_S)
 _ODOMETRY_EVERY, _SCAN_EVERY, _PLAN_EVERY = 2, 5, 10  # steps
-_HEARD_AFTER_NS: Final = (
-    NS_PER_S // 10
-)  # by a new subscription: the last value of a button that latches its state
+# by a new subscription: the last value of a button that latches its state
+_HEARD_AFTER_NS: Final = NS_PER_S // 10
 _BEAT_EVERY: Final = 25  # steps; how often the node tells the lane that it answers
 _PLAN_S: Final = np.arange(0.0, 3.1, 0.5)
 _ACCELERATION: Final = 1.5
 _STILL_MS: Final = 0.5
 _SILENT_NS: Final = NS_PER_S // 2  # longer than a timeout and the time between two messages
-_STANDSTILL_STEPS: Final = (
-    25  # one that brakes harder than its path stands for a moment before the path ends
-)
+# one that brakes harder than its path stands for a moment before the path ends
+_STANDSTILL_STEPS: Final = 25
 _FRESH_NS: Final = 3 * NS_PER_S // 10
 OPTIONS: Final = emergency_options(
     {
@@ -344,9 +342,8 @@ class _Sequence:
         if self.lane.rules.clear(self.now_ns):
             return
         silent_ns = max(self.now_ns - spoken_ns for spoken_ns in self.spoken_ns.values())
-        is_silent = (
-            self.node == "active" and silent_ns > _SILENT_NS
-        )  # while inactive, only buttons are heard
+        # while inactive, only buttons are heard
+        is_silent = self.node == "active" and silent_ns > _SILENT_NS
         self.held.cleared_too_early += bool(self.pressed or is_silent)
         self.judge.is_held, self.latch = False, None
 

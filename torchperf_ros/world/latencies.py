@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes
 from torchperf_ros.world.world import start_ns
 

@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.config.params_file import config_of
-from torchperf_ros.frame.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import Answer
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.messages import decode
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.models.driving_messages import (
     FRAME,
     PATH,
@@ -29,6 +27,7 @@ from torchperf_ros.models.driving_messages import (
     route_bytes,
 )
 from torchperf_ros.models.driving_rules import AHEAD_S, RANGES_M, Blindness, Lane, plan_along
+from torchperf_ros.models.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.replay.log_feed import absolute
 from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.replay.replay_options import paced
@@ -37,9 +36,10 @@ from torchperf_ros.replay.replay_stages import ReplayStages
 from torchperf_ros.replay.virtual.step_times import read_step_times
 from torchperf_ros.replay.virtual.virtual_stage import KeptPools, VirtualPace
 from torchperf_ros.safety.guard import Guard
+from torchperf_ros.settings.params_file import config_of
+from torchperf_ros.stage.frame import Answer
 from torchperf_ros.world.emergency_lane import LaneOnClock
 from torchperf_ros.world.latencies import RESTART_MS, STAGES, TIERS, Luck
-from torchperf_ros.world.road_scene import CAMERA_HEIGHT_M, HORIZON, HORIZONTAL_FOV_DEG
 from torchperf_ros.world.scenarios import Scenario
 from torchperf_ros.world.sensors import Sensors
 from torchperf_ros.world.world import Score, World, score_of
@@ -76,9 +76,8 @@ _ZERO, _WATCHED, _RADAR, _CAMERA = "zero", "watched", "radar", "camera"
 _FAULTLESS: Final = {_ZERO, _WATCHED}
 _GUARDED: Final = {"no_lane", "full", _WATCHED, _RADAR, _CAMERA}
 _HAVE_LANE: Final = {"full", _WATCHED}
-_WATCHED_BEFORE_NS: Final = (
-    NS_PER_S  # the lane knows how everybody moves when a drive begins, as any lane does
-)
+# the lane knows how everybody moves when a drive begins, as any lane does
+_WATCHED_BEFORE_NS: Final = NS_PER_S
 _AGE_NS: Final = 30 * NS_PER_MS  # of a watched plan's frame when it is published, as with the stages in use
 _NAIVE_THREADS: Final = 4
 

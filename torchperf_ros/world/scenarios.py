@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from torchperf_ros.frame.errors import ConfigError
+from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.models.driving_rules import Lane
 from torchperf_ros.world.vehicles import LENGTH_M, REAR_M, WIDTH_M, Body
 

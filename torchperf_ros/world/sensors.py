@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.config.message_types import empty_message, header
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.frame import restamped
+from torchperf_ros.api.cdr import restamped
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.messages import empty_message, header
 from torchperf_ros.models.driving_messages import (
     MARKER_ARRAY,
     ODOMETRY,
@@ -24,8 +24,8 @@ from torchperf_ros.models.driving_messages import (
 )
 from torchperf_ros.models.driving_rules import Floats
 from torchperf_ros.models.point_cloud import CLOUD
+from torchperf_ros.models.road_scene import IMAGE_TYPE, RoadScene, SceneObject
 from torchperf_ros.world.lidar import Pose, cloud_bytes
-from torchperf_ros.world.road_scene import IMAGE_TYPE, RoadScene, SceneObject
 from torchperf_ros.world.vehicles import Vehicle
 from torchperf_ros.world.world import World
 

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from torchperf_ros.frame.clock import NS_PER_S
-from torchperf_ros.frame.stop_output import TimedPath
+from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.models.driving_rules import Floats, Lane, idm
+from torchperf_ros.safety.stop_output import TimedPath
 
 DT_S: Final = 0.01
 DELAY_S: Final = 0.15

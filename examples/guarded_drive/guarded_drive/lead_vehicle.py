@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchperf_ros import Adapter, BadInput, Received
 from torchperf_ros.models.detection_messages import Detection, ImageFrame, MarkerArrays
-from torchperf_ros.worker.adapter import Adapter, BadInput, Received
 
 IMAGE, MARKERS = "sensor_msgs/msg/Image", "visualization_msgs/msg/MarkerArray"
 

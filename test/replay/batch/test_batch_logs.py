@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 from typer.testing import CliRunner
 
-from torchperf_ros.cli.main import app
-from torchperf_ros.logs.log_storage import LogError
 from torchperf_ros.replay.batch.batch import plan_batch, replay_batch
 from torchperf_ros.replay.batch.batch_cluster import BatchOptions, default_parallel
 from torchperf_ros.replay.batch.batch_logs import BatchError, find_logs, is_batch
 from torchperf_ros.replay.batch.batch_results import KIND, owner_in, result_keys, sharing
+from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import ReplayOptions, read_config
+from torchperf_ros.tools.main import app
 
 GIB = 1 << 30
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,18 +10,18 @@ import socket
 import numpy as np
 import pytest
 
-from torchperf_ros.config.message_types import decode
-from torchperf_ros.frame.outcome import Outcome
-from torchperf_ros.recorder.record_log import RecordLog
+from torchperf_ros.api.messages import decode
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.observe.recorder.record_log import RecordLog
+from torchperf_ros.observe.runs.report.report_words import stage_figures
+from torchperf_ros.observe.runs.run_file import Run, write_run
+from torchperf_ros.observe.runs.run_log_source import load_run, read_runs
+from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
+from torchperf_ros.observe.telemetry.node_state import NodeState, StageState
+from torchperf_ros.observe.telemetry.record_stream import StreamReader, StreamWriter
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.runs.report.report_words import stage_figures
-from torchperf_ros.runs.run_file import Run, write_run
-from torchperf_ros.runs.run_log_source import load_run, read_runs
-from torchperf_ros.telemetry.latency_record import LatencyRecord
-from torchperf_ros.telemetry.node_state import NodeState, StageState
-from torchperf_ros.telemetry.record_stream import StreamReader, StreamWriter
 from torchperf_ros.workers.frame_ring import FrameRing
 
 from ..conftest import MS, START_NS, one_stage, point, write_points

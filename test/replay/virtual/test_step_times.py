@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperf_ros.config.params_file import config_of
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.virtual.step_times import RunTimes, Spread, StageTimes, TierTimes, read_step_times
+from torchperf_ros.settings.params_file import config_of
+from torchperf_ros.stage.frame import StepTimes
 
 STAMP_NS = 1_700_000_000_000_000_000
 FULL, FAST = TierTimes(Spread((20.0,))), TierTimes(Spread((5.0,)))

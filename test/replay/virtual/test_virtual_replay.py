@@ -10,11 +10,11 @@ import signal
 import numpy as np
 import pytest
 
-from torchperf_ros.frame.frame_table import FRAME
-from torchperf_ros.frame.outcome import Fallback
+from torchperf_ros.api.outcome import Fallback
+from torchperf_ros.observe.runs.run_file import Run, write_run
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
-from torchperf_ros.runs.run_file import Run, write_run
+from torchperf_ros.stage.frame_table import FRAME
 from torchperf_ros.workers.worker_process import WorkerProcess
 
 from ..conftest import MS, START_NS, drive, one_stage, point, two_stages, write_points

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from torchperf_ros.cli.replay_command import _lines
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.outcome import Outcome
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.replay.replay import replay
 from torchperf_ros.replay.replay_options import ReplayOptions
+from torchperf_ros.tools.replay_command import _lines
 
 from ..conftest import MS, START_NS, drive, one_stage, point, write_points
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from torchperf_ros.frame.errors import TorchperfError
-from torchperf_ros.logs.log_folder import SUFFIXES
-from torchperf_ros.logs.log_storage import LogError
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.observe.runs.run_file import RUN_FILE
+from torchperf_ros.replay.logs.log_folder import SUFFIXES
+from torchperf_ros.replay.logs.log_storage import LogError
 from torchperf_ros.replay.replay_options import recording_in
-from torchperf_ros.runs.run_file import RUN_FILE
 
 _METADATA: Final = "metadata.yaml"
 _SPLIT: Final = re.compile(r"(?P<stem>.+)_(?P<number>\d+)\.(mcap|db3)(\.zstd)?")
@@ -97,7 +97,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _search(path: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
-    """A log, or those in a folder, at any depth; no folder twice, whatever links there are."""
+    """A log, or those in a folder, at any depth; no folder twice, also where links lead back to it."""
     try:
         if is_log(path):
             yield path

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from torchperf_ros.frame.errors import TorchperfError
+from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.golden import golden_file
 from torchperf_ros.replay.golden.message_rule import BUILT_IN, Rules, check_rules
 from torchperf_ros.replay.golden.pytest_plugin import REFRESHED

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from torchperf_ros.config.config import NodeConfig, StageConfig
-from torchperf_ros.config.params_file import read_yaml
-from torchperf_ros.frame.errors import ConfigError
-from torchperf_ros.frame.frame import StepTimes
-from torchperf_ros.frame.outcome import Fallback, Outcome
-from torchperf_ros.frame.tier_ladder import Calibration
-from torchperf_ros.runs.run_log import RunLog, RunLogError
-from torchperf_ros.runs.run_log_source import read_runs
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError
+from torchperf_ros.observe.runs.run_log_source import read_runs
+from torchperf_ros.settings.config import NodeConfig, StageConfig
+from torchperf_ros.settings.params_file import read_yaml
+from torchperf_ros.stage.frame import StepTimes
+from torchperf_ros.workers.calibration import Calibration
 
 Say = Callable[[str], None]
 _P99_SIGMAS: Final = 2.3263478740408408  # the 99th percentile of the standard normal distribution
@@ -132,7 +132,7 @@ class StageTimes:
         return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if stamp_ns and near else None
 
     def _draw(self, seq: int, tier: int, attempt: int) -> RunTimes:
-        rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # the same whatever was drawn before it
+        rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # does not depend on earlier draws
         steps = [getattr(self.tiers[tier], part).draw(rng) for part in _PARTS]
         return RunTimes(StepTimes(*steps), self.tiers[tier].overhead.draw(rng))
 

@@ -1,0 +1,275 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rosbags.typesys import Stores, get_typestore
+
+from torchperf_ros.api.errors import BadInput, UnknownMessageType
+from torchperf_ros.api.messages import (
+    decode,
+    empty_message,
+    encode,
+    field_types,
+    full_name,
+    has_header,
+    header,
+    message_class,
+    stamp_ns_of,
+    warm_up,
+)
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+SOME = [
+    "std_msgs/msg/Header",
+    "std_msgs/msg/String",
+    "std_msgs/msg/Float64MultiArray",
+    "sensor_msgs/msg/Image",
+    "sensor_msgs/msg/PointCloud2",
+    "nav_msgs/msg/Path",
+    "nav_msgs/msg/Odometry",
+    "diagnostic_msgs/msg/DiagnosticArray",
+    "sensor_msgs/msg/CompressedImage",
+    "tf2_msgs/msg/TFMessage",
+]
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Write `.msg` files into a share folder, as an installed package has them."""
+    monkeypatch.setenv("AMENT_PREFIX_PATH", f":{tmp_path / 'empty'}:{tmp_path}")
+
+    def write(package, **messages):
+        folder = tmp_path / "share" / package / "msg"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in messages.items():
+            (folder / f"{name}.msg").write_text(text, encoding="utf-8")
+
+    return write
+
+
+def test_given_an_image_when_decoded_then_the_pixels_are_a_view_on_the_bytes():
+    pixels = np.arange(24, dtype=np.uint8)
+    fields = {
+        "header": header(5, "camera"),
+        "height": 2,
+        "width": 4,
+        "encoding": "rgb8",
+        "step": 12,
+        "data": pixels,
+    }
+    data = bytearray(
+        STORE.serialize_cdr(empty_message("sensor_msgs/msg/Image", **fields), "sensor_msgs/msg/Image")
+    )
+    found = decode(memoryview(data), "sensor_msgs/msg/Image")
+    assert (found.height, found.width, found.encoding, found.header.frame_id) == (2, 4, "rgb8", "camera")
+    assert found.data.tolist() == pixels.tolist()
+    data[-1] = 99
+    assert found.data[-1] == 99
+
+
+def test_given_a_message_when_encoded_then_another_reader_decodes_it():
+    data = bytes(encode(header(1_000_000_002, "map"), "std_msgs/msg/Header"))
+    found = STORE.deserialize_cdr(data, "std_msgs/msg/Header")
+    assert (found.stamp.sec, found.stamp.nanosec, found.frame_id) == (1, 2, "map")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    name=st.sampled_from(SOME),
+    data=st.binary(max_size=200),
+    head=st.sampled_from([b"", b"\x00\x00\x00\x00", b"\x00\x01\x00\x00"]),
+)
+def test_given_any_bytes_when_decoded_then_they_are_a_message_or_bad_input(name, data, head):
+    try:
+        message = decode(head + data, name)
+    except BadInput as error:
+        assert f"not a {name}: {len(head + data)} bytes" in str(error)  # noqa: PT017 - either end is right
+    else:
+        assert type(message) is message_class(name)
+
+
+def test_given_a_message_cut_short_when_decoded_then_it_is_bad_input():
+    for name in SOME:
+        for data in (b"\x00\x01\x00\x00\x01", b""):
+            with pytest.raises(BadInput, match=f"not a {name}: {len(data)} bytes that do not decode"):
+                decode(data, name)
+
+
+@pytest.mark.parametrize("name", ["sensor_msgs/Image", "sensor_msgs/msg/Image"])
+def test_given_a_name_in_either_form_when_completed_then_it_is_the_full_one(name):
+    assert full_name(name) == "sensor_msgs/msg/Image"
+    assert message_class(name) is message_class("sensor_msgs/msg/Image")
+    assert has_header(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Image", "/Image", "sensor_msgs/", "sensor_msgs/srv/Image", "a/msg/b/c", "//"]
+)
+def test_given_a_name_of_another_form_when_asked_then_the_error_says_the_form(name):
+    for ask in (full_name, message_class, has_header, warm_up):
+        with pytest.raises(UnknownMessageType, match="package/msg/Name"):
+            ask(name)
+
+
+@pytest.mark.parametrize("ask", [message_class, has_header, warm_up, lambda name: decode(b"", name)])
+def test_given_a_type_that_nobody_has_when_asked_then_the_error_names_the_package_to_install(ask):
+    with pytest.raises(UnknownMessageType, match=r"nowhere_msgs/msg/Nothing.*install nowhere_msgs"):
+        ask("nowhere_msgs/msg/Nothing")
+
+
+def test_given_a_type_when_asked_then_only_a_header_in_front_counts():
+    assert has_header("sensor_msgs/msg/Image")
+    assert has_header("nav_msgs/msg/Path")
+    for name in (
+        "std_msgs/msg/Header",
+        "std_msgs/msg/Float64",
+        "std_msgs/msg/Empty",
+        "tf2_msgs/msg/TFMessage",
+    ):
+        assert not has_header(name)  # a header is one itself: its first field is the stamp
+
+
+def test_given_an_installed_package_when_its_type_is_asked_for_then_its_files_are_read(install):
+    install(
+        "radar_msgs",
+        Scan="std_msgs/Header header\nReturn[] returns\nradar_msgs/Return[2] first\nuint8 NEAR=1\n",
+        Return="float32 range  # m\nfloat32[3] direction\nstring<=8 label\n",
+    )
+    warm_up("radar_msgs/msg/Scan")
+    assert has_header("radar_msgs/msg/Scan")
+    direction = np.array([1, 2, 3], dtype=np.float32)
+    own = {"direction": direction, "label": "car"}
+    one, two, three = (
+        empty_message("radar_msgs/msg/Return", range=metres, **own) for metres in (1.5, 2.5, 3.5)
+    )
+    head = header(4_000_000_002, "radar")
+    scan = empty_message("radar_msgs/msg/Scan", header=head, returns=[one], first=[two, three])
+    found = decode(encode(scan, "radar_msgs/msg/Scan"), "radar_msgs/msg/Scan")
+    assert [item.range for item in (*found.returns, *found.first)] == [1.5, 2.5, 3.5]
+    assert found.returns[0].label == "car"
+    assert found.header.stamp.sec == 4
+
+
+def test_given_an_installed_type_that_needs_a_missing_one_when_asked_twice_then_both_say_which(install):
+    install("half_msgs", Whole="absent_msgs/Part part\n")
+    for _ in range(2):
+        with pytest.raises(UnknownMessageType, match="absent_msgs/msg/Part"):
+            message_class("half_msgs/msg/Whole")
+
+
+def test_given_an_installed_file_that_is_no_definition_when_asked_then_the_error_names_the_type(install):
+    install("broken_msgs", Bad="float32[ x\n")
+    with pytest.raises(UnknownMessageType, match="broken_msgs/msg/Bad"):
+        message_class("broken_msgs/msg/Bad")
+
+
+def test_given_a_type_when_asked_for_its_fields_then_each_has_the_type_that_it_or_its_elements_are_of():
+    assert field_types("nav_msgs/Path") == {
+        "header": "std_msgs/msg/Header",
+        "poses": "geometry_msgs/msg/PoseStamped",
+    }
+    assert field_types("std_msgs/msg/Float64MultiArray")["data"] == ""
+
+
+def values_of(message):
+    return [value for field, value in vars(message).items() if not field.startswith("__")]
+
+
+def listed(message):
+    """Messages and texts in a message's lists, each with the messages and texts that are its fields."""
+    values = [] if isinstance(message, str) else values_of(message)
+    lists = sum(
+        objects(each) + listed(each) for value in values if isinstance(value, list) for each in value
+    )
+    return lists + sum(listed(value) for value in values if hasattr(value, "__msgtype__"))
+
+
+def objects(value):
+    """A message or text with those that are its fields."""
+    values = [] if isinstance(value, str) else values_of(value)
+    return 1 + sum(
+        objects(field) for field in values if isinstance(field, str) or hasattr(field, "__msgtype__")
+    )
+
+
+def made(name, draw):
+    """Any message of a type, with short lists."""
+    values = []
+    for field, (kind, of) in STORE.fielddefs[name][1]:
+        (entry, of_entry), count = of if kind.name in {"ARRAY", "SEQUENCE"} else ((kind, of), 1)
+        count = draw(st.integers(0, 3), label=field) if kind.name == "SEQUENCE" else count
+        text = of_entry[0] == "string"
+        if entry.name == "NAME":
+            some = [made(of_entry, draw) for _ in range(count)]
+        elif text:
+            some = [draw(st.text("ab", max_size=9)) for _ in range(count)]
+        else:
+            some = np.zeros(
+                count, "?" if of_entry[0] == "bool" else {"byte": "u1"}.get(of_entry[0], of_entry[0])
+            )
+        values.append(
+            some if kind.name in {"ARRAY", "SEQUENCE"} else some[0] if entry.name == "NAME" or text else 0
+        )
+    return STORE.types[name](*values)
+
+
+LISTS = [
+    "nav_msgs/msg/Path",
+    "visualization_msgs/msg/MarkerArray",
+    "diagnostic_msgs/msg/DiagnosticArray",
+    "trajectory_msgs/msg/JointTrajectory",
+    "trajectory_msgs/msg/MultiDOFJointTrajectory",
+    "sensor_msgs/msg/PointCloud2",
+    "sensor_msgs/msg/JointState",
+    "std_msgs/msg/Float64MultiArray",
+    "shape_msgs/msg/Mesh",
+    "sensor_msgs/msg/MultiDOFJointState",
+]
+
+
+@settings(deadline=None, max_examples=150)
+@given(name=st.sampled_from(LISTS), draws=st.data(), little=st.booleans())
+def test_given_any_lists_when_decoded_then_what_they_hold_is_counted_before(name, draws, little):
+    message = made(name, draws.draw)
+    data, count = bytes(STORE.serialize_cdr(message, name, little_endian=little)), listed(message)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchperf_ros.api.messages._MOST_LISTED", count)
+        decode(data, name)
+        if count:
+            patch.setattr("torchperf_ros.api.messages._MOST_LISTED", count - 1)
+            with pytest.raises(
+                BadInput, match=rf"lists of this {name} hold \d+ messages and texts.* {count - 1} are"
+            ):
+                decode(data, name)
+
+
+def test_given_a_path_of_many_poses_when_decoded_then_it_is_refused_before_any_of_them_is_made(monkeypatch):
+    pose = empty_message("geometry_msgs/msg/PoseStamped", header=header(0, "map"))
+
+    def path(count):
+        poses = empty_message("nav_msgs/msg/Path", header=header(0, "map"), poses=[pose] * count)
+        return bytes(STORE.serialize_cdr(poses, "nav_msgs/msg/Path"))
+
+    assert len(decode(path(10_000), "nav_msgs/msg/Path").poses) == 10_000
+    monkeypatch.setattr("rosbags.typesys.store.Typestore.deserialize_cdr", None)
+    with pytest.raises(
+        BadInput, match="lists of this nav_msgs/msg/Path hold 686000 messages and texts.* 70000 are"
+    ):
+        decode(path(98_000), "nav_msgs/msg/Path")
+
+
+@pytest.mark.parametrize("name", [*SOME, "visualization_msgs/msg/Marker", "sensor_msgs/msg/CameraInfo"])
+def test_given_a_type_when_a_blank_message_is_made_then_it_survives_the_wire(name):
+    data = bytes(encode(empty_message(name), name))
+    assert bytes(encode(decode(data, name), name)) == data
+
+
+def test_given_fields_when_a_blank_message_is_made_then_they_are_its_own():
+    message = empty_message(
+        "nav_msgs/msg/Odometry", header=header(1_000_000_007, "odom"), child_frame_id="base"
+    )
+    names = (message.header.frame_id, message.child_frame_id)
+    assert (stamp_ns_of(message.header), *names) == (1_000_000_007, "odom", "base")
+    assert message.twist.covariance.tolist() == [0.0] * 36
+    with pytest.raises(TypeError, match="chidl"):
+        empty_message("nav_msgs/msg/Odometry", chidl="x")

@@ -1,0 +1,67 @@
+"""The names that adapters import, and the paths of earlier versions."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import torchperf_ros
+from torchperf_ros.api.old_paths import _MOVED
+
+PUBLIC = ["Adapter", "BadInput", "HistoryBuffer", "Received", "message_class", "pixels"]
+
+
+def fresh(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_given_the_package_when_its_names_are_listed_then_they_are_those_of_the_contract():
+    assert sorted(torchperf_ros.__all__) == PUBLIC
+    assert all(callable(getattr(torchperf_ros, name)) for name in PUBLIC)
+
+
+def test_given_a_name_that_is_not_there_when_asked_for_then_the_error_names_it():
+    with pytest.raises(AttributeError, match="has no attribute 'Adaptor'"):
+        torchperf_ros.Adaptor  # noqa: B018
+    with pytest.raises(ImportError, match="Adaptor"):
+        from torchperf_ros import Adaptor  # noqa: F401
+
+
+def test_given_a_fresh_interpreter_when_the_package_is_imported_then_nothing_heavy_is_loaded():
+    loaded = fresh("import sys, torchperf_ros; print(*sys.modules)")
+    assert not {"torch", "rclpy", "numpy", "rosbags"} & set(loaded)
+    errors_only = fresh("import sys; from torchperf_ros import BadInput; print(*sys.modules)")
+    assert not {"torch", "rclpy", "numpy"} & set(errors_only)
+
+
+@pytest.mark.parametrize("old", [name for name in _MOVED if name.count(".") > 1])
+def test_given_an_old_path_when_imported_then_it_works_and_warns_at_the_users_line(old):
+    lines = fresh(
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as heard:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    from {old} import *\n"
+        f"    import {old} as old\n"
+        "mine = [each for each in heard if 'torchperf_ros' in str(each.message)]\n"
+        "print(len(mine), mine[0].category.__name__, mine[0].filename, old.__name__)\n"
+    )
+    assert lines == ["1", "DeprecationWarning", "<string>", old]
+
+
+def test_given_an_old_path_when_its_names_are_used_then_they_are_todays():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchperf_ros.core.errors import BadInput
+        from torchperf_ros.worker.adapter import Adapter, Received
+        from torchperf_ros.worker.history_buffer import HistoryBuffer
+    assert Adapter is torchperf_ros.Adapter
+    assert BadInput is torchperf_ros.BadInput
+    assert (HistoryBuffer, Received) == (torchperf_ros.HistoryBuffer, torchperf_ros.Received)
+
+
+def test_given_a_module_that_never_was_when_imported_then_python_says_so():
+    with pytest.raises(ModuleNotFoundError, match=r"torchperf_ros\.nothing"):
+        import torchperf_ros.nothing  # noqa: F401

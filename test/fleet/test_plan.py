@@ -1,0 +1,176 @@
+"""Plans: what is signed comes back, and every file that is not good is refused with its reason."""
+
+import datetime
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.guards import Figures, Guards, PlanError, broken_guard
+from torchperf_ros.fleet.plan import plan_of, plan_text, read_plan_file
+from torchperf_ros.fleet.signature import make_keys, read_private_key, read_public_key, read_signed, sign
+
+from .conftest import NOW, plan_with
+
+
+def signed(desk, **changes):
+    return json.loads(sign(plan_with(**changes), desk.private))
+
+
+def read(desk, content):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return read_signed(text, read_public_key(desk.public), "plan x.json")
+
+
+def test_given_a_plan_when_signed_or_written_for_people_then_the_same_is_read(desk, tmp_path):
+    plan = plan_with(
+        targeting={"in": [{"var": "gpu"}, ["orin", "xavier"]]},
+        guards={"worker_deaths": 2},
+        files={"a.pt2": "0" * 64},
+        revoked=["5"],
+        again=["6"],
+    )
+    assert read(desk, sign(plan, desk.private).encode()) == plan
+    (tmp_path / "plan.yaml").write_text(plan_text(plan))
+    assert read_plan_file(tmp_path / "plan.yaml") == plan
+
+
+def test_given_a_signed_plan_when_cut_anywhere_or_one_value_changes_then_it_is_refused(desk):
+    text = sign(plan_with(), desk.private).encode()
+    for end in range(0, len(text) - 2, 97):
+        with pytest.raises(PlanError, match=r"cut or malformed|not signed"):
+            read(desk, text[:end])
+    for name in signed(desk)["plan"]:
+        content = signed(desk)
+        content["plan"][name] = 12345
+        with pytest.raises(PlanError, match="changed after it was signed"):
+            read(desk, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"[]", "is not signed"),
+        (b"\xff\xfe{}", "cut or malformed"),
+        (b"[" * 100_000, "cut or malformed"),
+        (b" " * (2 << 20), "at most 1,048,576"),
+        ({"plan": {}, "signature": 5}, "no signed plan of version 1"),
+        ({"v": 1, "plan": {}, "key": "x", "signature": "??"}, "signed with the key x"),
+        ({"v": 1, "plan": {}, "key": "x", "signature": 5}, "signed with the key x"),
+    ],
+)
+def test_given_a_file_that_is_no_signed_plan_when_read_then_the_reason_is_said(desk, content, match):
+    with pytest.raises(PlanError, match=match):
+        read(desk, content)
+
+
+def test_given_another_key_when_read_then_both_keys_are_named(desk, tmp_path):
+    make_keys(tmp_path / "other")
+    with pytest.raises(PlanError, match=r"signed with the key \w{16}; this vehicle trusts \w{16} only"):
+        read(desk, sign(plan_with(), read_private_key(tmp_path / "other")).encode())
+    with pytest.raises(ConfigError, match="is there already"):
+        make_keys(tmp_path / "other")
+    assert (tmp_path / "other").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"versoin": "7"}, "unknown field 'versoin'"),
+        ({"version": 7.2}, "version 7.2 has to be a text in quotes"),
+        ({"version": "base"}, "another name"),
+        ({"candidate": {}}, "one at least"),
+        ({"candidate": {"adaptor": "a:B"}}, "'adaptor' is no parameter"),
+        (
+            {"candidate": {"budget_ms": 9.0}},
+            "'budget_ms' is no parameter of a stage that a candidate may change",
+        ),
+        ({"candidate": {"engine": "fast"}}, "parameter engine: 'fast' is not allowed"),
+        ({"candidate": {"packages": "a.pt2"}}, "package 'a.pt2' has to be among `files` with its SHA-256"),
+        ({"files": {"a": "12"}}, "files: a '12' has to be a SHA-256"),
+        ({"steps": []}, "has to be a list of steps"),
+        ({"steps": [{"share": 101}]}, r"steps\[0\].share 101 has to be a number from 0 to 100"),
+        ({"steps": [{"share": 5}, {"share": 1}]}, "shares have to grow"),
+        ({"steps": [{"share": 5}, {"share": 5, "shadow": True}]}, "a shadow comes before"),
+        ({"steps": [{"share": 5, "soak": 1}]}, "may have: shadow"),
+        ({"step": 6}, "below the number of steps, 6"),
+        ({"serial": "7"}, "serial '7' has to be a whole number"),
+        ({"state": "paused"}, "one of: running, held"),
+        ({"unit": "frame"}, "one of: vehicle, drive"),
+        ({"guards": {"deaths": 1}}, "no guard is called 'deaths'"),
+        ({"guards": {"miss_ratio": 2}}, "from 0 to 1"),
+        ({"guards": {"safe_stops": float("nan")}}, "a number from 0 on"),
+        ({"margins": {"p50": 1}}, "margins"),
+        ({"expires": "tomorrow"}, "has to be a time in UTC"),
+        ({"expires": NOW - datetime.timedelta(days=1)}, "after `issued`"),
+        ({"targeting": {"==": [{"var": "gpuu"}, "orin"]}}, "asks for 'gpuu', which no vehicle knows"),
+        ({"targeting": {"equals": [1, 2]}}, "'equals' is no operation"),
+        ({"targeting": {"and": [], "or": []}}, "one operation"),
+        ({"shadow_min": -1}, "shadow_min -1"),
+        ({"again": "7"}, "a list of versions"),
+    ],
+)
+def test_given_a_value_that_is_not_allowed_when_checked_then_the_field_and_what_is_right_are_named(
+    changes, match
+):
+    with pytest.raises(PlanError, match=match):
+        plan_with(**changes)
+
+
+def test_given_no_mapping_or_a_field_less_when_checked_then_it_is_said():
+    with pytest.raises(PlanError, match="is no plan"):
+        plan_of([], "plan")
+    values = plan_with().to_mapping()
+    del values["version"]
+    with pytest.raises(PlanError, match="the field 'version' is missing"):
+        plan_of(values, "plan")
+
+
+def test_given_a_plan_when_it_goes_on_then_the_serial_grows_and_the_last_step_is_followed_by_done():
+    plan, later = plan_with(), NOW + datetime.timedelta(days=1)
+    seen = [plan]
+    while seen[-1].state == "running":
+        seen.append(seen[-1].advanced(later))
+    assert [one.serial for one in seen] == [plan.serial + n for n in range(7)]
+    assert [one.share for one in seen] == [1, 1, 5, 20, 50, 100, 100]
+    assert seen[-1].state == "done"
+    assert seen[1].expires - seen[1].issued == plan.expires - plan.issued
+    assert (plan.rolled_back(later).share, plan.rolled_back(later).revoked) == (0.0, ("7",))
+
+
+def test_given_guards_of_steps_when_the_step_is_on_then_they_hold_from_there_on():
+    steps = [
+        {"share": 1, "guards": {"worker_deaths": 0}},
+        {"share": 5},
+        {"share": 9, "guards": {"worker_deaths": 4}},
+    ]
+    plan = plan_with(steps=steps)
+    assert [replace(plan, step=n).limits.worker_deaths for n in range(3)] == [0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        (Figures(), ""),
+        (Figures(deaths=1), ""),
+        (Figures(deaths=2), "worker_deaths 2 is over its limit 1"),
+        (Figures(safe_stops=1), "safe_stops 1 is over its limit 0"),
+        (Figures(refused=4), "refused_plans 4 is over its limit 3"),
+        (Figures(memory_mib_per_h=61.5), "memory_mib_per_h 61.5 is over its limit 60"),
+        (Figures(frames=999, misses=999), ""),
+        (Figures(frames=1000, misses=20), ""),
+        (Figures(frames=1000, misses=21), "miss_ratio 0.021 is over its limit 0.02"),
+        (Figures(compared=2000, disagreements=101), "disagreement 0.0505 is over its limit 0.05"),
+    ],
+)
+def test_given_figures_when_a_limit_is_passed_then_it_is_named_with_the_figure(figures, text):
+    assert broken_guard(Guards(), figures) == text
+
+
+def test_given_figures_of_two_times_when_added_then_every_count_is_their_sum_and_the_trend_the_later_ones():
+    first, later = (
+        Figures(**{one.name: by + at for at, one in enumerate(fields(Figures))}) for by in (1, 100)
+    )
+    sums = {one.name: 101 + 2 * at for at, one in enumerate(fields(Figures))}
+    assert first + later == Figures(**sums | {"memory_mib_per_h": later.memory_mib_per_h})

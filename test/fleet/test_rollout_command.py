@@ -1,0 +1,343 @@
+"""The commands, from a key to a roll-back, on files as people have them."""
+
+import datetime
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from torchperf_ros.fleet.plan import Step, plan_text, read_plan_file, utc_now
+from torchperf_ros.fleet.records import RecordWriter
+from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed, sign
+from torchperf_ros.fleet.targeting import bucket_percent
+from torchperf_ros.tools.main import app
+
+from .conftest import minute
+
+VEHICLES, MINUTES = 24, 150
+NEW = ("new", "--stage", "perception", "--version", "7")
+
+
+def run(*words, status=0):
+    done = CliRunner().invoke(app, ["rollout", *map(str, words)], env={"COLUMNS": "200"})
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture
+def desk_folder(tmp_path, monkeypatch):
+    """Keys, and a plan that was signed a day and a half ago."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "detector.pt2").write_bytes(b"abc")
+    run("keygen")
+    run(
+        "new",
+        "-o",
+        "plan.yaml",
+        "--stage",
+        "perception",
+        "--version",
+        "7",
+        "--set",
+        "engine=eager",
+        "--set",
+        "packages=[detector.pt2]",
+        "--file",
+        "detector.pt2",
+    )
+    plan = read_plan_file(tmp_path / "plan.yaml")
+    begun = utc_now() - datetime.timedelta(hours=36)
+    (tmp_path / "plan.yaml").write_text(plan_text(replace(plan, issued=begun, step_since=begun)))
+    run("sign", "plan.yaml")
+    (tmp_path / "drive.yaml").write_text(plan_text(replace(plan, unit="drive")))
+    return tmp_path
+
+
+def read(folder):
+    return read_signed(
+        (folder / "plan.json").read_bytes(), read_public_key(folder / "rollout.key.pub"), "x"
+    )
+
+
+def bring_home(folder, factor=1.0, rolled_back=0, step=0, vehicles=VEHICLES):
+    """What vehicles wrote in the last hours.
+
+    The candidate's times are the base's by a factor, and a bit of noise.
+    """
+    now_s = utc_now().timestamp()
+    for number in range(vehicles):
+        log = RecordWriter(folder / "home" / f"car-{number}", {"vehicle": f"car-{number}", "gpu": "orin"})
+        for at in range(MINUTES):
+            noise = 1 + 0.01 * ((7 * number + 3 * at) % 11 - 5)
+            log.minute(
+                replace(
+                    minute("shadow", t_s=now_s - 3600 - 60 * (MINUTES - at)),
+                    step=step,
+                    drive=f"{at // 30}",
+                    base_sum_ms=1800 * 20.0,
+                    candidate_sum_ms=1800 * 20.0 * factor * noise,
+                    base_p99_ms=30.0,
+                    candidate_p99_ms=30.0 * factor * noise,
+                    base_misses=2,
+                    candidate_misses=2,
+                    compared=60,
+                    agreed=60,
+                    score=0.98 if at % 2 else math.nan,
+                    refused=at == 7,
+                    deaths=0,
+                )
+            )
+        if not number:
+            log.event("refused", "", 1, "plan plan.json: has serial 1")
+        if number < rolled_back:
+            log.event("rolled_back", "7", 1, "worker_deaths 2 is over its limit 1")
+    return folder / "home"
+
+
+def test_given_a_candidate_that_is_as_good_when_advanced_then_the_next_plan_is_signed_only_with_write(
+    desk_folder,
+):
+    home = bring_home(desk_folder)
+    before = read(desk_folder)
+    assert before.files == {
+        "detector.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    }
+    shown = run("status", home, "--plan", "plan.json", "--json", "out.json", "--html", "out.html")
+    assert "advance: every figure is within its margin" in shown
+    assert "- car-0 refused the plan: plan plan.json: has serial 1" in shown
+    figures = json.loads((desk_folder / "out.json").read_text())
+    assert (figures["vehicles"], figures["move"]) == (VEHICLES, "advance")
+    first = {name: figures["steps"][0][name] for name in ("refused", "deaths", "score")}
+    assert first == {"refused": VEHICLES, "deaths": 0, "score": pytest.approx(0.98)}
+    assert figures["steps"][1]["score"] is None
+    assert re.search(r"^> 0 +1 +shadow +24 +60.0 +0.0 +24 +0 +0.980 *$", shown, re.M)
+    assert "plans refused" in (desk_folder / "out.html").read_text()
+    assert {one["metric"]: one["verdict"] for one in figures["findings"]} == dict.fromkeys(
+        ("latency", "p99", "misses", "disagreement"), "equivalent"
+    )
+    assert "in margins" in (desk_folder / "out.html").read_text()
+    assert "nothing was written" in run("advance", "plan.json", home)
+    assert read(desk_folder) == before
+    run("advance", "plan.json", home, "--write")
+    after = read(desk_folder)
+    assert (after.serial, after.step, after.share) == (before.serial + 1, 1, 1.0)
+    assert "step 1 has lasted 0.0 h; it has to last 24 h" in run("advance", "plan.json", home, status=1)
+    assert "step 2 of 5" in run("advance", "plan.json", home, "--force")
+
+
+def test_given_a_worse_candidate_when_advanced_then_it_is_refused_and_rollback_takes_it_back(desk_folder):
+    home = bring_home(desk_folder, factor=1.06)
+    assert "rollback: latency is worse: +6" in run("status", home, "--plan", "plan.json", status=1)
+    assert "does not advance; --force goes on all the same" in run("advance", "plan.json", home, status=1)
+    run("rollback", "plan.json", "--write", "-o", "next.json")
+    assert read(desk_folder).state == "running"
+    shutil.move("next.json", "plan.json")
+    assert (read(desk_folder).state, read(desk_folder).revoked) == ("rolled_back", ("7",))
+    assert "the roll-out is rolled back" in run("advance", "plan.json", home, "--force", status=1)
+
+
+def test_given_a_hard_guard_that_broke_when_forced_then_it_is_still_refused(desk_folder):
+    home = bring_home(desk_folder, rolled_back=2)
+    shown = run("advance", "plan.json", home, "--force", "--write", status=1)
+    assert "2 of 24 vehicles rolled it back, as car-0: worker_deaths 2 is over its limit 1" in shown
+    assert "--force goes on" not in shown
+    assert read(desk_folder).step == 0
+
+
+def test_given_too_little_when_advanced_then_it_holds_and_says_what_is_missing(desk_folder):
+    shown = run("advance", "plan.json", status=1)
+    assert "step 0 has 0.0 h of driving with the candidate; it needs 10 h" in shown
+    assert "not enough data: a verdict needs 10 vehicles, 0 brought some home" in shown
+    run("hold", "plan.json", "--write")
+    assert read(desk_folder).state == "held"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_given_a_plan_that_asks_for_nothing_when_advanced_without_a_record_then_no_data_is_no_verdict(
+    desk_folder, force
+):
+    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    (desk_folder / "plan.yaml").write_text(plan_text(plan))
+    run("sign", "plan.yaml")
+    for step in (0, 1):
+        for words in ((), ("home",)):
+            (desk_folder / "home").mkdir(exist_ok=True)
+            shown = run("advance", "plan.json", *words, "--write", status=1)
+            assert "hold: no vehicle brought anything home of version 7: no data is no verdict" in shown
+            assert "every figure is within its margin" not in shown
+        assert (read(desk_folder).step, read(desk_folder).state) == (step, "running")
+        run("advance", "plan.json", "--write", "--force")  # who owns the plan may know more
+    assert (read(desk_folder).step, read(desk_folder).state) == (1, "done")
+
+
+def test_given_too_few_vehicles_when_a_step_asks_for_nothing_then_it_is_only_passed_and_done_needs_a_verdict(
+    desk_folder,
+):
+    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    (desk_folder / "plan.yaml").write_text(plan_text(plan))
+    run("sign", "plan.yaml")
+    few = bring_home(desk_folder, vehicles=3)
+    shown = run("advance", "plan.json", few, "--write")
+    assert "step 0 asks for no time and no exposure; there is no verdict" in shown
+    assert "every figure is within its margin" not in shown
+    shown = run("advance", "plan.json", few, "--write", status=1)
+    assert "hold: not enough data: a verdict needs 10 vehicles, 3 brought some home" in shown
+    shown = run("advance", "plan.json", bring_home(desk_folder), "--write")
+    assert "every figure is within its margin" in shown
+    assert read(desk_folder).state == "done"
+
+
+def test_given_a_plan_that_no_vehicle_could_follow_when_signed_then_it_is_refused_and_nothing_is_written(
+    desk_folder,
+):
+    draft = read_plan_file(desk_folder / "plan.yaml")
+    (desk_folder / "plan.json").unlink()
+    hour = datetime.timedelta(hours=1)
+    for expires, said in ((utc_now() - hour, "is over, and vehicles refuse it"), (utc_now() + hour, "")):
+        plan = replace(draft, issued=utc_now() - 2 * hour, step_since=utc_now() - 2 * hour, expires=expires)
+        (desk_folder / "old.yaml").write_text(plan_text(plan))
+        assert said in run("sign", "old.yaml", status=2 if said else 0)
+        assert (desk_folder / "old.json").exists() is not bool(said)
+    package = desk_folder / "detector.pt2"
+    package.write_bytes(b"abd")
+    assert "its file detector.pt2: has SHA-256" in run("sign", "plan.yaml", status=2)
+    package.unlink()
+    assert "its file detector.pt2: cannot be read (No such file or directory)" in run(
+        "sign", "plan.yaml", status=2
+    )
+    package.mkdir()
+    assert "its file detector.pt2: cannot be read (is a folder and no file)" in run(
+        "sign", "plan.yaml", status=2
+    )
+    assert not (desk_folder / "plan.json").exists()
+    package.rmdir()
+    package.write_bytes(b"abc")
+    run("sign", "plan.yaml")
+
+
+def test_given_a_small_fleet_when_asked_then_the_share_that_a_verdict_needs_is_said(desk_folder):
+    home = bring_home(desk_folder, vehicles=6)
+    shown = run("status", home, "--plan", "plan.json")
+    assert (
+        "hold: not enough data: a verdict needs 10 vehicles, 6 brought some home; if 1 % of the fleet are"
+        in shown
+    )
+    assert shown.count("a step of 2 % is needed, or --force") == 1
+
+
+def test_given_a_vehicle_when_checked_then_its_role_is_said_for_signed_plans_and_drafts(desk_folder):
+    name = next(f"car-{n}" for n in range(9999) if bucket_percent("perception-7", f"car-{n}") < 1)
+    assert run("check", "plan.json", "--vehicle", name).startswith(
+        f"shadow: vehicle {name} is in bucket 0."
+    )
+    assert run("check", "plan.yaml", "--vehicle", name).startswith("shadow: ")
+    (desk_folder / "detector.pt2").write_bytes(b"abcd")
+    assert "none: file" in run("check", "plan.json", "--vehicle", name)
+    assert [path.name for path in desk_folder.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ((*NEW, "-o", "b.yaml", "--set", "engine=warp"), "'warp' is not allowed"),
+        ((*NEW, "-o", "plan.yaml"), "is there already; --force replaces it"),
+        ((*NEW, "-o", "b.yaml", "--rule", "{"), "is no JSON"),
+        (("keygen",), "is there already"),
+        (("keygen", "none/key"), "key none/key: cannot be written (No such file or directory)"),
+        (
+            (*NEW, "-o", "b.yaml", "--set", "engine=eager", "--file", "none.pt2"),
+            "--file none.pt2: cannot be read (No",
+        ),
+        (("sign", "plan.yaml", "--key", "none"), "key none: cannot be read (No such file or directory)"),
+        (
+            ("check", "none.json", "--vehicle", "car"),
+            "plan none.json: cannot be read (No such file or directory)",
+        ),
+        (
+            ("status", "home", "--plan", "plan.json", "--key", "none.pub"),
+            "key none.pub: cannot be read (No such file",
+        ),
+        (("sign", "plan.json"), "would replace the input plan.json"),
+        (("sign", "plan.yaml", "--key", "rollout.key.pub"), "is no private key"),
+        (("check", "plan.json", "--vehicle", " "), "the vehicle has no id"),
+        (("check", "plan.json", "--vehicle", "car", "--fact", "colour=red"), "fact 'colour' is not known"),
+        (("check", "plan.json", "--vehicle", "car", "--key", "plan.json"), "is no private key"),
+        (("status", "none", "--plan", "plan.json"), "none: is not there"),
+        (("hold", "plan.yaml", "--write"), "is not signed; `torchperf rollout sign plan.yaml` comes first"),
+        (("simulate", "plan.yaml", "--candidate", "slow"), "there are same: no difference"),
+        (("simulate", "plan.yaml", "--runs", "none.parquet"), "cannot be read"),
+        (("simulate", "drive.yaml"), "plan drive.yaml: draws by drive, which is not simulated"),
+    ],
+)
+def test_given_input_that_cannot_be_used_when_run_then_one_line_says_what_and_the_status_is_2(
+    desk_folder, words, match
+):
+    shown = run(*words, status=2)
+    assert match in shown
+    assert shown.count("\n") == 1
+
+
+def test_given_an_expired_plan_when_checked_then_it_says_so(desk_folder):
+    plan, later = read(desk_folder), datetime.timedelta(days=60)
+    old = replace(plan, issued=plan.issued - later, expires=plan.expires - later)
+    (desk_folder / "plan.json").write_text(sign(old, read_private_key(desk_folder / "rollout.key")))
+    assert "expired" in run("check", "plan.json", "--vehicle", "car-7", status=2)
+
+
+def test_given_a_plan_when_simulated_then_both_ways_are_shown_drawn_and_written(desk_folder):
+    words = ("--candidate", "crashing", "--vehicles", "1500", "--svg", "out.svg", "--json", "out.json")
+    shown = run("simulate", "plan.yaml", *words)
+    assert "all at once" in shown
+    figures = json.loads((desk_folder / "out.json").read_text())
+    assert figures["in steps"]["reached"] < 3 < figures["all at once"]["reached"]
+    assert "</svg>" in (desk_folder / "out.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        ({"kind": "regress", "status": 0, "verdict": "nothing is worse"}, 0, "gate gate.json: open"),
+        (
+            {"kind": "regress", "status": 1, "verdict": "1 worse: p99"},
+            1,
+            "gate.json: nothing is signed: 1 worse: p99",
+        ),
+        ({"targets": [{"what": "a", "value": 1, "relation": "<=", "limit": 2, "met": True}]}, 0, "open"),
+        (
+            {"targets": [{"what": "hits", "value": None, "relation": "<=", "limit": 2, "met": False}]},
+            1,
+            "nothing is signed: hits is None, the target <= 2",
+        ),
+        ({"scenario": "cut_in", "seed": 3, "collision": False}, 0, "open"),
+        (
+            {"scenario": "cut_in", "seed": 3, "collision": True},
+            1,
+            "nothing is signed: cut_in, seed 3: a collision",
+        ),
+        ({"targets": []}, 1, "it has no targets"),
+        ({"figures": {}}, 2, "is no JSON of `torchperf compare --json`"),
+        ([], 2, "is no JSON of"),
+    ],
+)
+def test_given_a_gate_when_signed_then_nothing_is_unless_it_is_open(desk_folder, content, status, said):
+    (desk_folder / "plan.json").unlink()
+    (desk_folder / "gate.json").write_text(json.dumps(content))
+    output = run("sign", "plan.yaml", "--gate", "gate.json", status=status)
+    assert said in " ".join(output.split())
+    assert (desk_folder / "plan.json").exists() is (status == 0)
+
+
+def test_given_a_plan_that_was_rolled_back_when_its_draft_is_signed_again_then_the_older_serial_replaces_nothing(
+    desk_folder,
+):
+    run("rollback", "plan.json", "--write")
+    before = (desk_folder / "plan.json").read_bytes()
+    said = run("sign", "plan.yaml", status=2)
+    assert "is older than" in said
+    assert "write a greater serial into plan.yaml" in said
+    assert (desk_folder / "plan.json").read_bytes() == before
+    run("sign", "plan.yaml", "-o", "other.json")

@@ -1,0 +1,302 @@
+"""What a roll-out's guards are told of a candidate in service, and the thread that looks after candidates."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.fleet import rollouts
+from torchperf_ros.fleet.guards import Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.pair_figures import Pair, PairFigures
+from torchperf_ros.fleet.rollouts import Rollouts, Trial
+from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish
+from torchperf_ros.settings.config import node_config, stage_config
+from torchperf_ros.settings.rollout_options import rollout_options
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.workers.worker_setup import worker_setup
+
+MS = 1_000_000
+VALUES = {"adapter": "m:C", "output": "o"}
+PORTS = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: None, lambda *_: None)
+
+
+@pytest.fixture
+def stage():
+    """A stage whose candidate `7` serves; it has no workers, and is told how its frames ended."""
+    config = stage_config("perception", VALUES)
+    actor = Stage(config, worker_setup(config, node_config({"device": "cpu"}, {})), PORTS, time.time_ns)
+    actor.model.name = "7"
+    yield actor
+    actor.stop()
+
+
+def answered(stage, number, outcome=Outcome.ON_TIME, fallback=None, check=None):
+    """A frame that was answered 1 ms before its deadline."""
+    now_ns = time.monotonic_ns()
+    frame = Frame(number, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
+    stage.statistics.answered(
+        Answer(
+            frame,
+            outcome,
+            fallback,
+            "",
+            0,
+            0.0,
+            49.0,
+            50.0,
+            -1.0,
+            now_ns + 49 * MS,
+            StepTimes(),
+            check=check,
+        )
+    )
+
+
+@pytest.mark.parametrize("fallback", [Fallback.HOLD_LAST, Fallback.BACKUP, Fallback.STOP])
+@pytest.mark.parametrize(("late_of_100", "breaks"), [(1, False), (3, True)])
+def test_given_a_candidate_whose_late_frames_are_answered_in_time_when_guarded_then_they_are_misses(
+    stage, fallback, late_of_100, breaks
+):
+    trial = Trial(stage, "7")
+    for number in range(2000):
+        late = number % 100 < late_of_100
+        answered(stage, number, *((Outcome.LATE, fallback) if late else ()))
+    figures = trial.figures()
+    assert stage.statistics.counters.missed_deadline == 0
+    assert (figures.frames, figures.misses) == (2000, 20 * late_of_100)
+    limit = f"miss_ratio {late_of_100 / 100:g} is over its limit 0.02"
+    assert broken_guard(Guards(safe_stops=9), figures) == (limit if breaks else "")
+
+
+@pytest.mark.parametrize("outcome", [one for one in Outcome if one is not Outcome.ON_TIME])
+def test_given_each_way_in_which_a_frame_ends_when_guarded_then_what_has_no_result_in_time_is_a_miss(
+    stage, outcome
+):
+    trial = Trial(stage, "7")
+    answered(stage, 0, outcome)
+    assert trial.figures().misses == (outcome is not Outcome.PARTIAL)
+
+
+@pytest.mark.parametrize("check", GuardVerdict)
+def test_given_plans_of_the_candidate_when_guarded_then_those_that_a_stop_has_replaced_are_refused(
+    stage, check
+):
+    trial = Trial(stage, "7")
+    for number in range(4):
+        answered(stage, number, check=check)
+    refused = check in {GuardVerdict.STOP, GuardVerdict.UNAVOIDABLE}
+    assert trial.figures().refused == 4 * refused
+    assert broken_guard(Guards(), trial.figures()) == (
+        "refused_plans 4 is over its limit 3" if refused else ""
+    )
+
+
+def test_given_misses_of_the_version_before_when_the_candidate_takes_over_then_they_are_not_its_own(stage):
+    for number in range(2000):
+        answered(stage, number, Outcome.LATE, Fallback.HOLD_LAST)
+    trial = Trial(stage, "7")
+    answered(stage, 2000)
+    assert (trial.figures().frames, trial.figures().misses) == (1, 0)
+
+
+class Beside:
+    """What a trial knows of the version beside: pairs, and that all its workers are up."""
+
+    def __init__(self, stage):
+        self.version, self.figures, self.refused, self.deaths = "base", PairFigures(), "", 0
+        self.ready, self.exchanges, self.skipped, self.lost_pairs = True, False, 0, 0
+        self.pool = SimpleNamespace(ready=True, description=None, progress="")
+        self.stage = stage
+
+    def pairs(self, number, *, late=0, untimed=False):
+        """So many pairs, of which the candidate would have been late in some."""
+        for seq in range(number):
+            now_ns = time.monotonic_ns()
+            frame = Frame(seq, None, now_ns, 1.0, now_ns, now_ns + 50 * MS, Origin(now_ns, 1.0))
+            answer = Answer(
+                frame, Outcome.ON_TIME, None, "", 0, 0.0, 10.0, 50.0, -40.0, now_ns, StepTimes(1, 1, 1, 1)
+            )
+            steps_ms = 90.0 if seq < late else 4.0
+            self.figures.add(
+                Pair(answer, Outcome.ON_TIME, steps_ms, b"x", b"x", disturbed=untimed),
+                candidate_serves=False,
+            )
+
+
+@pytest.fixture
+def beside(stage):
+    stage.model.name = "base"
+    stage.shadow = Beside(stage)
+    stage.shadow.version = "7"
+    yield stage.shadow
+    stage.shadow = None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "waits"),
+    [
+        ({"number": 0}, "0 of the 50 frames beside the base that it has to have first"),
+        ({"number": 49}, "49 of the 50 frames beside the base that it has to have first"),
+        ({"number": 500, "untimed": True}, "0 of 500 frames have a known time, 5 are needed"),
+        (
+            {"number": 200, "late": 5},
+            "5 of 200 frames would be over the budget or without a result; at most 2.00% may",
+        ),
+        ({"number": 200, "late": 200}, "200 of 200 frames would be over the budget"),
+        ({"number": 200, "late": 4}, ""),
+        ({"number": 50}, ""),
+    ],
+)
+def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_and_never_over_the_budget(
+    stage, beside, pairs, waits
+):
+    begun = []
+    beside.exchange = lambda: begun.append("exchange")
+    trial = Trial(stage, "7")
+    beside.pairs(**pairs)
+    source = SimpleNamespace(begins=lambda: begun.append("begins"))
+    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
+    found._exchange(trial, source, Wish("7", "base", "7"))
+    assert trial.waits.startswith(waits)
+    assert begun == ([] if waits else ["begins", "exchange"])
+    said = trial.values()["candidate"]
+    assert (
+        said.startswith(f"7: shadow, which is to serve and waits: {waits}")
+        if waits
+        else said == "7: shadow"
+    )
+
+
+def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(stage, beside):
+    begun = []
+    beside.exchange = lambda: begun.append("exchange")
+    stage.model.name = "7"
+    beside.version = "base"
+    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
+    found._exchange(Trial(stage, "7"), SimpleNamespace(), Wish())
+    assert begun == ["exchange"]
+
+
+def test_given_a_base_that_is_late_as_often_when_the_candidate_is_to_serve_then_it_may():
+    assert why_not_to_serve(200, 200, 20, 0.1, Guards()) == ""
+    assert why_not_to_serve(200, 200, 21, 0.1, Guards()) != ""
+    assert why_not_to_serve(1000, 10, 1, 0.0, Guards()) != ""
+
+
+# -- the thread
+
+
+def test_given_a_thread_that_waits_for_a_disk_when_the_node_takes_its_stages_down_then_it_does_not_wait_for_ever(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(rollouts, "_END_S", 0.2)
+    said, disk = [], threading.Event()
+
+    def values(_stage):
+        disk.wait(60.0)
+        return VALUES
+
+    config = node_config({"stages": ["perception"]}, {"perception": VALUES})
+    found = Rollouts(lambda _: VALUES, lambda _, text: said.append(text), lambda _: None, "/perf")
+    found.prepared(config)
+    found._sources["perception"].wish = lambda: values("perception")
+    found.begin([stage], config)
+    time.sleep(0.3)
+    found.end()
+    assert any("has not ended after 0.2 s: it waits for a disk" in text for text in said)
+    hanging = [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+    found.prepared(config)
+    found.begin([], config)
+    disk.set()
+    for thread in hanging:
+        thread.join(60.0)  # it belongs to stages that are gone: it does not go on with others
+        assert not thread.is_alive()
+    found.end()
+
+
+# -- what is read for it
+
+
+def test_given_a_candidate_that_others_can_change_when_read_then_it_is_refused_and_the_mode_is_named(
+    tmp_path,
+):
+    path = tmp_path / "c.yaml"
+    path.write_text("version: b\nadapter: m:Other\n")
+    values = {**VALUES, "candidate": str(path)}
+    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
+    path.chmod(0o666)
+    assert (
+        f"candidate {path}: is not taken, as it says which code runs: others can write {path}"
+        in source.wish().why
+    )
+    path.chmod(0o600)
+    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
+    assert source.wish().beside == "b"
+
+
+def test_given_a_change_of_another_parameter_when_checked_then_no_candidate_is_read_again(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("version: b\nadapter: m:Other\n")
+    found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
+    config = node_config({"stages": ["perception"]}, {"perception": {**VALUES, "candidate": str(path)}})
+    found.prepared(config)
+    path.write_text("no mapping")
+    found.check(config)
+    other = node_config({"stages": ["perception"]}, {"perception": {**VALUES, "candidate": f"{path}x"}})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        found.check(other)
+
+
+def test_given_a_candidate_of_brackets_only_when_read_then_it_is_a_message(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("[" * 60_000)
+    values = {**VALUES, "candidate": str(path)}
+    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
+    assert "is not YAML" in source.wish().why
+    path.write_text(f"version: b\nadapter: m:{'x' * 70_000}")
+    source = ParameterSource("perception", lambda: stage_config("perception", values), lambda: VALUES)
+    assert "has more than 65,536 bytes" in source.wish().why
+
+
+def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_then_each_remembers_for_itself(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("mmh3", reason="mmh3 is not installed")
+    from test.fleet.conftest import Desk, serving
+    from torchperf_ros.fleet.plan import Step, utc_now
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    desk = Desk(tmp_path, utc_now())
+    desk.publish(serving(steps=(Step(100),), issued=desk.now))
+    options = rollout_options({"rollout.vehicle": "car-7", "rollout.key": str(desk.public)})
+    stage = stage_config("perception", {**VALUES, "rollout_plan": str(desk.plan_path)})
+
+    def start(node):
+        return PlanSource(stage, lambda: options, lambda: VALUES, lambda: "", node)
+
+    front, rear = start("/front/perf"), start("/rear/perf")
+    for one in (front, rear):
+        assert one.wish().serve == "7"
+        one.begins()
+    front.rolled_back("worker_deaths 2 is over its limit 1")
+    front.stops()
+    rear.stops()
+    assert (
+        start("/front/perf").wish().why
+        == "version 7 was rolled back here: worker_deaths 2 is over its limit 1"
+    )
+    assert start("/rear/perf").wish().serve == "7"
+    states = sorted(str(path.relative_to(tmp_path / "state")) for path in tmp_path.rglob("state.json"))
+    assert states == [
+        f"torchperf_ros/rollout/{node}/perf/perception/state.json" for node in ("front", "rear")
+    ]
+    again = start("/rear/perf")
+    other = stage_config("perception", {**VALUES, "rollout_plan": f"{desk.plan_path}2"})
+    with pytest.raises(ConfigError, match="parameter rollout.folder: state .*another node uses it"):
+        PlanSource(other, lambda: options, lambda: VALUES, lambda: "", "/rear/perf")
+    assert again.wish().serve == "7"

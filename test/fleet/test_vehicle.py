@@ -1,0 +1,604 @@
+"""One vehicle.
+
+What it does about plans, what it remembers, and that a kill at any moment leaves one version to run.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+import signal
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from test.settings.test_bounded_file import MIB, NO_FILES
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.plan import Step
+from torchperf_ros.fleet.records import read_records, record_files
+from torchperf_ros.fleet.targeting import bucket_percent
+from torchperf_ros.fleet.vehicle import Role, VehicleRollout
+from torchperf_ros.fleet.vehicle_state import STATE_FILE, RolloutStateError, load_state
+
+from .conftest import EARLY, LATE, NOW, minute, plan_with, serving
+
+
+def served(desk, vehicle):
+    """Until the candidate is good."""
+    assert vehicle.look().role is Role.SERVING
+    vehicle.begins_trial()
+    vehicle.minute(minute())
+    vehicle.confirmed()
+
+
+def test_given_steps_when_a_vehicle_looks_then_its_bucket_decides_and_is_named(desk):
+    plan = desk.publish(plan_with())
+    decision = desk.vehicle().look()
+    assert decision.role is Role.SHADOW
+    assert decision.why.startswith(f"vehicle {EARLY} is in bucket 0.")
+    assert "step 0 exposes 1 % as a shadow" in decision.why
+    assert (decision.serve.name, decision.beside.name, decision.beside.parameters) == (
+        "base",
+        "7",
+        plan.candidate,
+    )
+    later = desk.vehicle(LATE)
+    assert later.look().role is Role.NONE
+    desk.publish(replace(plan, serial=plan.serial + 1, step=5))
+    assert later.look().role is Role.SHADOW
+    assert later.look().why.endswith("10 min as a shadow come first")
+    for _ in range(10):
+        later.minute(minute("shadow"))
+    decision = later.look()
+    assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "7", "base")
+
+
+def test_given_minutes_without_a_frame_of_both_when_they_pass_then_the_candidate_has_not_been_beside(desk):
+    desk.publish(serving(shadow_min=2.0))
+    vehicle = desk.vehicle()
+    for _ in range(9):
+        vehicle.minute(minute("shadow", frames=0))
+        assert vehicle.look().role is Role.SHADOW
+    for _ in range(2):
+        assert vehicle.look().role is Role.SHADOW
+        vehicle.minute(minute("shadow"))
+    assert vehicle.look().role is Role.SERVING
+
+
+def test_given_a_probation_when_served_then_the_candidate_is_good_and_comes_up_after_a_start(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    assert vehicle.probation_left_s == 60
+    with pytest.raises(RolloutStateError, match="60 s of its probation of 1 min are left"):
+        vehicle.confirmed()
+    assert desk.vehicle().running.name == "base"
+    vehicle.minute(minute())
+    vehicle.confirmed()
+    assert desk.vehicle().running.name == "7"
+    decision = desk.vehicle().look()
+    assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "7", "base")
+    desk.publish(replace(serving(), serial=serving().serial + 1, step=1, state="done"))
+    decision = desk.vehicle(EARLY).look()
+    assert (decision.role, decision.serve.name, decision.beside) == (Role.NONE, "7", None)
+
+
+def test_given_a_broken_guard_when_rolled_back_then_the_version_stays_out_also_under_a_new_serial(desk):
+    plan = desk.publish(serving())
+    vehicle = desk.vehicle()
+    served(desk, vehicle)
+    assert vehicle.minute(minute(deaths=1)) == ""
+    broken = vehicle.minute(minute(deaths=1))
+    assert broken == "worker_deaths 2 is over its limit 1"
+    decision = vehicle.rolled_back(broken)
+    assert (decision.role, decision.serve.name) == (Role.NONE, "base")
+    desk.publish(replace(plan, serial=plan.serial + 1, step=1))
+    for one in (vehicle, desk.vehicle()):
+        assert one.look().role is Role.NONE
+        assert one.look().why == f"version 7 was rolled back here: {broken}"
+        assert one.running.name == "base"
+    desk.publish(replace(plan, serial=plan.serial + 2, step=1, again=("7",)))
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def test_given_a_second_version_when_it_is_rolled_back_then_the_first_one_is_back(desk):
+    first = desk.publish(serving())
+    vehicle = desk.vehicle()
+    served(desk, vehicle)
+    second = desk.publish(replace(first, serial=first.serial + 1, version="8"))
+    decision = vehicle.look()
+    assert (decision.role, decision.serve.name, decision.beside.name) == (Role.SERVING, "8", "7")
+    vehicle.begins_trial()
+    assert desk.vehicle().running.name == "7"
+    assert vehicle.rolled_back("x").serve.name == "7"
+    desk.publish(replace(second, serial=first.serial + 2, revoked=("7", "8")))
+    assert vehicle.look().serve.name == "base"
+    assert desk.vehicle().running.name == "base"
+
+
+def test_given_the_owner_rolls_back_when_a_vehicle_looks_then_it_goes_back_from_trial_and_from_good(desk):
+    plan = desk.publish(serving())
+    on_trial, good = desk.vehicle(), desk.vehicle()
+    on_trial.look()
+    on_trial.begins_trial()
+    desk.publish(plan.rolled_back(NOW))
+    assert on_trial.look().serve.name == "base"
+    assert on_trial.state.trial == ""
+    assert "revoked" in on_trial.look().why
+    assert good.running.name == "base"
+
+
+def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_other_begins(desk):
+    plan = desk.publish(serving())
+    begun = desk.vehicle()
+    begun.look()
+    begun.begins_trial()
+    begun.minute(minute())
+    other = next(f"car-x{n}" for n in range(9999) if bucket_percent(plan.name, f"car-x{n}") < plan.share)
+    assert desk.vehicle(other).look().role is Role.SERVING
+    desk.publish(plan.held(NOW))
+    assert begun.look().role is Role.SERVING
+    assert desk.vehicle(other).look().why.endswith("the roll-out is held, and no vehicle begins")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda plan: replace(plan, serial=plan.serial - 1), "a replay"),
+        (lambda plan: replace(plan, version="9"), "another plan with that serial was accepted"),
+        (
+            lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0),
+            "exposes 0.5 %, less than",
+        ),
+        (lambda plan: replace(plan, serial=plan.serial + 1, stage="planning"), "is for stage 'planning'"),
+        (
+            lambda plan: replace(plan, serial=plan.serial + 1, issued=NOW + datetime.timedelta(hours=1)),
+            "Is the clock",
+        ),
+        (
+            lambda plan: replace(
+                plan,
+                serial=plan.serial + 1,
+                issued=NOW - datetime.timedelta(days=9),
+                expires=NOW - datetime.timedelta(days=1),
+            ),
+            "expired",
+        ),
+    ],
+)
+def test_given_a_plan_that_must_not_be_followed_when_it_comes_then_it_is_said_and_the_last_one_holds(
+    desk, change, match
+):
+    plan = desk.publish(serving())
+    assert desk.vehicle().look().role is Role.SERVING
+    desk.publish(change(plan))
+    decision = desk.vehicle().look()
+    assert match in decision.problem
+    assert f"the last accepted plan, serial {plan.serial} holds" in decision.problem
+    assert (decision.role, decision.plan) == (Role.SERVING, plan)
+    desk.plan_path.unlink()
+    assert "is not there; the last accepted plan" in desk.vehicle().look().problem
+
+
+def test_given_clocks_that_jump_when_a_vehicle_looks_then_ten_minutes_are_tolerated_and_the_end_stays_the_end(
+    desk,
+):
+    plan = desk.publish(serving())
+    desk.now = NOW - datetime.timedelta(minutes=9)
+    assert desk.vehicle().look().role is Role.SERVING
+    desk.now = NOW - datetime.timedelta(
+        days=400
+    )  # a clock that lost its battery: the signature says it is later
+    assert desk.vehicle().look().role is Role.SERVING
+    desk.now = plan.expires + datetime.timedelta(days=1)
+    decision = desk.vehicle().look()
+    assert (decision.role, decision.plan) == (Role.NONE, None)
+    assert "expired" in decision.problem
+
+
+def test_given_files_when_one_is_missing_or_changed_then_nothing_is_loaded(desk):
+    desk.publish(
+        serving(files={"a.pt2": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"})
+    )
+    vehicle = desk.vehicle()
+    assert "a.pt2: cannot be read" in vehicle.look().why
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    assert vehicle.look().role is Role.SERVING
+    (desk.folder / "a.pt2").write_bytes(b"abcd")
+    decision = vehicle.look()
+    assert decision.role is Role.NONE
+    assert "and ba7816bf8f01cfea... was signed" in decision.why
+
+
+def sum_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_given_a_file_that_was_changed_and_its_times_set_back_when_looked_at_then_it_is_noticed(desk):
+    file = desk.folder / "a.pt2"
+    file.write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    vehicle = desk.vehicle()
+    assert vehicle.look().role is Role.SERVING
+    before = file.stat()
+    file.write_bytes(b"abd")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+    assert "was signed" in vehicle.look().why
+
+
+@pytest.mark.parametrize("said", NO_FILES)
+@pytest.mark.parametrize("name", ["plan.json", "a.pt2", STATE_FILE, "key.pub"])
+def test_given_what_is_no_file_where_one_is_looked_for_when_it_looks_then_it_goes_on_at_once_and_says_so(
+    desk, monkeypatch, name, said
+):
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    vehicle = desk.vehicle()
+    assert vehicle.look().role is Role.SERVING
+    path = desk.folder / (EARLY if name == STATE_FILE else "") / name
+    path.unlink()
+    monkeypatch.chdir(desk.folder)
+    NO_FILES[said](path)
+    tracemalloc.start()
+    try:
+        if name == "plan.json":
+            decision = vehicle.look()
+            assert f"plan {path}: cannot be read: {said}; the last accepted plan" in decision.problem
+            assert decision.role is Role.SERVING
+        elif name == "a.pt2":
+            # packages are large
+            expected = "was signed" if "bytes" in said else f"file {path}: cannot be read ({said})"
+            assert expected in vehicle.look().why
+        elif name == "key.pub":
+            with pytest.raises(ConfigError) as error:
+                desk.vehicle()
+            assert f"key {path}: cannot be read ({said})" in str(error.value)
+        elif "bytes" in said:  # its own file may be larger than what others bring
+            assert "has more than 16,777,216 bytes" in desk.vehicle().look().problem
+        else:
+            assert f"cannot be read: {said}" in desk.vehicle().look().problem
+        assert tracemalloc.get_traced_memory()[1] < 40 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "a.pt2", "key.pub"])
+def test_given_a_file_that_others_can_change_when_it_looks_then_it_is_not_taken_and_the_mode_is_named(
+    desk, name
+):
+    (desk.folder / "a.pt2").write_bytes(b"abc")
+    desk.publish(serving(files={"a.pt2": sum_of(b"abc")}))
+    (desk.folder / name).chmod(0o666)
+    said = f"others can write {desk.folder / name} (mode 0666)"
+    if name == "key.pub":
+        with pytest.raises(ConfigError) as error:
+            desk.vehicle()
+        assert f"key {desk.public}: is not trusted: {said}" in str(error.value)
+        return
+    decision = desk.vehicle().look()
+    assert decision.role is Role.NONE
+    assert said in (decision.problem if name == "plan.json" else decision.why)
+    (desk.folder / name).chmod(0o644)
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def other_plan(desk, **changes):
+    """Another node of the same vehicle, whose plan is another file."""
+    path = desk.folder / "rear.json"
+    path.write_text(desk.plan_path.read_text())
+    return VehicleRollout(
+        desk.folder / EARLY, {"vehicle": EARLY}, desk.public, path, "perception", **changes
+    )
+
+
+def test_given_a_folder_that_another_node_uses_when_it_starts_then_it_is_refused_until_that_one_ends(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    with pytest.raises(RolloutStateError, match="another node uses it.*name or namespace of its own"):
+        other_plan(desk)
+    vehicle.look()
+    vehicle.begins_trial()
+    assert desk.vehicle().state.trial == "7"  # the node itself, which is configured again
+    vehicle.close()
+    other_plan(desk).close()
+
+
+def test_given_a_folder_that_another_process_uses_when_it_starts_then_it_is_refused(desk):
+    desk.publish(serving())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            vehicle = desk.vehicle()
+            os.write(writing, b"!")
+            signal.pause()
+        finally:
+            os._exit(bool(vehicle))
+    assert os.read(reading, 1) == b"!"
+    with pytest.raises(RolloutStateError, match="another node uses it"):
+        desk.vehicle()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert desk.vehicle().look().role is Role.SERVING
+    for end in (reading, writing):
+        os.close(end)
+
+
+def test_given_what_an_earlier_release_remembers_for_all_nodes_when_a_node_starts_then_it_begins_with_that(
+    desk,
+):
+    desk.publish(serving())
+    earlier = desk.vehicle()
+    served(desk, earlier)
+    earlier.close()
+
+    def new(node, **changes):
+        made = {"earlier": desk.folder / EARLY, **changes}
+        return VehicleRollout(
+            desk.folder / node,
+            {"vehicle": EARLY},
+            desk.public,
+            desk.plan_path,
+            "perception",
+            lambda: NOW,
+            **made,
+        )
+
+    for node in ("front", "rear"):
+        vehicle = new(node)
+        assert "begins with what" in vehicle.adopted
+        assert (vehicle.running.name, vehicle.look().serve.name) == ("7", "7")
+    vehicle.rolled_back("worker_deaths")
+    again = new("rear")
+    assert (again.adopted, again.running.name, "7" in again.state.barred) == ("", "base", True)
+    assert new("front").running.name == "7"
+    desk.publish(serving(name="detector-8", version="8", serial=2**31))
+    other = new("side")  # it follows another roll-out: versions of the first one are none of its own
+    assert "begins anew" in other.adopted
+    assert (other.running.name, other.look().plan.version) == ("base", "8")
+    assert new("none", earlier=desk.folder / "nowhere").adopted == ""
+
+
+def test_given_versions_that_were_barred_for_all_nodes_when_a_node_of_another_roll_out_starts_then_they_stay_barred(
+    desk,
+):
+    desk.publish(serving())
+    earlier = desk.vehicle()
+    earlier.look()
+    earlier.rolled_back("worker_deaths")
+    earlier.close()
+    desk.publish(serving(name="detector-8", serial=2**31))
+    other = VehicleRollout(
+        desk.folder / "rear",
+        {"vehicle": EARLY},
+        desk.public,
+        desk.plan_path,
+        "perception",
+        lambda: NOW,
+        earlier=desk.folder / EARLY,
+    )
+    assert other.look().why == "version 7 was rolled back here: worker_deaths"
+
+
+def test_given_a_damaged_state_when_it_comes_up_then_it_runs_its_base_keeps_the_file_and_doubts_the_plan(
+    desk,
+):
+    plan = desk.publish(serving())
+    served(desk, desk.vehicle())
+    state = desk.folder / EARLY / STATE_FILE
+    for damage in (
+        b"",
+        b"{}",
+        state.read_bytes()[:-9],
+        b"[1]",
+        b"\xff",
+        state.read_bytes().replace(b'"good"', b'"god"'),
+    ):
+        for old in state.parent.glob("state.damaged-*"):
+            old.unlink()
+        state.write_bytes(damage)
+        vehicle = desk.vehicle()
+        assert vehicle.running.name == "base"
+        assert "is damaged" in vehicle.look().problem
+        assert [one.read_bytes() for one in state.parent.glob("state.damaged-*.json")] == [damage]
+        assert "in doubt" in desk.vehicle().look().why
+    desk.publish(replace(plan, serial=plan.serial + 1, again=("7",)))
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def test_given_a_vehicle_with_another_key_when_a_plan_of_it_comes_then_it_is_followed_and_older_serials_are_not(
+    desk,
+):
+    plan = desk.publish(serving())
+    served(desk, desk.vehicle())
+    for path in (desk.folder / "key", desk.public):
+        path.unlink()
+    desk.__post_init__()
+    assert "signed with the key" in desk.vehicle().look().problem
+    assert desk.vehicle().running.name == "7"
+    desk.publish(replace(plan, serial=plan.serial - 1))
+    assert "a replay" in desk.vehicle().look().problem
+    desk.publish(replace(plan, serial=plan.serial + 1))
+    assert desk.vehicle().look().role is Role.SERVING
+
+
+def test_given_a_plan_that_is_refused_when_looked_at_again_and_again_then_the_record_says_so_once(desk):
+    desk.publish(replace(serving(), stage="planning"))
+    vehicle = desk.vehicle()
+    for _ in range(3):
+        vehicle.look()
+    (event,) = read_records(record_files([desk.folder])).events
+    assert (event["what"], event["vehicle"]) == ("refused", EARLY)
+    assert "is for stage 'planning'" in event["reason"]
+
+
+def fail_writes(monkeypatch, number):
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
+    )
+
+
+@pytest.mark.parametrize("number", [28, 30])  # ENOSPC, EROFS
+def test_given_a_disk_that_takes_nothing_when_a_candidate_would_serve_then_nothing_begins(
+    desk, monkeypatch, number
+):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    with monkeypatch.context() as patch:
+        fail_writes(patch, number)
+        decision = vehicle.look()
+        assert (decision.role, decision.serve.name) == (Role.NONE, "base")
+        assert decision.why == "nothing begins that cannot be remembered"
+        assert os.strerror(number) in decision.problem
+        assert not list((desk.folder / EARLY).glob(".state*"))
+    assert vehicle.look().role is Role.SERVING
+    with monkeypatch.context() as patch:
+        fail_writes(patch, number)
+        with pytest.raises(RolloutStateError, match="version 7 does not serve"):
+            vehicle.begins_trial()
+    vehicle.begins_trial()
+    vehicle.minute(minute())
+    with monkeypatch.context() as patch:
+        fail_writes(patch, number)
+        with pytest.raises(RolloutStateError, match="after a loss of power the one before it comes up"):
+            vehicle.confirmed()
+        assert desk.vehicle().running.name == "base"
+        assert vehicle.rolled_back("miss_ratio").serve.name == "base"
+    assert vehicle.look().problem == ""
+    assert "7" in desk.vehicle().state.barred
+
+
+def test_given_a_candidate_that_takes_the_machine_down_when_cut_off_five_times_then_it_is_not_tried_again(
+    desk,
+):
+    desk.publish(serving())
+    for _ in range(5):
+        vehicle = desk.vehicle()
+        assert vehicle.running.name == "base"
+        assert vehicle.look().role is Role.SERVING
+        vehicle.begins_trial()
+    assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
+
+
+def test_given_one_loss_of_power_when_configure_fails_again_and_again_then_it_counts_once(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    for _ in range(9):
+        vehicle = desk.vehicle()
+        assert vehicle.look().role is Role.SERVING
+        vehicle.stops()  # as the node does where its configuration comes to nothing
+        assert (vehicle.state.cut_off, vehicle.state.trial) == (1, "7")
+
+
+def test_given_a_trial_that_ends_the_machine_as_soon_as_its_workers_start_then_each_end_counts(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    for number in range(1, 5):
+        vehicle = desk.vehicle()
+        vehicle.look()
+        assert vehicle.state.cut_off == number
+        vehicle.runs("7")
+    assert desk.vehicle().look().why == "version 7 was rolled back here: its trial was cut off 5 times"
+
+
+def test_given_a_state_of_an_earlier_release_when_it_comes_up_then_its_trial_was_cut_off(desk):
+    desk.publish(serving())
+    vehicle = desk.vehicle()
+    vehicle.look()
+    vehicle.begins_trial()
+    file = desk.folder / EARLY / STATE_FILE
+    content = json.loads(file.read_text())["state"]
+    del content["counted"]
+    text = json.dumps(content, sort_keys=True).encode()
+    file.write_text(json.dumps({"v": 1, "sha256": sum_of(text), "state": content}))
+    assert desk.vehicle().state.cut_off == 1
+
+
+def test_given_a_node_that_stops_in_order_when_started_again_and_again_then_the_trial_goes_on(desk):
+    desk.publish(serving())
+    for _ in range(8):
+        vehicle = desk.vehicle()
+        assert vehicle.look().role is Role.SERVING
+        vehicle.begins_trial()
+        vehicle.stops()
+
+
+CALLS = ("open", "write", "fsync", "replace", "close")
+
+
+def killed_at(desk, number, half):
+    """A process that lives a candidate's life, and is killed at its n-th system call.
+
+    What it had begun and done.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            tell = os.write
+            left, originals = [number], {name: getattr(os, name) for name in CALLS}
+
+            def counted(name):
+                def call(*arguments, **options):
+                    left[0] -= 1
+                    if not left[0]:
+                        if half and name == "write":
+                            originals["write"](arguments[0], arguments[1][: len(arguments[1]) // 2])
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return originals[name](*arguments, **options)
+
+                return call
+
+            vehicle = desk.vehicle()
+            for name in CALLS:
+                setattr(os, name, counted(name))
+            assert vehicle.look().role is Role.SERVING
+            vehicle.begins_trial()
+            vehicle.minute(minute())
+            tell(writing, b"C")
+            vehicle.confirmed()
+            tell(writing, b"c")
+            vehicle.rolled_back("worker_deaths 2 is over its limit 1")
+            tell(writing, b"r")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reading, "rb") as pipe:
+        return pipe.read().decode(), status
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_given_a_kill_at_any_system_call_when_it_comes_up_then_one_version_runs_the_last_good_one(
+    tmp_path, half, desk
+):
+    desk.publish(serving())
+    allowed = {"": {"base"}, "C": {"base", "7"}, "Cc": {"base", "7"}, "Ccr": {"base"}}
+    seen = set()
+    for number in range(1, 200):
+        for old in (desk.folder / EARLY).glob("*"):
+            old.unlink()
+        done, status = killed_at(desk, number, half)
+        state, problem = load_state(desk.folder / EARLY)
+        vehicle = desk.vehicle()
+        assert problem == ""
+        assert vehicle.running.name in allowed[done]
+        assert vehicle.running.name == state.last_good.name
+        if done == "Cc" and "7" not in state.barred:
+            assert vehicle.running.name == "7"
+        decision = vehicle.look()
+        assert decision.role is (Role.NONE if "7" in state.barred else Role.SERVING)
+        seen.add(done)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+    assert seen == set(allowed)
+    assert number > 30

@@ -1,0 +1,232 @@
+"""The node's side of the recorder, with real recorders.
+
+What is too large, what is not understood, who is stopped.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+
+import psutil
+import pytest
+
+from torchperf_ros.observe.recorder import recording
+from torchperf_ros.observe.recorder.recording import RecorderProcess, Recording
+from torchperf_ros.observe.telemetry.record_stream import MAX_PACKET_BYTES
+from torchperf_ros.settings.config import node_config
+from torchperf_ros.workers.frame_ring import FrameRing
+
+from ..telemetry.frame_records import frame_record
+
+WITHIN_S = 60.0
+SETUP = {
+    "node": "/perf",
+    "pid": os.getpid(),
+    "ros_offset_ns": 0,
+    "versions": {},
+    "parameters": {},
+    "topics": [],
+    "heard": [("/objects", "std_msgs/msg/String")],
+    "stages": [
+        {"name": "camera", "tiers": ["full"], "budget_ms": 50.0, "output": ["/boxes", ""], "inputs": [None]}
+    ],
+}
+
+
+class Node:
+    """What a node does of a recording, whose steps are called as often as a test likes."""
+
+    def __init__(self, folder, record_dir=None, **setup):
+        self.folder = folder
+        records = str(folder / "records") if record_dir is None else record_dir
+        own = {"evidence_dir": str(folder / "evidence"), "record_dir": records, "watch": False}
+        config = node_config(
+            {"stages": ["camera"], "black_box_mib": 1, "record_mib": 1, **own},
+            {"camera": {"adapter": "a:A", "output": "/boxes"}},
+        )
+        self.ring = FrameRing(4096)
+        self.recording = Recording(config, {**SETUP, **setup}, [self.ring])
+
+    @property
+    def recorder(self):
+        return self.recording._process
+
+    def wait_for(self, condition):
+        until = time.monotonic() + WITHIN_S
+        while not condition():
+            assert time.monotonic() < until, self.recording.problem
+            self.recording.step()
+            time.sleep(0.02)
+
+    def records(self):
+        file = self.folder / "records" / "records.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def texts(self):
+        return [record["text"] for record in self.records() if record["kind"] == "log"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    nodes = []
+
+    def start(**setup):
+        nodes.append(Node(tmp_path, **setup))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.recording.close(0)
+        node.ring.close()
+
+
+def test_given_parameters_and_events_of_any_size_then_texts_are_cut_and_counted_and_the_recorder_goes_on(
+    start,
+):
+    node = start(parameters={"camera.options": "x" * 3 * MAX_PACKET_BYTES})
+    node.recording.tell(1, kind="log", severity="error", text="x" * 3 * MAX_PACKET_BYTES)
+    node.recording.tell(2, kind="memory", values={f"label_{number}": number for number in range(100_000)})
+    node.recording.record("20260101T000000.000Z_large", "why", 3, "é" * MAX_PACKET_BYTES)
+    node.recording.tell(4, kind="log", severity="info", text="after it")
+    pid = node.recorder.pid
+    node.wait_for(lambda: "after it" in node.texts())
+    cut, replaced, _ = node.texts()
+    assert cut.startswith("x" * 16_384 + "... (")
+    assert cut.endswith(f"{3 * MAX_PACKET_BYTES - 16_384:,} more characters were cut)")
+    assert replaced.startswith("an event 'memory' of ")
+    assert (node.recording.cut, node.recording.restarts, node.recorder.pid) == (3, 0, pid)
+
+
+def test_given_records_that_nobody_understands_when_sent_then_it_is_said_and_the_recorder_goes_on(start):
+    node = start()
+    node.recording._writer._send(b"no packet")
+    node.recording.tell(1, kind="record")  # without its name
+    node.recording.tell(2, kind="log", severity="info", text="after it")
+    # on a busy machine, that it is silent comes first
+    said = "2 records were not understood, the last one:\nTraceback"
+    node.wait_for(lambda: "after it" in node.texts() and node.recording.problem.startswith(said))
+    assert node.recording.restarts == 0
+
+
+def test_given_a_recorder_that_is_stopped_when_seconds_pass_then_it_is_replaced(start, monkeypatch):
+    """A step that waited for it would never end."""
+    monkeypatch.setattr(recording, "_SILENT_S", 1.5)
+    monkeypatch.setitem(recording._KILL_S, psutil.STATUS_STOPPED, 1.5)
+    monkeypatch.setattr(recording, "_RESTART_S", 2.0)
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    stopped = node.recorder.pid
+    assert node.recording.unable() == ""
+    os.kill(stopped, signal.SIGSTOP)
+    node.wait_for(node.recording.unable)  # once it has had the processor to stop
+    assert node.recording.unable() == "the recorder is stopped"
+    node.wait_for(lambda: "made no progress for 2 s (stopped)" in node.recording.problem)
+    assert "made no progress" in node.recording.unable()
+    node.wait_for(lambda: node.recording.restarts == 1 and node.recording.problem == "")
+    assert node.recording.unable() == ""
+    assert not psutil.pid_exists(stopped)
+
+
+def test_given_a_recorder_that_says_nothing_when_judged_then_it_depends_on_what_it_waits_for(
+    start, monkeypatch
+):
+    nodes = [start(), start()]
+    for node in nodes:
+        node.wait_for(lambda node=node: node.recording.status)
+    monkeypatch.setattr(RecorderProcess, "heard", lambda self: iter(()))
+    for node, state, silent_s, warned, killed in (
+        (nodes[0], "sleeping", 4.0, False, False),
+        (nodes[0], "running", 30.0, False, False),
+        (nodes[0], "disk-sleep", 6.0, True, False),
+        (nodes[0], "disk-sleep", 21.0, True, True),
+        (nodes[1], "running", 61.0, True, True),
+    ):
+        monkeypatch.setattr(RecorderProcess, "state", state)
+        node.recording._heard_at = time.monotonic() - silent_s
+        node.recording.step()
+        assert (
+            ("no progress" in node.recording.problem)
+            == ("no progress" in node.recording.unable())
+            == warned
+        )
+        assert (node.recorder is None) == killed
+
+
+def test_given_a_killed_recorder_that_does_not_end_then_no_second_one_waits_for_the_same_disk(
+    start, monkeypatch
+):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    node.recording._tried_at = 0.0
+    monkeypatch.setattr(RecorderProcess, "has_ended", lambda self: False)
+    os.kill(node.recorder.pid, signal.SIGKILL)
+    node.wait_for(lambda: "has not ended" in node.recording.problem)
+    assert (node.recorder, node.recording.restarts) == (None, 0)
+    assert "disk" in node.recording.unable()
+    monkeypatch.undo()
+    node.wait_for(lambda: node.recording.restarts == 1)
+
+
+def test_given_a_node_that_dies_with_a_status_unread_when_gone_then_its_last_seconds_are_written(
+    start, tmp_path
+):
+    node = start()
+    assert select.select([node.recorder._own], [], [], WITHIN_S)[0]  # a status, which nobody reads any more
+    process = psutil.Process(node.recorder.pid)
+    node.recorder._own.close()
+    process.wait(WITHIN_S)
+    (incident,) = tmp_path.glob("evidence/2*_node-died")
+    assert "gone without a word" in (incident / "incident.json").read_text()
+
+
+def test_given_large_messages_and_outputs_when_nobody_passes_them_on_then_their_bytes_are_bounded_and_counted(
+    start, monkeypatch
+):
+    monkeypatch.setattr(recording, "_MOST_WAITING_BYTES", 1 << 20)
+    node = start()
+    answer = frame_record(seq=1).answer
+    answer.payload = bytes(300_000)
+    lost = node.recording._writer.lost
+    with node.recording._lock:  # as while another recorder is started
+        for _ in range(10):
+            node.recording.message("/objects", 1, bytes(200_000))
+            node.recording.frame(0, answer, 1.0)
+            node.recording.tell(1, kind="log", severity="info", text="x" * 300_000)
+        waiting = [*node.recording._messages, *node.recording._answers]
+        held = sum(len(one[2]) if isinstance(one[2], bytes) else len(one[1].payload) for one in waiting)
+        assert 500_000 < held <= 1 << 20
+        assert len(node.recording._waiting) == 3
+        assert node.recording._writer.lost - lost == 30 - len(waiting) - 3
+    node.wait_for(lambda: not node.recording._messages and not node.recording._answers)
+    node.recording.message("/objects", 1, bytes(200_000))  # there is room again
+    assert node.recording._writer.lost == 0
+
+
+def test_given_something_that_cannot_be_passed_on_then_it_is_counted_and_what_follows_is_recorded(start):
+    node = start()
+    node.wait_for(lambda: node.recording.status)
+    node.recording.message("/nobody_heard_of", 1, b"x")  # of no topic of the setup
+    node.wait_for(lambda: "1 times something could not be passed on" in node.recording.problem)
+    assert "KeyError: '/nobody_heard_of'" in node.recording.problem
+    node.recording.frame(0, frame_record(seq=7).answer, 1.0)
+    node.recording.tell(2, kind="log", severity="info", text="after it")
+    node.wait_for(lambda: "after it" in node.texts())
+    assert [record["seq"] for record in node.records() if record["kind"] == "frame"] == [7]
+    assert (
+        "could not be passed on" in node.recording.problem
+    )  # it stands there as long as the recorder goes on
+
+
+def test_given_no_folder_of_records_when_started_then_each_node_has_its_own(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    nodes = [start(node=name, record_dir="") for name in ("/front/perf", "/rear/perf")]
+    files = [
+        tmp_path / "torchperf_ros" / "records" / name / "perf" / "records.jsonl"
+        for name in ("front", "rear")
+    ]
+    for node in nodes:
+        node.recording.tell(1, kind="log", severity="info", text="here")
+    for node, file in zip(nodes, files, strict=True):
+        node.wait_for(file.exists)

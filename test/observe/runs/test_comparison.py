@@ -1,0 +1,318 @@
+"""Runs against runs: verdicts on made-up replays, refusals, and what is said beside the verdict."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("arch", reason="arch is not installed")
+
+from torchperf_ros.observe.runs.compare.comparison import agreement, compare
+from torchperf_ros.observe.runs.compare.estimates import stage_frames
+from torchperf_ros.observe.runs.compare.verdict import Rules, Verdict, read_limits
+from torchperf_ros.observe.runs.compare.verdict_text import headline
+from torchperf_ros.observe.runs.run_log import RunLog, RunLogError, StageLog
+from torchperf_ros.observe.runs.run_log_source import of_run
+
+from . import compare_runs as made
+
+
+def view(total_ms, name="run", **changes):
+    return of_run(made.run(total_ms, **changes), name)
+
+
+def bare(rows, name="run"):
+    return RunLog(name, (StageLog("perception", (), rows),))
+
+
+def named(run, *names):
+    """A run whose stages are its first one under these names."""
+    return replace(run, stages=tuple(replace(run.stages[0], name=name) for name in names))
+
+
+def against(base, new, across_machines=False, **rules):
+    base, new = ([side] if isinstance(side, RunLog) else side for side in (base, new))
+    return compare(base, new, Rules(**{"resamples": 300, **rules}), across_machines)
+
+
+def verdicts(base, new, **more):
+    return {finding.metric.key: finding for finding in against(base, new, **more).findings}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return view(made.latencies(2000, 1))
+
+
+@pytest.fixture(scope="module")
+def slower():
+    """The slowest 5 % of the frames take longer by a third of what they are over the p95."""
+    values = made.latencies(2000, 2)
+    p95 = np.quantile(values, 0.95)
+    return view(np.where(values > p95, p95 + 3 * (values - p95), values))
+
+
+def test_given_a_longer_tail_when_compared_then_the_p99_is_worse_every_time_and_the_p50_is_not(
+    base, slower
+):
+    found = verdicts(base, slower)
+    assert found["p99"].verdict is Verdict.WORSE
+    assert found["p99"].base == pytest.approx(np.quantile(made.latencies(2000, 1), 0.99))
+    assert found["p50"].verdict is Verdict.EQUIVALENT
+    assert found["max"].verdict is Verdict.INFORMATIVE
+    assert "no interval" in found["max"].why
+    assert verdicts(slower, base)["p99"].verdict is Verdict.BETTER
+    again, other = verdicts(base, slower), verdicts(base, slower, seed=1)
+    assert repr(again["p99"].interval) == repr(found["p99"].interval) != repr(other["p99"].interval)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_given_few_frames_when_compared_then_it_says_how_many_would_do(base, count):
+    values = made.latencies(count, 2)
+    found = verdicts(base, view(values))
+    for key in ("p50", "p95", "p99", "jitter", "miss"):
+        assert found[key].verdict is Verdict.NOT_ENOUGH
+        assert found[key].needed > count
+        assert found[key].why
+    assert found["p50"].new == pytest.approx(np.median(values))
+    assert found["p99"].needed >= 500
+
+
+def test_given_unknown_latencies_when_compared_then_they_do_not_count():
+    values = made.latencies(2000, 1)
+    holed = np.where(np.arange(2000) % 10, values, math.nan)
+    nothing = view(np.full(2000, math.nan))
+    found = verdicts(view(values), view(holed))
+    assert found["p50"].verdict is Verdict.EQUIVALENT
+    assert found["p50"].samples == 1800
+    assert verdicts(view(values), nothing)["p99"].verdict is Verdict.NOT_ENOUGH
+    for run, same in ((view(holed), True), (view(values[:50]), True), (nothing, False)):
+        alike = against(run, run)
+        assert ("perception: every latency is the same in both runs" in alike.notes) is same
+        if same:
+            assert {one.verdict for one in alike.findings} == {Verdict.EQUIVALENT, Verdict.INFORMATIVE}
+            assert alike.status(strict=True) == 0
+
+
+def test_given_a_log_of_which_half_is_missed_when_compared_then_it_is_worse_wherever_the_misses_lie():
+    some = np.random.default_rng(0).permutation(900)
+    values = made.latencies(900, 1)
+    values[some[:54]] = made.BUDGET_MS + 1
+    for places in (some[:504], slice(200, 704)):
+        new = made.latencies(900, 2)
+        new[places] = made.BUDGET_MS + 1
+        found = verdicts(view(values), view(new))
+        assert (found["miss"].base, found["miss"].new) == (6.0, pytest.approx(56, abs=3))
+        assert found["miss"].verdict is found["fallback"].verdict is Verdict.WORSE
+
+
+def test_given_gaps_in_the_numbers_when_compared_then_they_are_dropped_frames():
+    rows = made.rows(made.latencies(4000, 2, phi=0.0))
+    kept = np.delete(rows, np.random.default_rng(0).permutation(3998)[:200] + 1)
+    found = verdicts(view(made.latencies(4000, 1, phi=0.0)), bare(kept))
+    assert found["dropped"].new == pytest.approx(5.0)
+    assert found["dropped"].verdict is Verdict.WORSE
+    assert found["miss"].new == pytest.approx(5.0)
+    assert found["miss"].verdict is Verdict.WORSE
+
+
+def of_tiers(tiers, *names, count=400):
+    run = made.run(made.latencies(count, 1), stages=[{"name": "perception", "tiers": list(names)}])
+    run.frames["perception"]["tier"] = tiers
+    return of_run(run, "run")
+
+
+def test_given_lower_tiers_that_answered_when_compared_then_it_is_worse_and_the_tiers_are_named():
+    full, medium = (of_tiers(tier, "full", "medium") for tier in (0, 1))
+    assert verdicts(full, medium)["lower_tier"].verdict is Verdict.WORSE
+    assert verdicts(medium, full)["lower_tier"].verdict is Verdict.BETTER
+    assert verdicts(full, of_tiers(0, "medium"))["lower_tier"].verdict is Verdict.WORSE
+    assert verdicts(full, of_tiers(1, "huge", "full"))["lower_tier"].verdict is Verdict.EQUIVALENT
+    note = "perception: base answered by full 100%; new by medium 100%"
+    assert note in against(full, medium).notes
+    assert not any("answered by" in note for note in against(full, of_tiers(0, "full")).notes)
+    unnamed = of_tiers([0] * 300 + [1] * 100)
+    assert (
+        "perception: base answered by tier 1 100%; new by tier 0 75%, tier 1 25%"
+        in against(medium, unnamed).notes
+    )
+
+
+def test_given_frames_without_a_synchronised_input_when_compared_then_a_note_has_both_counts():
+    whole, lacking = made.run(made.latencies(400, 1)), made.run(made.latencies(400, 1))
+    lacking.frames["perception"]["missing_inputs"][:7] = 2
+    note = (
+        "perception: 0 of 400 frames in the base, 7 of 400 in the new run had a synchronised input missing"
+    )
+    assert note in against(of_run(whole, "base"), of_run(lacking, "new")).notes
+    assert not any("synchronised" in text for text in against(of_run(whole, "a"), of_run(whole, "b")).notes)
+
+
+def runs_of(*factors, start_up_s=2.0, mib=800.0, seed=0, **changes):
+    return [
+        view(
+            made.latencies(600, seed + at) * factor,
+            f"run{at}",
+            start_up_s=start_up_s + 0.1 * at,
+            memory={"t_ns": [0, 10**9], "rss_mib": [mib, mib + at]},
+            compile_s=30.0 + at,
+            **changes,
+        )
+        for at, factor in enumerate(factors)
+    ]
+
+
+def test_given_three_runs_a_side_when_compared_then_start_up_memory_and_compile_time_have_a_verdict():
+    base = runs_of(1.0, 1.005, 0.995)
+    found = verdicts(base, runs_of(1.2, 1.205, 1.195, start_up_s=9.0, mib=1000.0, seed=10))
+    assert {found[key].verdict for key in ("p50", "start_up", "memory_peak")} == {Verdict.WORSE}
+    assert found["compile"].verdict is found["miss"].verdict is Verdict.EQUIVALENT
+    assert found["p50"].kind == "runs"
+    again = against(base, runs_of(1.0, 1.005, 0.995, seed=10))
+    assert not again.with_verdict(Verdict.WORSE)
+    assert [stage.block for stage in again.stages] == [0]
+    gone = against([named(run, "perception", "planning") for run in base], base)
+    assert (gone.silent, gone.status(), gone.status(strict=True)) == (["planning"], 0, 1)
+
+
+def test_given_one_or_two_runs_a_side_when_compared_then_what_a_run_has_once_is_shown_and_not_judged():
+    found = verdicts(runs_of(1.0, 1.0), runs_of(1.2, 1.2, start_up_s=9.0, mib=1000.0, seed=10))
+    assert {found[key].verdict for key in ("start_up", "memory_peak", "compile")} == {Verdict.INFORMATIVE}
+    assert found["memory_peak"].why == "2 runs a side: shown, not judged; 3 a side are"
+    assert found["p50"].verdict is Verdict.WORSE
+    assert found["p50"].samples == 1200
+    one = against(runs_of(1.0), runs_of(1.0, start_up_s=40.0, seed=10))
+    assert "WARNING, not judged: start-up time +38.00 s (+1900.0%) is 19 times its margin" in headline(one)
+    values = made.latencies(50, 1)
+    found = verdicts(view(values), view(values, compile_s=30.0))
+    assert found["compile"].why == "the base run does not say"
+    assert not {"memory_peak", "memory_slope"} & set(found)
+
+
+def test_given_runs_of_different_paces_or_stages_when_compared_then_they_are_refused_by_name():
+    values = made.latencies(200, 1)
+    real, virtual, unknown = (view(values, f"run-{pace}", pace=pace) for pace in ("real", "virtual", None))
+    with pytest.raises(
+        RunLogError, match="different paces cannot be compared: run-real at real, run-virtual at"
+    ):
+        against(real, virtual)
+    assert against(real, unknown).findings
+    with pytest.raises(RunLogError, match=r"perception.*lanes"):
+        against(real, named(real, "lanes"))
+
+
+def test_given_another_machine_when_compared_then_it_is_refused_unless_asked_for():
+    there = {**made.summary()["machine"], "cpu": "Cortex-A1", "fingerprint": "0000"}
+    values = made.latencies(200, 1)
+    here, other = view(values), view(values, "other", machine=there)
+    with pytest.raises(
+        RunLogError, match=r"other ran on another .*cpu Cortex-X9 and Cortex-A1; --across-machines"
+    ):
+        against(here, [here, other])
+    assert "machine: cpu Cortex-X9 and Cortex-A1" in against(here, other, across_machines=True).notes
+    assert (
+        against(here, view(values, machine={}))
+        .notes[0]
+        .startswith("unknown machine: not every run names its own")
+    )
+
+
+def test_given_other_logs_models_and_parameters_when_compared_then_the_verdict_says_so():
+    values = made.latencies(200, 1)
+    new = view(
+        values,
+        "new",
+        log={"sha256": "99" * 32},
+        params_sha256="88" * 32,
+        model={"perception": "77" * 32},
+        complete=False,
+    )
+    notes = " | ".join(against(view(values), new).notes)
+    for words in (
+        "log: aaaaaaaaaaaa and 999999999999",
+        "parameters: bbbbbbbbbbbb",
+        "model of perception: cccccccccccc",
+        "new was interrupted",
+    ):
+        assert words in notes
+
+
+def test_given_stages_of_one_run_only_when_compared_then_what_is_known_is_shown_and_a_silent_one_is_warned_of(
+    base,
+):
+    more = named(base, "perception", "planning")
+    gone, come = against(more, base), against(base, more)
+    known = float(np.quantile(made.latencies(2000, 1), 0.99))
+    for found, expected in ((gone, (known, math.nan)), (come, (math.nan, known))):
+        p99 = next(one for one in found.findings if (one.stage, one.metric.key) == ("planning", "p99"))
+        assert p99.verdict is Verdict.NOT_ENOUGH
+        assert (p99.base, p99.new) == pytest.approx(expected, nan_ok=True)
+    assert (gone.silent, come.silent) == (["planning"], [])
+    assert (gone.status(), gone.status(strict=True)) == (0, 1)
+    assert headline(gone).startswith(
+        "WARNING, not judged: planning has no answered frame in the new run; nothing is"
+    )
+    assert headline(come).startswith("Nothing is worse")
+    limited = read_limits(["planning.p99=90ms"])
+    assert [against(*pair, limits=limited).status() for pair in ((more, base), (base, more))] == [1, 0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(0, 1e6), st.just(math.nan)), min_size=1, max_size=40),
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=80),
+    st.sampled_from([1, 3]),
+)
+@example([0.0], [0.0], 3)
+def test_given_any_latencies_when_compared_then_every_metric_has_a_verdict(first, second, runs):
+    sides = ([view(np.array(values))] * runs for values in (first, second))
+    found = against(*sides, resamples=200)
+    assert {one.metric.key for one in found.findings} >= {"p50", "p95", "p99", "max", "jitter", "miss"}
+    assert found.status() in {0, 1, 3}
+
+
+def test_given_many_stages_when_compared_then_resamples_are_enough_for_the_correction():
+    values = made.latencies(400, 1)
+    many = [named(view(one), *(f"s{at}" for at in range(3))) for one in (values, values * 1.5)]
+    found = against(*many, resamples=200)
+    assert {one.verdict for one in found.findings if one.metric.key == "p50"} == {Verdict.WORSE}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Verdict.WORSE),
+        ({"commit": "ffff"}, Verdict.WORSE),
+        ({"model": {"perception": "dd"}}, Verdict.INFORMATIVE),
+        ({"log": {"sha256": "other"}}, Verdict.INFORMATIVE),
+        ({"machine": {**made.summary()["machine"], "torch": "2.14.0"}}, Verdict.INFORMATIVE),
+    ],
+)
+def test_given_another_output_when_compared_then_it_is_worse_only_where_nothing_explains_it(
+    changes, expected
+):
+    values = made.latencies(100, 1)
+    new = made.run(values, **changes)
+    new.frames["perception"]["output_hash"][7] += 1
+    found = verdicts(view(values), of_run(new, "new"))["outputs"]
+    assert found.verdict is expected
+    assert found.new == pytest.approx(1.0)
+    assert "99 of 100 outputs are the same, matched by stamp" in found.why
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_given_frames_of_one_run_only_when_matched_then_they_are_counted(stamped):
+    rows, others = made.rows(made.latencies(100, 1)), made.rows(made.latencies(100, 2))
+    for each in (rows, others):
+        each["stamp_ns"] *= stamped
+    found = agreement(*(stage_frames(StageLog("s", (), each)) for each in (rows[:90], others[5:])))
+    assert [found[key] for key in ("matched", "equal", "base_only", "new_only", "by_stamp")] == [
+        85,
+        85,
+        5,
+        10,
+        stamped,
+    ]

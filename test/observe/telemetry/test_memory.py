@@ -1,0 +1,114 @@
+"""Memory of the node and its workers, as one sample and laid out for its topic."""
+
+import math
+import mmap
+import os
+import subprocess
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, ProportionalMemory, sample_memory
+
+MIB = 1 << 20
+
+
+def worker(pid, **told):
+    return SimpleNamespace(pid=pid, memory_bytes=told, state="idle")
+
+
+def test_given_a_sample_on_the_cpu_when_laid_out_then_what_is_not_measured_is_nan():
+    row = dict(zip(LABELS, MemoryUse(10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, {}, 3 * MIB).row(), strict=True))
+    assert (row["node_rss_mib"], row["workers_rss_mib"], row["shared_memory_mib"]) == (10.0, 25.0, 3.0)
+    unknown = ("cuda_allocated_mib", "cuda_reserved_mib", "cuda_free_mib", "history_mib")
+    assert all(math.isnan(row[label]) for label in unknown)
+
+
+def test_given_a_sample_with_everything_when_laid_out_then_sizes_are_in_mib_and_counts_are_counts():
+    told = {"peak": 9 * MIB, "inactive_split": 2 * MIB, "retries": 3, "ooms": 1, "kept": 6 * MIB}
+    use = MemoryUse(
+        10 * MIB, {1: 20 * MIB, 2: 5 * MIB}, told, 0, {os.getpid(): 8 * MIB, 1: 12 * MIB, 2: 4 * MIB}
+    )
+    row = dict(zip(LABELS, use.row(), strict=True))
+    assert (row["node_pss_mib"], row["workers_pss_mib"]) == (8.0, 16.0)
+    assert (row["cuda_peak_mib"], row["cuda_inactive_split_mib"]) == (9.0, 2.0)
+    assert (row["cuda_alloc_retries"], row["cuda_out_of_memory"], row["workers_kept_mib"]) == (3, 1, 6.0)
+    one_unread = MemoryUse(0, {1: MIB, 2: MIB}, {}, 0, {1: MIB})
+    assert math.isnan(dict(zip(LABELS, one_unread.row(), strict=True))["workers_pss_mib"])
+
+
+def test_given_a_sample_when_asked_for_the_headline_then_it_is_device_memory_on_cuda_and_resident_memory_else():
+    assert MemoryUse(0, {1: 20 * MIB}, {"history": MIB}, 0).workers_mib == 20.0
+    assert MemoryUse(0, {1: 20 * MIB}, {"allocated": 7 * MIB, "history": MIB}, 0).workers_mib == 7.0
+
+
+def test_given_memory_that_torch_keeps_for_its_next_tensors_when_asked_then_it_is_not_in_use():
+    told = {"allocated": 10 * MIB, "reserved": 60 * MIB, "free": 35 * MIB, "total": 100 * MIB}
+    assert MemoryUse(0, {}, told, 0).used_share(0) == pytest.approx(0.15)
+
+
+def test_given_workers_when_sampled_then_what_they_tell_adds_up_but_for_the_free_memory_that_they_share(
+    make_stage,
+):
+    first = worker(os.getpid(), allocated=MIB, reserved=2 * MIB, free=100 * MIB, history=5)
+    second = worker(os.getppid(), allocated=3 * MIB, reserved=4 * MIB, free=90 * MIB, history=6)
+    use = sample_memory([make_stage(workers=(first, None)), make_stage("planning", workers=(second,))])
+    assert use.told == {"allocated": 4 * MIB, "reserved": 6 * MIB, "free": 90 * MIB, "history": 11}
+    assert use.shared == 2 * (3 << 20)
+    assert use.rss_by_pid.keys() == {os.getpid(), os.getppid()}
+    assert 0.5 < use.node_rss / psutil.Process().memory_info().rss < 2.0
+
+
+def test_given_shared_memory_when_sampled_then_it_counts_for_none_of_the_processes_that_map_it(make_stage):
+    before = sample_memory([make_stage(workers=(worker(os.getpid()),))])
+    with mmap.mmap(-1, 64 * MIB) as shared:
+        shared[:] = bytes(len(shared))
+        use = sample_memory([make_stage(workers=(worker(os.getpid()),))])
+    assert use.node_rss - before.node_rss < 32 * MIB
+    assert use.rss_by_pid[os.getpid()] - before.rss_by_pid[os.getpid()] < 32 * MIB
+
+
+def test_given_workers_that_are_gone_or_not_yet_reaped_when_sampled_then_the_others_are_told(make_stage):
+    with subprocess.Popen(["true"]) as gone, subprocess.Popen(["true"]) as zombie:
+        gone.wait()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        use = sample_memory(
+            [make_stage(workers=(worker(gone.pid), worker(zombie.pid), worker(os.getpid())))]
+        )
+    assert use.rss_by_pid.keys() == {zombie.pid, os.getpid()}
+    assert (use.rss_by_pid[zombie.pid], use.rss_by_pid[os.getpid()] > 0) == (0, True)
+
+
+def pretend(proc, pid, kib):
+    (proc / str(pid)).mkdir(exist_ok=True)
+    text = (
+        f"55e1-7ffc ---p 00000000 00:00 0 [rollup]\nRss:  {2 * kib} kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n"
+    )
+    (proc / str(pid) / "smaps_rollup").write_text(text)
+
+
+def test_given_this_process_when_read_then_it_is_what_the_system_says():
+    (size,) = ProportionalMemory().sample([os.getpid()], 0.0).values()
+    assert 0.8 < size / psutil.Process().memory_full_info().pss < 1.25
+
+
+def test_given_several_processes_when_sampled_each_second_then_one_is_read_at_a_time_and_each_seldom(
+    tmp_path,
+):
+    for pid in (1, 2, 3):
+        pretend(tmp_path, pid, 100 * pid)
+    memory = ProportionalMemory(tmp_path)
+    assert [len(memory.sample([1, 2, 3], float(second))) for second in range(4)] == [1, 2, 3, 3]
+    pretend(tmp_path, 1, 500)
+    assert memory.sample([1, 2, 3], 9.0)[1] == 100 << 10
+    assert memory.sample([1, 2, 3], 10.0) == {1: 500 << 10, 2: 200 << 10, 3: 300 << 10}
+
+
+def test_given_a_process_that_cannot_be_read_or_is_gone_when_sampled_then_the_others_are_told(tmp_path):
+    pretend(tmp_path, 2, 7)
+    memory = ProportionalMemory(tmp_path)
+    assert memory.sample([1, 2], 0.0) == {}
+    assert memory.sample([1, 2], 1.0) == {2: 7 << 10}
+    assert memory.sample([1], 2.0) == {}
+    assert memory.sample([], 3.0) == {}

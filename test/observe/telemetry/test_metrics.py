@@ -1,0 +1,426 @@
+import contextlib
+import http.client
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from benchmarks.rig.scraper import free_port
+from torchperf_ros import __version__
+from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.fleet.pair_figures import Compared, Pair, PairFigures
+from torchperf_ros.observe.telemetry.diagnostics import stage_status
+from torchperf_ros.observe.telemetry.metrics import METRICS, MetricsExporter, StageCollector, _ScrapeHandler
+from torchperf_ros.safety.emergency import Emergency
+from torchperf_ros.settings.config import node_config
+
+FULL = {
+    "name": "full",
+    "engine": "aoti",
+    "graphs": 1,
+    "package": "f00d" * 8,
+    "recompiles": 2,
+    "hits": 8,
+    "waste": 0.5,
+}
+
+
+@pytest.fixture
+def stages(make_stage, make_worker, make_answer, answered):
+    facts = [FULL, {"name": "fast", "engine": "eager"}]
+    memory_bytes = {"history": 4096, "allocated": 1 << 20, "free": 3 << 20, "total": 4 << 20}
+    worker = make_worker(os.getpid(), facts=facts, out_of_memory=3, memory_bytes=memory_bytes)
+    perception = make_stage("perception", workers=(worker, None), tiers=["full", "fast"])
+    planning = make_stage("planning", window_s=600.0)
+    for seq in range(4):
+        answered(perception, make_answer(seq=seq, total_ms=20.0))
+    answered(perception, make_answer(Outcome.CRASHED, Fallback.BACKUP, seq=4, total_ms=60.0, tier=1))
+    perception.mailbox.superseded, perception.statistics.counters.stale = 7, 2
+    perception.statistics.counters.ignored = 5
+    perception.statistics.counters.probes = 6
+    perception.shadow = SimpleNamespace(version="b", figures=PairFigures("b"))
+    for seq, pair_ms in enumerate((12.0, 100.0)):
+        answer = make_answer(seq=seq, total_ms=20.0)
+        answer.lateness_ms = -30.0
+        perception.shadow.figures.add(
+            Pair(answer, Outcome.ON_TIME, pair_ms, b"x", b"x"), candidate_serves=False
+        )
+    perception.shadow.figures.compared(
+        Compared(1, "x is 1, in the base 2", ("", "distance: the plan"), 0.5)
+    )
+    return [perception, planning]
+
+
+def config(**values):
+    return node_config(values, {})
+
+
+def registry_of(stages):
+    registry = CollectorRegistry()
+    registry.register(StageCollector(config(memory_limit_mib=4), stages))
+    return registry
+
+
+TIER = {"tier": "full"}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("torchperf_frames_total", {}, 5),
+        ("torchperf_answers_total", {"outcome": "on_time"}, 4),
+        ("torchperf_answers_total", {"outcome": "crashed"}, 1),
+        ("torchperf_answers_total", {"outcome": "hung"}, 0),
+        ("torchperf_fallbacks_total", {"fallback": "backup"}, 1),
+        ("torchperf_fallbacks_total", {"fallback": "stop"}, 0),
+        ("torchperf_dropped_total", {"why": "superseded"}, 7),
+        ("torchperf_stale_total", {}, 2),
+        ("torchperf_dropped_total", {"why": "ignored"}, 5),
+        ("torchperf_side_runs_total", {"why": "probe"}, 6),
+        ("torchperf_odd_stamps_total", {"why": "repeated"}, 4),
+        ("torchperf_worker_restarts_total", {}, 3),
+        ("torchperf_workers_unended_total", {}, 1),
+        ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.02"}, 4),
+        ("torchperf_latency_seconds_bucket", {**TIER, "le": "0.015"}, 0),
+        ("torchperf_latency_seconds_sum", TIER, pytest.approx(0.08)),
+        ("torchperf_latency_seconds_bucket", {"tier": "fast", "le": "0.05"}, 0),
+        ("torchperf_latency_seconds_count", {"tier": "fast"}, 1),
+        ("torchperf_lateness_seconds_bucket", {"le": "0.0"}, 5),
+        ("torchperf_step_seconds_sum", {"step": "inference"}, pytest.approx(0.015)),
+        ("torchperf_window_latency_seconds", {"statistic": "p50"}, 0.02),
+        ("torchperf_window_latency_seconds", {"statistic": "max"}, 0.06),
+        ("torchperf_window_age_seconds", {"statistic": "p99"}, 0.004),
+        ("torchperf_window_miss_ratio", {}, pytest.approx(0.2)),
+        ("torchperf_latency_jitter_seconds", {}, pytest.approx(0.01)),
+        ("torchperf_budget_seconds", {}, 0.05),
+        ("torchperf_health", {"state": "degraded"}, 1),
+        ("torchperf_health", {"state": "nominal"}, 0),
+        ("torchperf_tier_in_use", TIER, 1),
+        ("torchperf_workers_ready", {}, 1),
+        ("torchperf_device_info", {"device": "cpu"}, 1),
+        ("torchperf_version_info", {"version": "base", "role": "serves"}, 1),
+        ("torchperf_version_info", {"version": "b", "role": "shadow"}, 1),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "pairs"}, 2),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "candidate_late"}, 1),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "different"}, 1),
+        ("torchperf_version_pairs_total", {"version": "b", "result": "candidate_refused"}, 1),
+        ("torchperf_version_score", {"version": "b"}, 0.5),
+        ("torchperf_version_difference_seconds", {"version": "b", "statistic": "p99"}, 0.09),
+        ("torchperf_tier_engine", {**TIER, "engine": "aoti", "package": "f00df00df00d"}, 1),
+        ("torchperf_tier_engine", {"tier": "fast", "engine": "eager", "package": ""}, 1),
+        ("torchperf_tier_recompiles_total", TIER, 2),
+        ("torchperf_tier_shape_hits_total", TIER, 8),
+        ("torchperf_tier_padding_ratio", TIER, 0.5),
+        ("torchperf_out_of_memory_total", {}, 3),
+        ("torchperf_unrecorded_rows_total", {}, 0),
+    ],
+)
+def test_given_stages_when_scraped_then_each_metric_is_there_in_base_units(stages, name, labels, value):
+    assert registry_of(stages).get_sample_value(name, {"stage": "perception", **labels}) == value
+
+
+def test_given_workers_when_scraped_then_memory_is_in_bytes_and_its_share_is_of_the_limit(stages):
+    registry = registry_of(stages)
+    worker = {"stage": "perception", "worker": "0"}
+    assert registry.get_sample_value("torchperf_worker_resident_bytes", worker) > 1e7
+    assert registry.get_sample_value("torchperf_history_bytes") == 4096
+    assert registry.get_sample_value("torchperf_cuda_memory_bytes", {"kind": "free"}) == 3 << 20
+    assert registry.get_sample_value("torchperf_shared_memory_bytes") == 6 << 20
+    assert registry.get_sample_value("torchperf_memory_used_ratio") == 0.25
+    assert registry.get_sample_value("torchperf_memory_share_ratio") == 0.7
+
+
+@pytest.fixture
+def fusing(make_stage):
+    """A stage whose second input was there for the first of two frames, which waited for it."""
+    stage = make_stage("fusion", sync=["cloud slop 40 wait 15"])
+    stage.sync.bind([("image", "sensor_msgs/msg/Image"), ("cloud", "sensor_msgs/msg/PointCloud2")])
+    stage.sync.begin(10**9, 10**9, 0.0, 100.0)
+    stage.sync.take(1, 10**9 - 7_000_000, "cloud", 10**9 + 5_000_000)
+    stage.sync.settle(10**9, 10**9 + 5_000_000, {})
+    stage.sync.begin(2 * 10**9, 2 * 10**9, 15.0, 100.0)
+    stage.sync.settle(2 * 10**9, 2 * 10**9, {})
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("torchperf_input_frames_total", {"result": "matched"}, 1),
+        ("torchperf_input_frames_total", {"result": "missing"}, 1),
+        ("torchperf_input_waits_total", {}, 1),
+        ("torchperf_input_wait_seconds_total", {}, 0.005),
+        ("torchperf_input_skew_seconds", {"statistic": "p50"}, 0.007),
+        ("torchperf_input_skew_seconds", {"statistic": "max"}, 0.007),
+    ],
+)
+def test_given_a_synchronised_input_when_scraped_then_its_frames_waits_and_skew_are_there(
+    fusing, name, labels, value
+):
+    labels = {"stage": "fusion", "input": "cloud", **labels}
+    assert registry_of([fusing]).get_sample_value(name, labels) == pytest.approx(value)
+
+
+def test_given_a_synchronised_input_when_reported_then_its_numbers_and_why_it_was_missing_are_there(fusing):
+    values = stage_status(fusing, Health.NOMINAL, {}).values
+    assert {
+        key.removeprefix("input_cloud_"): value for key, value in values.items() if key.startswith("input_")
+    } == {
+        "matched": "1",
+        "missing": "1",
+        "waited": "1",
+        "unstamped": "0",
+        "waited_ms": "5.000",
+        "skew_p50_ms": "7.000",
+        "skew_max_ms": "7.000",
+        "why": "the nearest message was -1007.0 ms off, slop is 40 ms",
+    }
+    for _ in range(9):
+        fusing.sync.begin(2 * 10**9, 2 * 10**9, 15.0, 100.0)
+        fusing.sync.settle(2 * 10**9, 2 * 10**9, {})
+    assert "without cloud" in stage_status(fusing, Health.NOMINAL, {}).message
+
+
+def test_given_an_emergency_lane_when_scraped_then_its_latch_and_what_triggered_it_are_there(stages):
+    lane = Emergency(config(**{"emergency.sensors": ["button"], "emergency.types": ["Bool"]}).emergency)
+    lane.activate(0)
+    registry = CollectorRegistry()
+    registry.register(StageCollector(config(), stages, lambda: lane.status(3).values))
+    assert registry.get_sample_value("torchperf_emergency_latched") == 0
+    lane.saw(0, b"", 1)
+    lane.saw(0, b"\0\1\0\0\1", 2)
+    assert registry.get_sample_value("torchperf_emergency_latched") == 1
+    assert registry.get_sample_value("torchperf_emergency_triggers_total", {"why": "trigger"}) == 1
+    assert registry.get_sample_value("torchperf_emergency_triggers_total", {"why": "obstacle"}) == 0
+    assert registry.get_sample_value("torchperf_emergency_refused_total") == 1
+
+
+def test_given_stages_when_scraped_then_every_outcome_fallback_state_and_statistic_is_there_for_each(
+    stages,
+):
+    text = generate_latest(registry_of(stages)).decode()
+    for stage in ("perception", "planning"):
+        lines = [
+            f'torchperf_answers_total{{outcome="{outcome.word}",stage="{stage}"}}' for outcome in Outcome
+        ]
+        lines += [
+            f'torchperf_fallbacks_total{{fallback="{each.word}",stage="{stage}"}}' for each in Fallback
+        ]
+        lines += [f'torchperf_health{{stage="{stage}",state="{state.word}"}}' for state in Health]
+        assert [line for line in lines if line not in text] == []
+        assert (
+            len(re.findall(rf'torchperf_window_latency_seconds\{{stage="{stage}",statistic="\w+"\}}', text))
+            == 4
+        )
+    assert 'torchperf_window_latency_seconds{stage="planning",statistic="p99"} NaN' in text
+
+
+def test_given_stages_when_scraped_then_no_metric_of_the_table_is_empty_and_versions_are_told(stages):
+    registry = registry_of(stages)
+    inputs = [f"torchperf_input_{what}" for what in ("frames", "waits", "wait_seconds", "skew_seconds")]
+    only_with_a_guard_or_such_inputs = ["torchperf_guard_verdicts", *inputs]
+    assert [
+        family.name for family in registry.collect() if not family.samples
+    ] == only_with_a_guard_or_such_inputs
+    assert len({spec.name for spec in METRICS}) == len(METRICS)
+    (build,) = [family for family in registry.collect() if family.name == "torchperf_build_info"][0].samples
+    assert build.labels["version"] == __version__
+    assert re.match(r"\d+\.\d+", build.labels["torch"])
+    assert build.labels["ros_distro"]
+
+
+def test_given_a_later_frame_when_scraped_again_then_counters_and_histograms_have_moved(
+    stages, make_answer, answered
+):
+    registry = registry_of(stages)
+    for count in (1, 2):
+        answered(stages[1], make_answer())
+        assert registry.get_sample_value("torchperf_frames_total", {"stage": "planning"}) == count
+        labels = {"stage": "planning", "tier": "full"}
+        assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == count
+
+
+def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages):
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError(f"the stage's lock was asked for {name}")
+
+        __enter__ = __exit__ = __getattr__
+
+    for stage in stages:
+        stage.lock = Untouchable()
+    assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
+
+
+def test_given_frames_and_scrapes_at_once_then_every_answer_was_counted_once(stages, make_answer, answered):
+    registry, labels = registry_of(stages), {"stage": "planning", "tier": "full"}
+
+    def scrape():
+        for _ in range(10):
+            generate_latest(registry)
+
+    scrapers = [threading.Thread(target=scrape) for _ in range(3)]
+    for scraper in scrapers:
+        scraper.start()
+    answer = make_answer()
+    for _ in range(2000):
+        answered(stages[1], answer)
+    for scraper in scrapers:
+        scraper.join()
+    assert registry.get_sample_value("torchperf_latency_seconds_count", labels) == 2000
+    assert registry.get_sample_value("torchperf_unrecorded_rows_total", {"stage": "planning"}) == 0
+
+
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="promtool is not installed (Debian's package prometheus)"
+)
+def test_given_what_is_exported_when_promtool_checks_it_then_it_has_nothing_to_say(stages):
+    text = generate_latest(registry_of(stages))
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_given_an_exporter_when_asked_over_http_then_it_answers_until_it_is_closed_and_frees_its_port(
+    stages,
+):
+    port = free_port()
+    for _ in range(2):
+        exporter = MetricsExporter(config(metrics_port=port), stages)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+            assert reply.status == 200
+            text = reply.read().decode()
+        assert 'torchperf_frames_total{stage="perception"} 5.0' in text
+        assert "process_resident_memory_bytes" in text
+        exporter.close()
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20)
+
+
+@pytest.mark.parametrize(("address", "open_to_others"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_given_an_address_when_serving_then_nothing_else_is_open(stages, address, open_to_others):
+    port = free_port()
+    exporter = MetricsExporter(config(metrics_port=port, metrics_address=address), stages)
+    try:
+        with socket.socket() as other:
+            other.settimeout(20)
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is open_to_others
+    finally:
+        exporter.close()
+
+
+def test_given_a_port_that_is_taken_or_an_address_of_another_machine_when_exported_then_it_is_an_os_error(
+    stages,
+):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="Address already in use"):
+            MetricsExporter(config(metrics_port=taken.getsockname()[1]), stages)
+    with pytest.raises(OSError, match="assign requested address"):
+        MetricsExporter(config(metrics_port=free_port(), metrics_address="192.0.2.1"), stages)
+
+
+def test_given_clients_that_ask_for_nothing_when_another_one_scrapes_then_it_is_refused_and_counted_until_they_go(
+    stages, monkeypatch
+):
+    monkeypatch.setattr(_ScrapeHandler, "timeout", 60.0)
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+    try:
+        with pytest.raises(
+            OSError, match=r"503|reset"
+        ):  # the end of the connection may be there before the word
+            urllib.request.urlopen(url, timeout=20)
+        assert len([one for one in threading.enumerate() if "process_request_thread" in one.name]) <= 4
+        for one in idle:
+            one.close()
+
+        def scrape():
+            with urllib.request.urlopen(url, timeout=20) as reply:
+                return reply.read().decode()
+
+        for _ in range(200):
+            try:
+                text = scrape()
+                break
+            except OSError:
+                time.sleep(0.05)
+        assert float(re.search(r"^torchperf_refused_scrapes_total (\S+)$", text, re.M)[1]) >= 1.0
+    finally:
+        exporter.close()
+
+
+def test_given_a_client_that_is_silent_when_its_time_is_over_then_its_place_is_free_again(
+    stages, monkeypatch
+):
+    monkeypatch.setattr(_ScrapeHandler, "timeout", 0.1)
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    try:
+        for _ in range(12):
+            with socket.create_connection(("127.0.0.1", port)) as silent:
+                silent.settimeout(20)
+                assert silent.recv(100) == b""
+        assert exporter._server.refused == 0
+    finally:
+        exporter.close()
+
+
+def test_given_a_process_without_descriptors_when_a_client_comes_then_it_is_answered_later_and_none_spins(
+    stages,
+):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        client.recv(100)
+        client.close()
+        client = socket.socket()
+        with open(os.devnull, "rb") as lowest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno(), before[1]))
+        client.connect(("127.0.0.1", port))
+        asked = exporter._server.get_request
+        calls = []
+        exporter._server.get_request = lambda: (calls.append(1), asked())[1]
+        time.sleep(1.0)
+        assert 0 < len(calls) < 50
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 200")
+        client.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        exporter.close()
+
+
+def test_given_a_machine_that_gives_no_threads_when_scraped_then_no_place_is_lost(stages, monkeypatch):
+    exporter = MetricsExporter(config(metrics_port=(port := free_port())), stages)
+    url = f"http://127.0.0.1:{port}/metrics"
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(exporter._server, "handle_error", lambda *_: None)
+            patch.setattr(
+                threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread"))
+            )
+            for _ in range(8):
+                with (
+                    contextlib.suppress(OSError, http.client.HTTPException),
+                    urllib.request.urlopen(url, timeout=20),
+                ):
+                    pass
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            assert reply.status == 200
+    finally:
+        exporter.close()

@@ -1,0 +1,194 @@
+import math
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
+from torchperf_ros.observe.telemetry.record_stream import (
+    EventRecord,
+    MessageRecord,
+    StreamReader,
+    StreamWriter,
+)
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
+
+RING = 1 << 16
+LARGE = 20_000
+times = st.floats(0, 1e6) | st.just(math.nan)
+
+
+class Stream:
+    """A sender, a stage's ring, and the recorder's end, over a real socket."""
+
+    def __init__(self, ring_bytes=RING):
+        self.stage = FrameRing(RING)
+        self.writer = StreamWriter(ring_bytes)
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own.setblocking(False)
+        theirs.setblocking(False)
+        self.writer.connect(own)
+        self.reader = StreamReader(theirs, self.writer.ring.fd, [self.stage.fd])
+
+    def close(self):
+        self.writer.close()
+        self.reader.socket.close()
+        self.stage.close()
+
+
+@pytest.fixture
+def stream():
+    stream = Stream()
+    yield stream
+    stream.close()
+
+
+def answer(stage=None, inputs=(), **changed):
+    offset, length = stage.write(changed.get("seq", 7), inputs) if stage is not None else (0, 0)
+    frame = Frame(changed.pop("seq", 7), b"", 12, changed.pop("age_ms", 1.5), 1000, 2000, Origin(1000, 1.5))
+    frame.scene, frame.budget_ms = changed.pop("scene", 3), changed.get("budget_ms", 50.0)
+    values = {
+        "outcome": Outcome.ON_TIME,
+        "fallback": None,
+        "reason": "",
+        "tier": 1,
+        "wait_ms": 0.5,
+        "total_ms": 20.0,
+        "budget_ms": 50.0,
+        "lateness_ms": -30.0,
+        "published_ns": 3000,
+        "steps": StepTimes(1.0, 2.0, 3.0, 4.0),
+        "profiled": True,
+        "shapes": b"1x3x480x640 1x6",
+    }
+    return Answer(frame, **{**values, **changed}, offset=offset, length=length)
+
+
+def test_given_a_frame_when_told_then_everything_about_it_arrives(stream):
+    inputs = [InputBytes(0, 12, 1.5, b"image"), InputBytes(1, 11, 2.5, b"odometry")]
+    told = answer(
+        stream.stage,
+        inputs,
+        payload=b"out",
+        outcome=Outcome.LATE,
+        fallback=Fallback.HOLD_LAST,
+        reason="why é",
+        step=3,
+        missing_inputs=6,
+    )
+    stream.writer.frame(0, 99, told, 21.5)
+    record = stream.reader.read()
+    assert (record.t_ns, record.stage, record.answer_ms) == (99, 0, 21.5)
+    told.frame.data = None  # it is in the ring
+    told.published_ns, told.frame.deadline_ns = 1000 + 20 * 1_000_000, 1000 + 50 * 1_000_000
+    assert record.answer == told
+    assert [(item.index, item.stamp_ns, item.age_ms, item.data) for item in record.inputs] == [
+        (0, 12, 1.5, b"image"),
+        (1, 11, 2.5, b"odometry"),
+    ]
+    with pytest.raises(BlockingIOError):
+        stream.reader.read()
+
+
+@given(
+    st.integers(0, 2**40),
+    st.sampled_from(list(Outcome)),
+    st.sampled_from([None, *Fallback]),
+    st.integers(-1, 300),
+    st.lists(times, min_size=8, max_size=8),
+)
+def test_given_any_answer_when_told_then_its_row_is_what_the_node_publishes(
+    seq, outcome, fallback, tier, values
+):
+    stream = Stream()
+    try:
+        told = answer(
+            seq=seq,
+            outcome=outcome,
+            fallback=fallback,
+            tier=tier,
+            age_ms=values[0],
+            wait_ms=values[1],
+            steps=StepTimes(*values[2:6]),
+            total_ms=values[6],
+            budget_ms=values[7],
+        )
+        stream.writer.frame(0, 1, told, math.nan)
+        record = stream.reader.read()
+        assert LatencyRecord(0).encode(record.answer) == LatencyRecord(0).encode(told)
+    finally:
+        stream.close()
+
+
+def test_given_a_large_output_when_told_then_it_arrives_too(stream):
+    stream.writer.frame(0, 1, answer(payload=bytes(LARGE), reason="why"), math.nan)
+    record = stream.reader.read()
+    assert (record.answer.payload, record.answer.reason) == (bytes(LARGE), "why")
+
+
+def test_given_messages_and_events_when_told_then_they_arrive_in_order(stream):
+    stream.writer.message(3, 10, b"cdr")
+    stream.writer.event(11, {"kind": "log", "text": "x"})
+    assert stream.reader.read() == MessageRecord(10, 3, b"cdr")
+    assert stream.reader.read() == EventRecord(11, {"kind": "log", "text": "x"})
+
+
+def test_given_a_reader_that_is_late_when_bytes_were_overwritten_then_the_record_comes_without(stream):
+    told = answer(stream.stage, [InputBytes(0, 1, 0.0, b"first")], payload=bytes(LARGE))
+    stream.writer.frame(0, 1, told, math.nan)
+    for _ in range(4):  # both rings go round
+        stream.stage.write(8, [InputBytes(0, 1, 0.0, bytes(RING // 3))])
+        stream.writer.ring.write(0, [InputBytes(0, 0, 0.0, bytes(RING // 3))])
+    record = stream.reader.read()
+    assert (record.inputs, record.answer.payload, record.answer.total_ms) == ([], None, 20.0)
+    assert stream.reader.overwritten == 2
+
+
+def test_given_a_full_socket_when_told_more_then_nobody_waits_and_the_loss_is_told_with_the_next(stream):
+    sent = 0
+    while not stream.writer.lost:
+        stream.writer.message(0, sent, b"x")
+        sent += 1
+    lost = 3
+    for _ in range(lost - 1):
+        stream.writer.message(0, 0, b"x")
+    assert stream.writer.lost == lost
+    for _ in range(sent - 1):
+        stream.reader.read()
+    stream.writer.message(0, 77, b"y")
+    assert stream.reader.read().t_ns == 77
+    assert (stream.reader.lost, stream.writer.lost) == (lost, 0)
+
+
+def test_given_an_output_larger_than_the_ring_when_told_then_the_frame_comes_without_it_and_it_is_counted(
+    stream,
+):
+    stream.writer.frame(0, 1, answer(payload=bytes(2 * RING)), math.nan)
+    record = stream.reader.read()
+    assert record.answer.payload is None
+    assert stream.reader.lost == 1
+
+
+def test_given_a_recorder_that_is_gone_when_told_then_it_is_counted_and_nothing_raises(stream):
+    stream.reader.socket.close()
+    stream.writer.frame(0, 1, answer(payload=b"x"), math.nan)
+    stream.writer.disconnect()
+    stream.writer.frame(0, 1, answer(payload=b"x"), math.nan)
+    assert stream.writer.lost == 1
+
+
+def test_given_another_version_when_read_then_it_is_refused(stream):
+    other, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with other, theirs:
+        other.send(struct.pack("<B40x", 200))
+        reader = StreamReader(theirs, stream.writer.ring.fd, [stream.stage.fd])
+        with pytest.raises(ProtocolError, match="version 200"):
+            reader.read()
+        other.send(b"x")
+        with pytest.raises(ProtocolError, match="1 bytes"):
+            reader.read()

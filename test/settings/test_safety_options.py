@@ -1,0 +1,140 @@
+"""The parameters of the guard and of the emergency lane: what belongs together, and what is refused."""
+
+import math
+
+import pytest
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.params_file import config_of
+from torchperf_ros.settings.safety_options import (
+    GUARD_CHECKS,
+    emergency_options,
+    guard_options,
+    vehicle_options,
+)
+
+
+def lane(**values):
+    return emergency_options({f"emergency.{name}": value for name, value in values.items()})
+
+
+def vehicle(**values):
+    return vehicle_options({f"vehicle.{name}": value for name, value in values.items()})
+
+
+def guard(**values):
+    return guard_options({f"guard.{name}": value for name, value in values.items()}, "planning")
+
+
+def test_given_nothing_when_checked_then_no_check_acts_and_the_lane_is_off():
+    assert guard().act == guard().shadow == frozenset()
+    assert guard().obstacles == ("detections",)
+    assert lane().sensors == lane(sensors=["", ""]).sensors == ()
+
+
+def test_given_all_and_single_checks_when_checked_then_one_that_acts_is_no_shadow():
+    options = guard(act=["distance", ""], shadow=["all"], obstacles=["a", "", "b"])
+    assert options.act == {"distance"}
+    assert options.shadow == set(GUARD_CHECKS) - {"distance"}
+    assert options.obstacles == ("a", "b")
+
+
+def test_given_limits_at_each_other_when_checked_then_they_are_allowed():
+    assert guard(rss_brake=7.0, rss_lead_brake=7.0, max_deceleration=7).max_deceleration == 7.0
+
+
+def test_given_one_value_for_all_sensors_or_one_for_each_when_checked_then_each_sensor_has_its_own():
+    found = lane(sensors=["a", "b"], types=["Range"], mounting=[1.0, 2.0, 3.0, 0.5], timeouts_ms=[100.0])
+    assert (found.types, found.mounting) == (("Range", "Range"), (1.0, 2.0, 3.0, 0.5) * 2)
+    assert found.timeouts_ms == (100.0, 100.0)
+    found = lane(sensors=["a", "b"], types=["Range", "Bool"], mounting=[0.0] * 8, timeouts_ms=[100.0, 0.0])
+    assert (found.types, found.timeouts_ms) == (("Range", "Bool"), (100.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "says"),
+    [
+        (guard, {"act": ["speeding"]}, r"planning\.guard\.act: \['speeding'\] .* a list of: '', all, "),
+        (guard, {"max_speed": -1.0}, r"max_speed: -1\.0 is not allowed; it has to be a number from"),
+        (vehicle, {"width_m": math.nan}, "width_m: nan is not allowed"),
+        (guard, {"obstacles_frame": "map"}, "obstacles_frame: 'map' .* one of: optical, body, plan"),
+        (
+            guard,
+            {"rss_brake": 9.0},
+            r"rss_brake: 9\.0 is above planning\.guard\.rss_lead_brake 8\.0; it has to be at",
+        ),
+        (
+            guard,
+            {"max_deceleration": 5.0},
+            r"rss_brake: 6\.0 is above planning\.guard\.max_deceleration 5\.0",
+        ),
+        (lane, {"sensors": ["a", "a"]}, r"emergency\.sensors: \['a', 'a'\] .*each topic once"),
+        (lane, {"sensors": ["a"], "types": ["Camera"]}, r"types: .*LaserScan, PointCloud2, Range, Bool"),
+        (
+            lane,
+            {"sensors": list("abc"), "types": ["Range", "Bool"]},
+            "types: .* 1 value for all, or 3 for 3 sensors",
+        ),
+        (
+            lane,
+            {"sensors": ["a"], "mounting": [0.0] * 5},
+            "mounting: .* 4 values for all, or 4 for 1 sensors",
+        ),
+        (lane, {"sensors": ["a"], "timeouts_ms": []}, r"timeouts_ms: \[\] .* 1 value for all"),
+        (lane, {"sensors": ["a"], "timeouts_ms": [-1.0]}, r"timeouts_ms: .* from 0\.0 to 60000\.0"),
+        (lane, {"sensors": ["a"], "odometry": ""}, "odometry: '' .* a topic"),
+        (vehicle, {"rear_m": 4.5}, r"vehicle\.rear_m: 4\.5 is not below vehicle\.length_m 4\.5"),
+        (lane, {"lowest_m": 3.0}, r"lowest_m: 3\.0 .* below highest_m 2\.5"),
+        (lane, {"min_points": 2.5}, r"min_points: 2\.5 is a number; it has to be an integer"),
+    ],
+)
+def test_given_values_that_are_not_allowed_when_checked_then_the_error_names_them(options, values, says):
+    with pytest.raises(ConfigError, match=f"^parameter .*{says}"):
+        options(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            {"emergency.sensor": ["a"]},
+            "emergency.sensor: is unknown; the closest names are emergency.sensors",
+        ),
+        ({"emergency.budget_ms": 3.0}, "emergency.budget_ms: is unknown; the closest names are emergency."),
+        (
+            {"stages": ["emergency"]},
+            "stages: 'emergency' is not allowed; parameters of the node's own begin so",
+        ),
+    ],
+)
+def test_given_a_name_that_is_not_the_lanes_when_read_then_it_is_refused(values, says):
+    with pytest.raises(ConfigError) as caught:
+        config_of(values)
+    assert says in str(caught.value)
+
+
+def test_given_one_vehicle_when_read_then_every_guard_and_the_lane_have_it():
+    values = {
+        "vehicle.length_m": 3.2,
+        "vehicle.rear_m": 0.4,
+        "planning.guard.act": ["all"],
+        "perception.guard.act": ["all"],
+    }
+    config = config_of(values)
+    guards = [stage.guard.vehicle for stage in config.stages]
+    assert guards == [config.vehicle] * 2
+    assert config.emergency.vehicle == config.vehicle == vehicle(length_m=3.2, rear_m=0.4)
+
+
+@pytest.mark.parametrize(
+    "name", ["planning.guard.length_m", "emergency.rear_m", "perception.guard.max_curvature"]
+)
+def test_given_a_name_of_the_geometry_as_it_was_when_read_then_the_error_names_the_one_that_is(name):
+    with pytest.raises(ConfigError, match=rf"{name}: is vehicle\.{name.rpartition('.')[2]} now"):
+        config_of({name: 1.0})
+
+
+def test_given_the_lanes_names_when_read_then_they_are_no_stage_that_does_not_run():
+    assert config_of({"stages": ["perception"], "emergency.sensors": ["scan"]}).emergency.sensors == (
+        "scan",
+    )

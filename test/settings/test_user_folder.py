@@ -1,0 +1,81 @@
+import os
+import stat
+
+import pytest
+
+from torchperf_ros.settings.user_folder import exposed, make_private
+
+
+@pytest.fixture
+def generous_umask():
+    """As many distributions have it for users with a group of their own."""
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_given_missing_folders_then_each_is_the_users_alone_and_what_was_there_stays(
+    tmp_path, generous_umask
+):
+    tmp_path.chmod(0o755)
+    make_private(tmp_path / "a" / "b")
+    make_private(tmp_path / "a" / "b")
+    assert (mode(tmp_path), mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o755, 0o700, 0o700)
+
+
+def test_given_a_file_in_the_way_when_made_then_it_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file"):
+            make_private(path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "a" / "b" / "file"
+    make_private(path.parent)
+    path.touch(mode=0o644)
+    return path
+
+
+def test_given_a_sticky_folder_on_the_way_when_asked_then_nobody_can_replace_what_is_below_it(
+    file, tmp_path
+):
+    (tmp_path / "a").chmod(0o1777)
+    assert exposed(file) == ""
+
+
+def test_given_what_only_the_user_can_write_when_asked_then_it_is_not_exposed(file):
+    file.parent.chmod(0o755)
+    assert exposed(file) == exposed(file.parent / "not" / "there") == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "bits", "said"),
+    [
+        ("a/b/file", 0o664, "others can write {} (mode 0664); if its content is yours: `chmod go-w {}`"),
+        ("a/b", 0o702, "others can write {} (mode 0702); if its content is yours: `chmod go-w {}`"),
+        ("a", 0o770, "others can write {} (mode 0770); if its content is yours: `chmod go-w {}`"),
+        ("a/b", 0o1777, "everybody can write {} (mode 1777); choose a folder of your own"),
+    ],
+)
+def test_given_a_part_of_the_way_that_others_can_write_when_asked_then_it_is_named(
+    file, tmp_path, part, bits, said
+):
+    (tmp_path / part).chmod(bits)
+    assert exposed(file) == said.format(tmp_path / part, tmp_path / part)
+
+
+def test_given_a_folder_that_others_can_write_when_asked_then_it_is_to_be_made_private(tmp_path):
+    tmp_path.chmod(0o775)
+    assert exposed(tmp_path).endswith(f"`chmod 700 {tmp_path}`")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_given_somebody_elses_folder_when_asked_then_both_are_named(file):
+    os.chown(file.parent, 12_345, -1)
+    assert exposed(file) == f"{file.parent} belongs to user 12345; it has to belong to root or root"

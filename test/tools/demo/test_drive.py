@@ -1,0 +1,155 @@
+"""A whole drive: the real node, real workers and the real player, in a ROS graph of their own."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("rclpy")
+
+from torchperf_ros.models.road_scene import IMAGE_TYPE
+from torchperf_ros.models.sabotage import KINDS, Fault
+from torchperf_ros.observe.telemetry.node_state import StageState
+from torchperf_ros.tools.demo.drive import (
+    STAGES,
+    DriveOptions,
+    FaultGate,
+    drive_parameters,
+    faults_of,
+    what_next,
+)
+from torchperf_ros.tools.demo.verdict import FAILED, PASSED, TOO_BUSY, DriveState
+
+DEADLY = {kind for kind in KINDS if kind.endswith(("sigkill", "sigsegv", "hang"))}
+
+
+def test_given_a_drive_when_faults_are_planned_then_every_kind_comes_and_deaths_keep_apart() -> None:
+    for seconds in (8.0, 20.0, 60.0):
+        check_plans({stage: faults_of(stage, seconds) for stage in STAGES}, seconds)
+
+
+def check_plans(plans: dict[str, dict[str, dict[str, float]]], seconds: float) -> None:
+    assert {kind for plan in plans.values() for kind in plan} == set(KINDS)
+    for plan in plans.values():
+        faults = {kind: Fault.read(kind, entry) for kind, entry in plan.items()}
+        assert all(0 < fault.after_s < seconds for fault in faults.values())
+        times = sorted(
+            f.after_s + n * f.every_s for kind, f in faults.items() for n in range(3) if kind in DEADLY
+        )
+        assert all(
+            later - earlier > seconds / 10
+            for earlier, later in itertools.pairwise(times)
+            if later < seconds
+        )
+
+
+@pytest.mark.parametrize(("asked", "engine", "compiles"), [(None, "auto", False), ("aoti", "aoti", True)])
+def test_given_an_engine_or_none_when_driven_then_packages_are_used_and_only_what_was_asked_for_is_compiled(
+    asked: str | None, engine: str, compiles: bool, tmp_path: Path
+) -> None:
+    values = drive_parameters(DriveOptions(engine=asked, metrics_port=9464), IMAGE_TYPE, tmp_path)
+    assert (values["planning"]["engine"], values["compile_missing"], values["metrics_port"]) == (
+        engine,
+        compiles,
+        9464,
+    )
+
+
+def test_given_a_drive_when_it_is_over_then_the_report_named_is_of_its_last_incident_or_of_the_records() -> (
+    None
+):
+    evidence = Path("/evidence")
+    assert any("report /evidence/records/perf/records.jsonl -o" in line for line in what_next(evidence, []))
+    lines = what_next(evidence, [evidence / "a", evidence / "b"])
+    assert any("report /evidence/b -o" in line for line in lines)
+    assert lines[1:3] == ["  a", "  b"]
+    assert any(
+        "report '/my robot/a' -o" in line for line in what_next(Path("/my robot"), [Path("/my robot/a")])
+    )
+
+
+def test_given_a_stage_when_a_worker_is_missing_then_no_fault_begins_before_a_report_shows_all_of_them(
+    tmp_path: Path,
+):
+    state, gate = DriveState("a road", 20.0), FaultGate("planning", tmp_path / "gate")
+    state.phase, stage = "driving", StageState("planning")
+
+    def report(*workers: str) -> bool:
+        state.reports += 1
+        stage.values = {f"worker_{number}_state": word for number, word in enumerate(workers)}
+        gate.step(state)
+        return (tmp_path / "gate").exists()
+
+    gate.step(state)
+    state.stages["planning"] = stage
+    assert [report("busy", "loading full"), report("busy", "starting"), report("idle", "busy")] == [
+        False,
+        False,
+        True,
+    ]
+    (tmp_path / "gate").unlink()  # a fault was taken
+    gate.step(state)
+    assert [report("busy", "waits for its restart"), report("idle", "idle")] == [False, True]
+    (tmp_path / "gate").unlink()
+    gate.step(state)
+    gate.step(state)  # the same report, which may be from before the fault
+    assert not (tmp_path / "gate").exists()
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command `torchperf demo`."""
+    env = {k: v for k, v in os.environ.items() if k != "ROS_DOMAIN_ID"} | {
+        "PYTHONPATH": os.pathsep.join(sys.path)
+    }
+    command = [sys.executable, "-u", "-m", "torchperf_ros.tools", "demo", "--no-tui", *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.ros
+def test_given_a_sabotaged_drive_when_ctrl_c_ends_it_then_every_started_frame_was_answered_and_no_process_is_left(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    files = "--json", str(tmp_path / "report.json"), "--svg", str(tmp_path / "view.svg")
+    process = start("--seconds", "20", "--sabotage", "--metrics-port", str(port), *files)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("starting, ")
+    line = next(
+        line for line in process.stdout if re.match(r" *1[3-6]\.\d s /perf .* p50 .*% on time", line)
+    )
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) > 4, line
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        assert b'torchperf_frames_total{stage="perception"}' in answer.read()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode in {PASSED, FAILED, TOO_BUSY}, output
+    assert ("PASS" in output) == (process.returncode == PASSED)
+    assert "Traceback" not in output
+    assert "sabotage: what was injected" in output
+    assert "What next:" in output
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exit_status"] == process.returncode
+    assert report["player"]["images"] > 0
+    for name in STAGES:
+        stage = report["stages"][name]
+        assert stage["records"] > 100, output
+        assert stage["lost"] in {0, 1}, output
+        # only what comes before the first own result, or long after the last one, has nothing to publish:
+        # on a machine that others keep busy these may be many
+        assert stage["unanswered"] <= 0.05 * stage["records"] or (report["others_share"] or 0) > 0.1, output
+    kinds = {entry["kind"] for entry in report["sabotage"]}
+    assert kinds >= {"sigkill", "hang", "raise"} or (report["others_share"] or 0) > 0.1, output
+    assert (tmp_path / "view.svg").read_text().startswith("<svg")

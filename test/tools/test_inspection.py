@@ -1,0 +1,228 @@
+"""What is found in code that breaks graphs or is compiled again, and nothing in what it should be."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchperf_ros.tools.inspect.graph_breaks import BreakKind, parse_break
+from torchperf_ros.tools.inspect.inspected_model import InspectError
+from torchperf_ros.tools.inspect.inspection import Inspection, explain_recompilations
+
+from .conftest import SAMPLES, breaking_line
+
+BAD = {
+    "value_if": BreakKind.BRANCH,
+    "Norm": BreakKind.BRANCH,
+    "early_exit": BreakKind.EARLY_EXIT,
+    "Item": BreakKind.SCALAR,
+    "item_then_branch": BreakKind.SCALAR,
+    "element_loop": BreakKind.LOOP,
+    "floats": BreakKind.LOOP,
+    "printed": BreakKind.PRINT,
+    "printed_in_loop": BreakKind.PRINT,
+    "printed_in_function": BreakKind.PRINT,
+    "logged": BreakKind.PRINT,
+    "lexsort": BreakKind.FOREIGN,
+    "median": BreakKind.FOREIGN,
+    "count": BreakKind.LOOP_COUNT,
+    "count_while": BreakKind.LOOP_COUNT,
+    "rows_above": BreakKind.DYNAMIC_SHAPE,
+    "sleeps": BreakKind.UNSUPPORTED,
+    "Recurrent": BreakKind.RNN,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_given_code_that_breaks_when_inspected_then_line_kind_reason_and_advice_are_found(
+    inspect_sample, name
+):
+    inspection = inspect_sample(name)
+    (found,) = inspection.breaks
+    assert (found.line.file, found.line.line) == (str(SAMPLES), breaking_line(name))
+    assert found.kind is BAD[name]
+    assert found.kind.advice
+    assert found.underline.strip("^~ ") == ""
+    assert 0 < len(found.underline) <= len(found.line.text.partition("  #")[0])
+    assert found.reasons[0].startswith(found.title)
+    assert (inspection.exit_status(0), inspection.exit_status(1)) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["shape_if", "numpy_traced", "element_loop_unrolled", "layers_in_loop"])
+def test_given_code_without_a_break_when_inspected_then_it_is_one_graph(inspect_sample, name):
+    inspection = inspect_sample(name)
+    assert (inspection.breaks, inspection.recompilations, inspection.failure) == ([], [], "")
+    assert len(inspection.graphs) == 1
+    assert inspection.exit_status(0) == 0
+
+
+def test_given_a_break_in_a_called_function_or_a_loop_when_inspected_then_its_effect_is_known(
+    inspect_sample,
+):
+    called, looping = inspect_sample("Norm"), inspect_sample("printed_in_loop")
+    assert called.breaks[0].function == "pick"
+    assert (called.breaks[0].whole_function, len(called.graphs)) == (False, 3)
+    assert (looping.breaks[0].whole_function, len(looping.graphs)) == (True, 0)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python says the columns from 3.11 on")
+def test_given_a_part_of_a_line_that_breaks_when_shown_then_only_it_is_underlined(inspect_sample):
+    found = inspect_sample("Item").breaks[0]
+    marked = "".join(c for c, mark in zip(found.line.text, found.underline, strict=False) if mark in "^~")
+    assert marked == "x.max().item()"
+
+
+def test_given_breaks_in_turn_when_inspected_then_each_is_one(inspect_sample):
+    lines = [item.line.text for item in inspect_sample("breaks_in_turn").breaks]
+    assert lines == ["print(x.max().item())", "scale = y.max().item()"]
+
+
+def test_given_a_model_that_raises_when_compiled_when_inspected_then_that_is_a_failure(
+    monkeypatch, inspect_sample
+):
+    ran = Inspection._call
+
+    def fail_compiled(self, call, index):
+        if call is self._compiled:
+            raise RuntimeError("compiled too often")
+        ran(self, call, index)
+
+    monkeypatch.setattr(Inspection, "_call", fail_compiled)
+    inspection = inspect_sample("any_shape", "7x7")  # a size that no other test asks for
+    assert "raises RuntimeError: compiled too often" in inspection.failure
+    assert inspection.exit_status(None) == 1
+
+
+def test_given_a_model_that_runs_only_once_when_inspected_then_it_cannot_be(inspect_sample):
+    with pytest.raises(InspectError, match="already used"):
+        inspect_sample("runs_once")
+
+
+def test_given_a_model_kept_from_the_compiler_then_that_is_the_break_and_not_what_calls_it(inspect_sample):
+    (found,) = inspect_sample("disabled").breaks
+    assert "torch.compiler.disable" in found.title
+    assert found.line.file.startswith(str(Path(torch.__file__).parent))
+
+
+def test_given_a_model_without_any_operation_when_gated_then_no_breaks_are_no_pass(inspect_sample):
+    inspection = inspect_sample("idle")
+    assert (inspection.breaks, inspection.graphs) == ([], [])
+    assert "no graph" in inspection.doubt
+    assert (inspection.exit_status(0), inspection.exit_status(None)) == (1, 0)
+
+
+TEXT = f"""Graph break in user code at /usr/lib/python3/json.py:9
+Graph Break Reason: Failed to handle graph break gracefully. Skipping it. Graph break encountered:
+
+Data dependent operator
+  Explanation: Its value depends on data.
+  Hint: Do not.
+
+Stack variable source attribution:
+    more
+
+User code traceback:
+  File "{SAMPLES}", line 17, in value_if
+    if y.sum() > 0:  # breaks
+       ^^^^^^^^^^^
+  File "{torch.__file__}", line 9, in sum
+    return 1
+
+Traceback (most recent call last):
+  File "/elsewhere.py", line 1, in not_this
+"""
+
+
+def test_given_the_compilers_text_when_read_then_reason_and_the_users_line_are_found():
+    reason, whole_function, frame = parse_break(TEXT)
+    assert reason == "Data dependent operator\n  Explanation: Its value depends on data.\n  Hint: Do not."
+    assert whole_function
+    assert frame == (str(SAMPLES), 17, "value_if", "   ^^^^^^^^^^^")
+
+
+@pytest.mark.parametrize("word", ["Graph Break Reason", "Reason"])
+def test_given_text_without_a_stack_when_read_then_the_place_in_its_first_line_is_used(word):
+    text = f"Graph break in user code at /robot/net.py:31\n{word}: call_method item\n"
+    assert parse_break(text) == ("call_method item", False, ("/robot/net.py", 31, "?", ""))
+
+
+def kinds(inspection):
+    return [item.kind for item in inspection.recompilations]
+
+
+def test_given_code_for_any_size_when_sizes_vary_then_it_is_compiled_again_once(inspect_sample):
+    inspection = inspect_sample("any_shape", "8x8", "4x8", "6x8", "3x8")
+    assert kinds(inspection) == ["size"]
+    (found,) = inspection.recompilations
+    assert "size mismatch at index 0. expected 8, actual 4" in found.guard
+    assert (found.input_set, found.function) == (1, "any_shape")
+
+
+def test_given_a_branch_on_the_size_when_sizes_vary_then_its_guard_and_line_are_named(inspect_sample):
+    inspection = inspect_sample("shape_if", "8x8", "4x8", "6x8")
+    assert kinds(inspection) == ["size", "shape branch"]
+    branch = inspection.recompilations[1]
+    assert "x.size()[0] <= 5" in branch.guard
+    assert "if x.shape[0] > 5:" in branch.source
+
+
+def test_given_a_loop_over_elements_when_sizes_vary_then_it_unrolls_for_each(inspect_sample):
+    inspection = inspect_sample("element_loop_unrolled", "8x8", "4x8", "6x8")
+    assert kinds(inspection) == ["unrolled", "unrolled"]
+    assert [graph.input_set for graph in inspection.graphs] == [0, 1, 2]
+
+
+def test_given_a_count_in_the_module_when_run_then_each_value_is_compiled_until_the_compiler_gives_up(
+    inspect_sample,
+):
+    found = kinds(inspect_sample("counting"))
+    assert set(found[:-1]) == {"value"}
+    assert found[-1] == "limit"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "guard"),
+    [
+        (
+            "0/0: tensor 'x' dtype mismatch. expected Float, actual Half",
+            "dtype",
+            "tensor 'x' dtype mismatch",
+        ),
+        (
+            "0/0: tensor 'x' stride mismatch at index 0. expected 8, actual 1",
+            "stride",
+            "tensor 'x' stride mismatch",
+        ),
+        ("0/1: 2 <= x.size()[0]  # a = f(x)  # n.py:3 in f", "one", "2 <= x.size()[0]"),
+        ("0/0: x.size()[0] == 8  # y = x.view(8)  # n.py:3 in f", "unrolled", "x.size()[0] == 8"),
+        ("0/0: flag == True", "value", "flag == True"),
+        (
+            '[\n"0/1: 5 <= x.size()[0]  # if len(x) > 4:  # n.py:3 in f",\n"0/0: other"\n]',
+            "shape branch",
+            "5 <=",
+        ),
+    ],
+)
+def test_given_the_compilers_words_when_explained_then_kind_and_guard_are_right(text, kind, guard):
+    (found,) = explain_recompilations([("0/2", 1, text)], lambda compile_id: ("forward", "n.py", 2))
+    assert found.kind == kind
+    assert found.guard.startswith(guard)
+    assert "#" not in found.guard
+    assert (found.function, found.file, found.line) == ("forward", "n.py", 2)
+    assert found.advice
+
+
+def test_given_sizes_that_vary_when_inspected_then_dynamic_is_proposed_by_what_came_of_it(inspect_sample):
+    (anything,) = inspect_sample("any_shape", "8x6", "4x6", "7x6").recompilations
+    assert "torch.compile(dynamic=True) was tried: 0 recompilations instead of 1." in anything.advice
+    (equal,) = inspect_sample("any_shape", "8x8", "4x8", "6x8", "3x8").recompilations
+    assert (
+        "1 recompilation instead of 1. It does not help here." in equal.advice
+    )  # equal sizes are one to the compiler
+    size, branch = inspect_sample("shape_if", "8x6", "4x6", "7x6").recompilations
+    assert (
+        "dynamic=True) was tried: 1 recompilation instead of 2. What is left is compiled for each side"
+        in size.advice
+    )
+    assert "dynamic" not in branch.advice

@@ -1,0 +1,107 @@
+"""A log's frames as model inputs: which are taken, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from torchperf_ros.api.adapter import Adapter
+from torchperf_ros.api.errors import AdapterError, BadInput, TorchperfError
+from torchperf_ros.api.messages import empty_message
+from torchperf_ros.engines.built_tier import read_frames
+from torchperf_ros.tools.demo.make_log import DriveLog, write_drive
+from torchperf_ros.tools.log_frames import do_job, log_frames
+
+CPU = torch.device("cpu")
+IMAGE = "sensor_msgs/msg/Image"
+EXAMPLE = (torch.zeros(1, 3, 24, 32),)
+
+
+class Looks(Adapter):
+    """Takes images; options: `refuses` every other one, `raises` at the fourth, `trigger`."""
+
+    inputs = {"image": IMAGE, "odom": "nav_msgs/msg/Odometry"}
+    output = IMAGE
+
+    def __init__(self, options, device):
+        self.options, self.observed, self.seen = options, 0, []
+        if "trigger" in options:
+            self.inputs = {"points": options["trigger"]}
+
+    def build(self, tier):
+        return torch.nn.Identity()
+
+    def example_inputs(self, tier):
+        return EXAMPLE
+
+    def observe(self, messages):
+        self.observed += 1
+
+    def preprocess(self, messages):
+        if self.options.get("raises") and self.observed > 3:
+            raise ValueError("no")
+        if self.options.get("refuses") and (self.options["refuses"] == "all" or self.observed % 2):
+            raise BadInput("too dark")
+        image = messages["image"].message
+        pixels = np.array(image.data).reshape(1, image.height, image.width, 3)
+        return (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255.0,)
+
+    def postprocess(self, outputs, messages):
+        return empty_message(IMAGE)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    path = tmp_path_factory.mktemp("drive") / "drive.mcap"
+    write_drive(path, DriveLog(seconds=3.0, width=32, height=24))
+    return path
+
+
+def keep(log, folder, **options):
+    said = []
+    values = {"adapter": f"{__name__}:Looks", "options": options, "device": "cpu", "log": str(log)}
+    good = do_job(
+        {**values, "frames": str(folder / "frames.safetensors")},
+        lambda kind, **more: said.append((kind, more)),
+    )
+    return good, said[-1], read_frames(str(folder / "frames.safetensors"), EXAMPLE, CPU)
+
+
+def test_given_a_drive_when_kept_then_frames_are_spread_over_it_as_the_adapter_makes_them(log, tmp_path):
+    good, (kind, said), frames = keep(log, tmp_path)
+    assert (good, kind, said["text"]) == (True, "frames", "64 of 90 frames of drive.mcap")
+    whole = [Looks({}, CPU).preprocess(messages) for messages in log_frames(Looks({}, CPU), log)]
+    assert len(whole) == 90
+    numbers = [next(n for n, (image,) in enumerate(whole) if image.equal(frame)) for (frame,) in frames]
+    assert numbers == sorted(numbers)
+    assert (numbers[0], numbers[-1] > 80) == (0, True)
+
+
+def test_given_frames_that_are_refused_when_kept_then_they_are_counted_and_the_others_are_kept(
+    log, tmp_path
+):
+    _, (_, said), frames = keep(log, tmp_path, refuses="odd")
+    assert said["text"].startswith(f"{len(frames)} of 90 frames of drive.mcap, ")
+    assert said["text"].endswith(f"{64 - len(frames)} refused: too dark")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        (
+            {"refuses": "all"},
+            TorchperfError,
+            "none of its 90 frames can be used; the adapter refuses all 64: too dark",
+        ),
+        ({"raises": True}, AdapterError, r"raises on frame \d+ of .*: ValueError: no"),
+        (
+            {"trigger": "sensor_msgs/msg/PointCloud2"},
+            TorchperfError,
+            "has no sensor_msgs/msg/PointCloud2, which is the",
+        ),
+    ],
+)
+def test_given_a_log_without_usable_frames_when_kept_then_the_error_says_why(
+    log, tmp_path, options, error, says
+):
+    with pytest.raises(error, match=says):
+        keep(log, tmp_path, **options)

@@ -1,0 +1,564 @@
+"""Tuning with real processes: `tune_adapters.TinyAdapter` in them, crashing, hanging and lying as told."""
+
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from rich.status import Status
+from typer.testing import CliRunner
+
+from torchperf_ros.api.errors import AdapterError, ConfigError
+from torchperf_ros.engines import model_transforms
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.params_file import read_params_file
+from torchperf_ros.tools import main as cli
+from torchperf_ros.tools.tune import search, trial_run
+from torchperf_ros.tools.tune.ranking import Limits, Ranking
+from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
+from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
+from torchperf_ros.tools.tune.trial_run import facts_of, run_trial
+from torchperf_ros.workers import compile_process
+
+ADAPTER = "tune_adapters:TinyAdapter"
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = Facts("id", cuda=False, machine="here", threads=1, cores=1)
+PATIENCE_S = 240.0
+in_a_process = search._talk
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_memory():
+    """What was there before is not looked through whenever something is timed."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _trials_can_import_the_adapter(monkeypatch, tmp_path):
+    here = [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, here)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Space:
+    """Stands in for a walk: gives these candidates, and takes the trials."""
+
+    def __init__(self, *candidates):
+        self.trials = []
+        self.search = lambda: iter(candidates)
+
+    @property
+    def ranking(self):
+        return Ranking(self.trials, Limits(1e4))
+
+
+def target(*tiers, **options):
+    return target_of_adapter(ADAPTER, None, tiers, {"options": json.dumps(options)}, "cpu")
+
+
+def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, judged=3, **options):
+    """What becomes of these candidates in this order."""
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0, judged=judged)
+    facts = replace(FACTS, has_task="task" in options)
+    walk = TuneSearch(target(*tiers, **options), facts, how, state, Console(quiet=True))
+    walk.run(Space(*candidates))
+    return walk.trials
+
+
+def precision(name):
+    return TuneCandidate(BuildOptions(precision=name))
+
+
+def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(
+    tmp_path, monkeypatch
+):
+    ahead_s = []  # the time is over as soon as it builds: how long it takes to get there is the machine's
+    monkeypatch.setattr(
+        Status, "update", lambda self, text: "building" in text and ahead_s.append(PATIENCE_S)
+    )
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
+    monkeypatch.setattr(compile_process, "time", clock)
+    (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
+    assert trial.outcome == TrialOutcome.HUNG
+    assert trial.reason == "no end after 240 s, while building; killed"
+    assert not _processes_of("compile_main")
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """What the trial process would do, in this one: it takes no start of a process."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    threads = torch.get_num_threads()
+
+    def run(candidate, eager_accuracy=None, **options):
+        job = target("full", **options).job() | {
+            "tier": "full",
+            "candidate": {**vars(candidate), "options": candidate.options.as_dict()},
+            "reference_threads": 1,
+            "seconds": 0.02,
+            "started_ns": time.monotonic_ns(),
+            "judged": 3,
+            "eager_accuracy": eager_accuracy,
+        }
+        return run_trial(json.loads(json.dumps(job)), lambda text: None)
+
+    def talk(job, timeout_s, says):
+        said = []
+        job = json.loads(json.dumps(job)) | {"started_ns": time.monotonic_ns()}
+        trial_run.do_job(job, lambda kind, **fields: said.append({"kind": kind, **fields}))
+        return said[-1]
+
+    monkeypatch.setattr(search, "_talk", talk)
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (precision("bf16"), "relative L2"),
+        (TuneCandidate(BuildOptions(cuda_graphs=True)), "CUDA"),
+    ],
+)
+def test_given_a_wrong_one_when_tried_then_it_is_refused_with_the_reason(run_here, candidate, words):
+    found = run_here(candidate, wrong_in="bf16", sizes=True)
+    assert (found["outcome"], found["figures"]) == (TrialOutcome.REFUSED, None)
+    assert words in found["reason"]
+
+
+def test_given_a_task_when_tried_then_it_judges_what_was_measured_and_eager_beside_it(run_here):
+    for candidate in (TuneCandidate(), TuneCandidate(BuildOptions(channels_last=True))):
+        exact = run_here(candidate, task="hits")["figures"]["accuracy"]
+        assert exact == {"name": "hits", "value": 1.0, "eager": 1.0, "judged": 3, "higher_is_better": True}
+    near = run_here(precision("bf16"), task="error")["figures"]["accuracy"]
+    assert (near["name"], near["eager"], near["higher_is_better"]) == ("error", 0.0, False)
+    assert near["value"] > 0.1
+    assert (
+        run_here(precision("bf16"), eager_accuracy=0.5, task="error")["figures"]["accuracy"]["eager"] == 0.5
+    )
+    assert run_here(TuneCandidate())["figures"]["accuracy"] is None
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_they_are_measured_again(
+    tmp_path,
+):
+    def accuracies(judged):
+        return [
+            trial.figures.accuracy for trial in tried(tmp_path, TuneCandidate(), judged=judged, task="hits")
+        ]
+
+    assert accuracies(0) == [None]
+    (first,) = accuracies(3)
+    assert first.judged == 3
+    assert accuracies(0) == [first]  # nothing is asked for: what is known is shown
+    assert accuracies(5)[0].judged == 5
+    lines = (tmp_path / "state.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+    accuracies(5)
+    assert len((tmp_path / "state.jsonl").read_text().splitlines()) == 3
+    old = json.loads(lines[0])
+    del (
+        old["trial"]["figures"]["accuracy"],
+        old["trial"]["figures"]["score"],
+    )  # as earlier versions wrote it
+    (tmp_path / "state.jsonl").write_text(json.dumps(old) + "\n")
+    assert (
+        TuneState(tmp_path / "state.jsonl", resume=True).find("full", TuneCandidate(), 1.0).figures.accuracy
+        is None
+    )
+    assert accuracies(3)[0].judged == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
+def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_nothing_is_left(
+    tmp_path, monkeypatch
+):
+    # openvino takes seconds to build, the others 20 and more
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    bucketed = TuneCandidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
+    (trial,) = tried(tmp_path, bucketed, sizes=True)
+    assert trial.outcome == TrialOutcome.MEASURED, trial.reason
+    assert 0 < trial.figures.compile_s < trial.figures.cold_start_s
+    assert list(folder.glob("torchperf_*")) == []
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_checked_and_nothing_run_twice(
+    tmp_path,
+):
+    touched = tmp_path / "built"
+    first = tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched))
+    assert [(one.tier, one.candidate.options.precision) for one in first] == [
+        ("full", "bf16"),
+        ("fast", "bf16"),
+        ("fast", "fp32"),
+    ]
+    built = len(touched.read_bytes())
+    assert tried(tmp_path, precision("bf16"), tiers=("full", "fast"), touch=str(touched)) == first
+    assert len(touched.read_bytes()) == built
+
+
+def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    state.add(TuneTrial("full", TuneCandidate(), TrialOutcome.HUNG, "no end", None, 5.0, 5.0))
+    again = TuneState(tmp_path / "state.jsonl", resume=True)
+    assert again.find("full", TuneCandidate(), 5.0).outcome == TrialOutcome.HUNG
+    assert again.find("full", TuneCandidate(), 6.0) is None
+    assert again.find("fast", TuneCandidate(), 5.0) is None
+
+
+def test_given_a_state_that_was_cut_off_when_read_then_the_rest_is_found(tmp_path):
+    path = tmp_path / "state.jsonl"
+    TuneState(path, resume=True).add(TuneTrial("full", precision("bf16"), TrialOutcome.CRASHED, "x"))
+    with path.open("a") as file:
+        file.write('{"trial": {"ti')
+    state = TuneState(path, resume=True)
+    assert list(state.of_tier("full")) == [precision("bf16")]
+    state.add(TuneTrial("full", precision("fp16"), TrialOutcome.CRASHED, "x"))
+    assert set(TuneState(path, resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
+    assert not TuneState(path, resume=False).of_tier("full")
+
+
+def test_given_many_states_when_another_is_opened_then_the_oldest_are_removed(tmp_path):
+    folder = tmp_path / "tune"
+    folder.mkdir()
+    for number in range(70):
+        (folder / f"{number}.jsonl").touch()
+        os.utime(folder / f"{number}.jsonl", (number, number))
+    assert state_path(tmp_path, "a model").parent == folder
+    assert (
+        state_path(tmp_path, "a model")
+        == state_path(tmp_path, "a model")
+        != state_path(tmp_path, "another")
+    )
+    assert sorted(int(path.stem) for path in folder.iterdir()) == list(range(6, 70))
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_an_adapter_when_asked_then_the_facts_are_those_of_all_tiers():
+    facts = ask_facts(target("full", "fast", sizes=True))
+    assert facts.ranges == ((2, 32),)
+    assert facts.left_out["channels_last"] == "no two-dimensional convolution"
+    assert facts.cuda is False
+    assert (facts.tiers, facts_of(target().job() | {"tiers": []})["tiers"]) == (
+        ("full", "fast"),
+        ("full", "fast"),
+    )
+    assert len(facts.identity) == 2 * len(facts_of(target("full").job() | {"tiers": ["full"]})["identity"])
+    judging = target("full", "fast", sizes=True, task="hits").job() | {"tiers": ["full", "fast"]}
+    judged = facts_of(judging)["identity"]
+    assert judged.removeprefix(facts.identity) not in {"", judged}, "the task's code counts, too"
+    assert facts.changing == ""
+    seedless = facts_of(target("full", seed=None).job() | {"tiers": ["full"]})
+    assert "build('full') gives other weights at every call (first.bias and 3 more)" in seedless["changing"]
+
+
+def test_given_an_adapter_that_cannot_be_used_when_asked_then_the_reason_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(AdapterError, match="colour"):
+        ask_facts(target("full", colour=1))
+    with pytest.raises(AdapterError, match="'huge'"):
+        facts_of(target("full").job() | {"tiers": ["full", "huge"]})
+
+
+def _processes_of(word):
+    """Ids of this process's children whose command line has the word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if (
+                word in path.read_text()
+                and f"PPid:\t{os.getpid()}\n" in (path.parent / "status").read_text()
+            ):
+                found.append(path.parent.name)
+    return found
+
+
+def test_given_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node_takes_the_file(
+    tmp_path, run_here, monkeypatch
+):
+    here = search._talk
+
+    def talk(job, timeout_s, says):  # the one that crashes does so in a process of its own
+        crashes = job.get("candidate", {}).get("options", {}).get("precision") == "bf16"
+        return (in_a_process if crashes else here)(job, timeout_s, says)
+
+    monkeypatch.setattr(search, "_talk", talk)
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512_bf16\n")  # which others leave bf16 out for
+    monkeypatch.setattr(model_transforms, "_CPU_INFO", tmp_path / "cpuinfo")
+    out, figures = tmp_path / "tuned.yaml", tmp_path / "figures.json"
+    done = CliRunner().invoke(
+        cli.app,
+        [
+            "tune",
+            ADAPTER,
+            "--engine",
+            "eager",
+            "--budget-ms",
+            "2000",
+            "--seconds",
+            "0.05",
+            "--options",
+            '{"crash_in": "bf16"}',
+            "-o",
+            str(out),
+            "--json",
+            str(figures),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    (stage,) = read_params_file(out).stages
+    assert (stage.name, stage.adapter, stage.output) == ("tiny", ADAPTER, "tiny_output")
+    assert (stage.tiers, stage.engine, stage.budget_ms) == (("full", "fast"), "eager", 2000.0)
+    assert stage.options == {"crash_in": "bf16"}
+    assert (
+        "stage 'tiny' and output 'tiny_output': made from the class's name; --params FILE keeps"
+        in done.stdout
+    )
+    report = json.loads(figures.read_text())
+    assert report["complete"] is True
+    found = {
+        one["candidate"]["options"]["precision"]: one
+        for one in report["tiers"]["full"]["ranking"]
+        if one["candidate"]["threads"] == report["reference_threads"]
+    }
+    assert found["bf16"]["outcome"] == TrialOutcome.CRASHED
+    assert "SIGSEGV" in found["bf16"]["reason"]
+    assert "SIGSEGV" in done.stdout
+    assert found["fp32"]["outcome"] == TrialOutcome.MEASURED
+    measured = found["fp32"]["figures"]
+    assert 0 < measured["p50_ms"] <= measured["p95_ms"] <= measured["max_ms"]
+    assert measured["eager_p50_ms"] > 0
+    assert 0 < measured["least_share"] <= measured["most_share"]
+    assert measured["samples"] >= 30
+    assert measured["memory_mb"] > 50
+    assert measured["compile_s"] == 0
+    assert 0 < measured["cold_start_s"] < found["fp32"]["took_s"]
+
+
+@pytest.mark.usefixtures("run_here")
+def test_given_a_task_when_tuned_then_tiers_are_proposed(tmp_path):
+    figures = tmp_path / "figures.json"
+    done = CliRunner().invoke(
+        cli.app,
+        [
+            "tune",
+            ADAPTER,
+            "--engine",
+            "eager",
+            "--budget-ms",
+            "2000",
+            "--seconds",
+            "0.05",
+            "--judged",
+            "2",
+            "--options",
+            '{"task": "hits"}',
+            "--json",
+            str(figures),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert "tiers worth keeping on this machine: full (p99 " in done.stdout
+    assert "begin with full, the most accurate that fits the budget of 2000 ms" in done.stdout
+    report = json.loads(figures.read_text())
+    assert (report["first_tier"], report["worth_keeping"][0]) == ("full", "full")
+    assert all(one["figures"]["accuracy"]["judged"] == 2 for one in report["tiers"]["fast"]["ranking"])
+    for one in report["tiers"]["full"]["ranking"]:  # bf16 is off by more than 0.005 of these thousandths
+        if one["outcome"] == TrialOutcome.MEASURED:
+            refused = one["candidate"]["options"]["precision"] == "bf16"
+            assert one["why"].startswith("accuracy: hits ") == refused, one
+
+
+def test_given_a_run_that_was_ended_when_run_again_until_ctrl_c_then_it_goes_on_and_keeps_what_it_measured(
+    tmp_path, run_here, monkeypatch
+):
+    out, here = tmp_path / "tuned.yaml", search._talk
+    arguments = [
+        "tune",
+        ADAPTER,
+        "--tiers",
+        "full",
+        "--engine",
+        "eager",
+        "--options",
+        '{"hang_in": "bf16"}',
+        "-o",
+        str(out),
+        "--seconds",
+        "0.05",
+    ]
+
+    def states():
+        return [path.read_text() for path in (tmp_path / "cache").rglob("*.jsonl")]
+
+    def talk(job, timeout_s, says):  # it is ended at its second trial
+        if states():
+            raise KeyboardInterrupt
+        return here(job, timeout_s, says)
+
+    monkeypatch.setattr(search, "_talk", talk)
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 130
+    (kept,) = states()
+    command = [sys.executable, "-m", "torchperf_ros.tools", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        said = ""
+        while "best so far" not in said:  # until the first one is shown
+            said += process.stdout.readline() or pytest.fail(said)
+        process.send_signal(signal.SIGINT)
+        said += process.stdout.read()
+    assert process.returncode == 130
+    assert "from an earlier run" in said
+    assert "Ctrl-C: not everything was tried; the same command goes on from here" in said
+    assert "eager, " in said
+    assert states() == [kept]
+    assert not out.exists()
+
+
+def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
+    state = TuneState(tmp_path / "state.jsonl", resume=True)
+    walk = TuneSearch(
+        target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True)
+    )
+    walk.run(Space(TuneCandidate()))
+    assert (walk.trials, walk.out_of_time) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["adapter", "--params"]),
+        (["nonsense"], ["'nonsense'", "module:Class"]),
+        ([ADAPTER, "--budget-ms", "-3"], ["--budget-ms", "-3", "above 0"]),
+        ([ADAPTER, "--max-error", "nan"], ["--max-error", "nan"]),
+        ([ADAPTER, "--engines", "eager,jit"], ["'jit'", "eager, compile, aoti"]),
+        ([ADAPTER, "--json", "/nowhere/tuned.json"], ["/nowhere/tuned.json", "existing folder"]),
+        ([ADAPTER, "--options", "[]"], ["options", "[]"]),
+        ([ADAPTER, "--device", "tpu"], ["'tpu'", "cuda:N"]),
+        (
+            ["--params", "config/perception.yaml", "--stage", "planning", "--tiers", "full,huge"],
+            ["'huge'", "full"],
+        ),
+        ([ADAPTER, "-o", "/nowhere/tuned.yaml"], ["/nowhere/tuned.yaml", "existing folder"]),
+        (["--params", "/nowhere/params.yaml"], ["/nowhere/params.yaml", "cannot be read"]),
+        (["--params", "config/perception.yaml"], ["--stage", "perception (", "planning ("]),
+        (["--params", "config/perception.yaml", "--stage", "map"], ["'map'", "perception (", "planning ("]),
+        ([ADAPTER, "--params", "config/perception.yaml"], [f"no {ADAPTER} there", "perception ("]),
+    ],
+)
+def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(arguments, words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(cli.app, ["tune", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.output.startswith("torchperf: ")
+    assert len(result.output.strip().splitlines()) == 1
+    for word in words:
+        assert word in result.output
+
+
+FOUND = TuneCandidate(
+    BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4
+)
+
+
+def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_tuned_stage_changed(
+    tmp_path,
+):
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        """
+/**/perf:
+  ros__parameters:
+    stages: [perception, lanes]
+    metrics_port: 0
+    cpu_affinity: [0, 1]
+    perception:
+      budget_ms: 33.0
+      fallback: [hold_last]
+      tiers: [full, fast]
+      scenes: [park]
+      scene: {park: {tiers: [medium, fast]}}
+    lanes:
+      adapter: 'my_robot.lanes:Lanes'
+      options: '{"on": "it''s"}'
+      output: lanes
+      tiers: ['on', fast]
+      shapes: bucket
+      common_shapes: ['1x3x8x8']
+      packages: [/p/a.pt2, /p/b.pt2]
+""",
+        encoding="utf-8",
+    )
+    found = target_of_file(
+        base, None, "torchperf_ros.models.camera:CameraAdapter", {"budget_ms": 1500.0}, None
+    )
+    text = tuned_parameters(found, FOUND, {"full": "bf16"}, 3, ["a remark"])
+    out = tmp_path / "tuned.yaml"
+    out.write_text(text, encoding="utf-8")
+    before, after = read_params_file(base), read_params_file(out)
+    assert text.startswith("# a remark\n")
+    assert (after.metrics_port, after.cpu_affinity, after.worker_threads) == (0, (0, 1), 4)
+    assert after.stages[1] == before.stages[1]
+    tuned = after.stages[0]
+    assert (tuned.engine, tuned.compile_mode, tuned.channels_last) == ("compile", "max-autotune", True)
+    assert (tuned.tiers, tuned.precision) == (("full", "fast", "medium"), ("bf16", "fp32", "fp32"))
+    assert tuned.scenes == before.stages[0].scenes
+    assert (tuned.budget_ms, tuned.hang_ms, tuned.fallback) == (1500.0, 1500.0, before.stages[0].fallback)
+
+
+def test_given_ready_packages_when_tuned_then_they_are_refused(tmp_path):
+    base = tmp_path / "base.yaml"
+    base.write_text("perf: {ros__parameters: {perception: {packages: [/p/a.pt2]}}}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"/p/a\.pt2"):
+        target_of_file(base, "perception", None, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "stage", "expected"),
+    [
+        ("torchperf_ros.models.camera:CameraAdapter", None, ("perception", "detections", 2)),
+        ("my_robot.lanes:LaneNetAdapter", None, ("lane_net", "lane_net_output", 1)),
+        ("my_robot.lanes:LaneNetAdapter", "lanes", ("lanes", "lanes_output", 1)),
+    ],
+)
+def test_given_an_adapter_when_written_then_the_tuned_stage_says_it_all(adapter, stage, expected, tmp_path):
+    chosen = target_of_adapter(adapter, stage, ["full", "fast"], {"output": None}, "auto")
+    out = tmp_path / "tuned.yaml"
+    text = tuned_parameters(chosen, FOUND, {}, 4, [])
+    out.write_text(text, encoding="utf-8")
+    node = read_params_file(out)
+    name, output, count = expected
+    (tuned,) = [one for one in node.stages if one.name == name]
+    assert (tuned.adapter, tuned.output, len(node.stages)) == (adapter, output, count)
+    assert node.worker_threads == 0
+    for name in (
+        "adapter",
+        "output",
+        "tiers",
+        "engine",
+        "compile_mode",
+        "precision",
+        "channels_last",
+        "shapes",
+    ):
+        assert f"\n      {name}: " in text

@@ -1,0 +1,152 @@
+from dataclasses import replace
+
+import pytest
+
+from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
+from torchperf_ros.settings.shape_options import MOST_SHAPES
+from torchperf_ros.tools.tune.ranking import Limits
+from torchperf_ros.tools.tune.space import TuneSpace, bucket_count, bucket_width
+from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
+
+from .conftest import figures
+
+CPU = Facts("id", cuda=False, machine="cpu", threads=3, cores=4, left_out={"tf32": "CUDA only"})
+CUDA = replace(CPU, cuda=True, left_out={})
+LIMITS = Limits(budget_ms=100.0)
+GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
+
+
+def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):
+    """Walk with times (or outcomes, as words) out of a rule; gives the space and the candidates."""
+    space = TuneSpace(facts, limits, engines, now)
+    tried = []
+    for candidate in space.search():
+        found = ms(candidate)
+        tried.append(candidate)
+        if isinstance(found, str):
+            space.trials.append(TuneTrial("full", candidate, found, "because"))
+        else:
+            space.trials.append(TuneTrial("full", candidate, TrialOutcome.MEASURED, figures=figures(found)))
+    return space, tried
+
+
+def by_engine(candidate):
+    return GOOD[candidate.options.engine]
+
+
+def compiled(candidates):
+    return [one for one in candidates if not one.is_eager]
+
+
+@pytest.mark.parametrize("facts", [CPU, CUDA, replace(CUDA, ranges=((1, 8), (64, 640)))])
+def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_and_each_of_10_to_30_once(
+    facts,
+):
+    _, candidates = walk(facts, by_engine)
+    assert candidates[0] == TuneCandidate(BuildOptions(), threads=3)
+    assert 10 <= len(set(candidates)) == len(candidates) <= 30
+    before_engines = candidates[: candidates.index(compiled(candidates)[0])]
+    assert {one.options.precision for one in before_engines} > {"fp32", "bf16"}
+
+
+def test_given_the_cpu_when_walked_then_nothing_that_needs_cuda_is_tried():
+    candidates = walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1]
+    assert not any(one.options.cuda_graphs or one.options.precision == "tf32" for one in candidates)
+    assert {one.options.mode for one in candidates} == {"default", "max-autotune-no-cudagraphs"}
+
+
+def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_threads_are_not():
+    candidates = walk(CUDA, by_engine)[1]
+    assert {one.options.engine for one in candidates if one.options.cuda_graphs} == {"aoti", "eager"}
+    assert "reduce-overhead" in {one.options.mode for one in candidates}
+    assert {one.threads for one in candidates} == {3}
+
+
+def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walked_then_they_are_not_tried():
+    facts = replace(CPU, left_out={"channels_last": "none", "bf16": "slow", "tf32": "no"})
+    candidates = walk(facts, by_engine)[1]
+    assert not any(one.options.channels_last for one in candidates)
+    assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
+    for engines in (("eager", "aoti"), ("eager",)):
+        assert {one.options.engine for one in walk(CPU, by_engine, engines=engines[-1:])[1]} == set(engines)
+
+
+def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
+    def ms(one):
+        gains = 2.0 * one.options.channels_last + 3.0 * (one.threads == 2)
+        return GOOD[one.options.engine] * 2 - gains
+
+    space, steps = walk(CPU, ms)
+    engines = compiled(steps)[:2]
+    assert all(one.options.channels_last and one.threads == 2 for one in engines)
+    best = space.ranking.best.trial.candidate
+    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=2)
+
+
+@pytest.mark.parametrize("outcome", [TrialOutcome.REFUSED, TrialOutcome.HUNG])
+def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
+    _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
+    bf16 = [one for one in steps if one.options.precision == "bf16"]
+    assert [one.options.engine for one in bf16] == ["eager"]
+    assert "fp16" in {one.options.precision for one in steps if one.options.engine != "eager"}
+
+
+def test_given_engines_that_are_slow_when_walked_then_no_more_of_them_are_compiled():
+    _, steps = walk(CPU, lambda one: 10.0 if one.options.engine == "eager" else 20.0)
+    assert [one.options.engine for one in steps if one.options.engine != "eager"] == [
+        "aoti",
+        "compile",
+    ]
+
+
+def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_are_tried_in_fp32():
+    def ms(one):
+        if one.options.engine == "eager":
+            return 5.0 if one.options.precision == "bf16" else 10.0
+        return TrialOutcome.CRASHED if one.options.precision == "bf16" else 4.0
+
+    space, steps = walk(CPU, ms)
+    parts = [(one.options.engine, one.options.precision) for one in compiled(steps)[:4]]
+    assert parts == [("aoti", "bf16"), ("compile", "bf16"), ("aoti", "fp32"), ("compile", "fp32")]
+    assert space.ranking.best.trial.candidate.options.precision == "fp32"
+
+
+def test_given_a_reference_that_fails_when_walked_then_it_ends():
+    assert len(walk(CPU, lambda one: TrialOutcome.CRASHED)[1]) == 1
+
+
+def test_given_a_present_setting_when_walked_then_it_is_measured_too():
+    now = TuneCandidate(BuildOptions("aoti", channels_last=True), threads=1)
+    _, steps = walk(CPU, by_engine, now=now)
+    assert now in steps
+    _, steps = walk(CPU, by_engine, now=now, engines=("compile",))
+    assert now not in steps
+
+
+def test_given_all_cores_when_walked_then_only_the_best_of_all_is_tried_on_them():
+    _, steps = walk(CPU, by_engine)
+    on_all = [one for one in steps if one.threads == 4]
+    assert [one.options.engine for one in on_all] == ["aoti"]
+    assert on_all[0] in steps[-2:]
+
+
+def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are_not():
+    facts = replace(CUDA, ranges=((1, 8), (64, 640)))
+    candidates = walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1]
+    assert not any(one.options.cuda_graphs for one in candidates)
+    bucketed = [one for one in candidates if one.shapes == "bucket"]
+    assert {one.bucket_width for one in bucketed} == {
+        bucket_width(facts.ranges, 4),
+        bucket_width(facts.ranges, 8),
+    }
+    assert any(one.options.dynamic == "never" for one in bucketed)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "most"),
+    [(((1, 8),), 4), (((64, 640), (64, 640)), 8), (((1, 1_000_000),), 4), (((5, 5),), 4)],
+)
+def test_given_ranges_when_a_width_is_chosen_then_it_is_the_smallest_that_keeps_the_number(ranges, most):
+    width = bucket_width(ranges, most)
+    assert bucket_count(ranges, width) <= min(most, MOST_SHAPES)
+    assert width == 1 or bucket_count(ranges, width // 2) > most

@@ -1,0 +1,579 @@
+"""A worker's session, run in a thread of the test.
+
+Sockets, ring and result area are real, the node is the test.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from unittest import mock
+
+import pytest
+import torch
+
+from torchperf_ros.api.adapter import Adapter, Received
+from torchperf_ros.api.errors import AdapterError, BadInput, UnknownMessageType
+from torchperf_ros.api.histories import HistoryBuffer
+from torchperf_ros.api.messages import decode, encode, message_class
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.worker import session
+from torchperf_ros.worker.session import Session
+from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
+from torchperf_ros.workers.process_setup import LARGEST_KEPT_BYTES
+from torchperf_ros.workers.protocol import (
+    OBSERVE,
+    RUN,
+    SOON,
+    Request,
+    pack_control,
+    unpack_control,
+    unpack_response,
+)
+from torchperf_ros.workers.result_area import ResultArea, make_result_area
+
+NUMBER, TEXT = "std_msgs/msg/Float64", "std_msgs/msg/String"
+RESULT_BYTES = 1024  # the least that max_frame_bytes allows
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+class Doubling(Adapter):
+    """Twice (tier 0) or ten times (tier 1) the number; says in words what is wrong with it."""
+
+    inputs = {"number": NUMBER, "word": "std_msgs/String"}  # both forms of a name
+    output = TEXT
+    calls: list = []
+
+    def __init__(self, options, device):
+        self.options = options
+        type(self).calls = []
+
+    def build(self, tier):
+        return Scale({"full": 2.0, "fast": 10.0}[tier]).train()
+
+    def example_inputs(self, tier):
+        return (torch.ones(1),)
+
+    def observe(self, messages):
+        self.calls.append(("observe", messages["number"].message.data))
+        if messages["number"].message.data == -9.0:
+            raise ValueError("cannot look at this")
+
+    def preprocess(self, messages):
+        value = messages["number"].message.data
+        self.calls.append(("preprocess", value))
+        if value == -1.0:
+            raise BadInput("negative")
+        if value == -2.0:
+            raise ValueError("worse than negative")
+        return ({-3.0: torch.ones(1) * torch.nan, -4.0: torch.ones(2)}.get(value, torch.tensor([value])),)
+
+    def postprocess(self, outputs, messages):
+        value = float(outputs[0])
+        word = messages["word"].message.data if "word" in messages else ""
+        received = messages["number"]
+        if value == 14.0:
+            word = "x" * 2000
+        return message_class(TEXT)(data=f"{value} {word} {received.stamp_ns} {received.age_ms}")
+
+
+class Named(Doubling):
+    """Its model returns a dict, of which its postprocess knows nothing."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: {"logits": output})
+        return model
+
+
+class Hungry(Doubling):
+    """The first tier has not enough memory for a number of 100 and more, the second for 1000 and more."""
+
+    def build(self, tier):
+        model, most = super().build(tier), {"full": 100.0, "fast": 1000.0}[tier]
+
+        def refuse(module, inputs):
+            if inputs[0] >= most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model.register_forward_pre_hook(refuse)
+        return model
+
+
+class Remembering(Doubling):
+    """Keeps what it observes; the number 77 is overwritten while it looks."""
+
+    overwrite = None
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        type(self).history = self._history = HistoryBuffer(4, (), max_gap_ns=1_000, tolerance_ns=0)
+
+    def observe(self, messages):
+        value = messages["number"].message.data
+        self._history.append(torch.tensor(value, dtype=torch.float32), 0)
+        if value == 77.0:
+            type(self).overwrite()
+
+
+class Sum(torch.nn.Module):
+    """The sum of all that it was ever given, in a buffer and in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+        self.seen = []
+
+    def forward(self, x):
+        self.total += x
+        self.seen.append(x)
+        return (self.total + sum(self.seen)) / 2
+
+
+class Summing(Doubling):
+    """Both tiers are one model, whose answers depend on what came before."""
+
+    model = None
+
+    def __init__(self, options, device):
+        super().__init__(options, device)
+        self.model = Sum()
+
+    def build(self, tier):
+        return self.model
+
+
+class Untupled(Doubling):
+    """Forgets the comma."""
+
+    def preprocess(self, messages):
+        return torch.ones(1, 1)
+
+
+class Lazily(Doubling):
+    """Its model is a generator, which runs when somebody asks for its numbers."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: (each for each in (output,)))
+        return model
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(next(outputs), messages)
+
+
+class Hiding(Doubling):
+    """Nothing can be found in what its model gives."""
+
+    def build(self, tier):
+        model = super().build(tier)
+        model.register_forward_hook(lambda module, inputs, output: lambda: output)
+        return model
+
+    def postprocess(self, outputs, messages):
+        return super().postprocess(outputs(), messages)
+
+
+class Leaving(Doubling):
+    def build(self, tier):
+        raise SystemExit("weights not found")
+
+
+class Unseeing(Doubling):
+    observe = Adapter.observe
+
+
+class Showing(Doubling):
+    """Knows what its messages look like; the number 5 makes it fail."""
+
+    def example_messages(self):
+        number = message_class(NUMBER)(data=self.options.get("number", 1.0))
+        return {"number": Received(number, 0, 0.0)}
+
+    def postprocess(self, outputs, messages):
+        self.calls.append(("postprocess", float(outputs[0])))
+        return super().postprocess(outputs, messages)
+
+
+class Undeclared(Doubling):
+    output = "nowhere_msgs/msg/Nothing"
+
+
+class Node:
+    """The other end of a session."""
+
+    def __init__(self, adapter="Doubling", **setup):
+        self.ring = FrameRing(8192)
+        self.result_fd = make_result_area(RESULT_BYTES)
+        self.result = ResultArea(self.result_fd, writable=False)
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        (self.frames, far_frames), (self.control, far_control) = pairs
+        for end in (self.frames, self.control):
+            end.settimeout(20.0)
+        adapter = adapter if ":" in adapter else f"{__name__}:{adapter}"
+        values = {
+            "adapter": adapter,
+            "options": {},
+            "tiers": ["full", "fast"],
+            "device": "cpu",
+            "stage": "tested",
+            "lower": [1, -1],
+            "threads": 1,
+            "build": [{"engine": "eager"}] * 2,
+            "packages": [""] * 2,
+            **setup,
+        }
+        self.session = Session(values, far_control, far_frames, self.ring.fd, self.result_fd)
+        self.far_ends = (far_frames, far_control)
+        self.thread = None
+
+    def start(self):
+        self.session.load()
+        self.session.calibrate()
+        self.thread = threading.Thread(target=self.session.serve)
+        self.thread.start()
+        return self
+
+    def told(self):
+        """Every control message so far."""
+        self.control.settimeout(0.0)
+        messages = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                messages.append(unpack_control(self.control.recv(65_536)))
+        return messages
+
+    def write(self, seq, value, word=None, data=None):
+        number = bytes(encode(message_class(NUMBER)(data=value), NUMBER)) if data is None else data
+        inputs = [InputBytes(0, 5, 1.5, number)]
+        if word is not None:
+            inputs.append(InputBytes(1, 0, 0.0, bytes(encode(message_class(TEXT)(data=word), TEXT))))
+        return self.ring.write(seq, inputs)
+
+    def ask(self, seq, value=0.0, *, word=None, kind=RUN | OBSERVE, tier=0, place=None, data=None):
+        """One request; its response and payload for RUN."""
+        offset, length = self.write(seq, value, word, data) if place is None else place
+        self.frames.send(Request(kind, tier, seq, offset, length).pack())
+        if not kind & RUN:
+            return None
+        response = unpack_response(self.frames.recv(256))
+        return response, self.result.read(response.length)
+
+    def close(self):
+        self.frames.close()
+        if self.thread is not None:
+            self.thread.join()
+        for end in (self.control, *self.far_ends):
+            end.close()
+        self.result.close()
+        os.close(self.result_fd)
+
+
+@pytest.fixture
+def make_node():
+    nodes = []
+
+    def make(*words, **values):
+        nodes.append(Node(*words, **values))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def node(make_node):
+    return make_node().start()
+
+
+def text_of(payload):
+    return decode(payload, TEXT).data
+
+
+def test_given_a_session_when_prepared_then_it_says_hello_each_step_and_ready(node):
+    hello, *progress, ready = node.told()
+    assert hello["kind"] == "hello"
+    assert hello["inputs"] == [["number", NUMBER], ["word", TEXT]]
+    assert (hello["output"], hello["observes"], hello["device"]) == (TEXT, True, "cpu")
+    assert {message["kind"] for message in progress} == {"progress"}
+    said = [message["text"] for message in progress]
+    assert [text for text in said if "loading" in text] == [
+        "loading full (1 of 2)",
+        "loading fast (2 of 2)",
+    ]
+    assert [text for text in said if "warming" in text] == [
+        "warming up full (1 of 2)",
+        "warming up fast (2 of 2)",
+    ]
+    assert ready["kind"] == "ready"
+    assert len(ready["calibrations"]) == 2
+    assert all(0 < median_ms <= p99_ms for median_ms, p99_ms in ready["calibrations"])
+
+
+def test_given_frames_that_were_announced_and_never_came_when_one_comes_then_it_is_answered(node):
+    for _ in range(3):
+        node.frames.send(SOON)
+    assert node.ask(1, 2.0)[0].outcome == Outcome.ON_TIME
+    node.frames.send(SOON)
+    assert node.ask(2, 2.0)[0].seq == 2
+
+
+def test_given_messages_as_they_usually_come_when_prepared_then_each_tier_has_been_through_a_whole_frame(
+    make_node,
+):
+    make_node("Showing").start()
+    assert Showing.calls == [
+        ("preprocess", 1.0),
+        ("postprocess", 2.0),
+        ("preprocess", 1.0),
+        ("postprocess", 10.0),
+    ]
+
+
+def test_given_example_messages_that_fail_when_prepared_then_it_is_said_and_frames_are_served(make_node):
+    node = make_node("Showing", options={"number": -2.0}).start()
+    first, _ = [each["text"] for each in node.told() if each["kind"] == "warn"]
+    assert first == "tier full: its first whole frame, of examples, failed: ValueError: worse than negative"
+    node.control.settimeout(20.0)
+    assert node.ask(0, 1.0)[0].outcome == Outcome.ON_TIME
+
+
+def test_given_a_model_that_keeps_state_when_prepared_then_it_starts_as_it_was_built(make_node):
+    node = make_node("Summing").start()
+    assert [text_of(node.ask(seq, 1.0, tier=tier)[1])[:3] for seq, tier in enumerate((0, 0, 1))] == [
+        "1.0",
+        "2.0",
+        "3.0",
+    ]
+
+
+def test_given_a_tensor_without_its_tuple_when_run_then_it_is_an_error_that_says_so(make_node):
+    node = make_node("Untupled").start()
+    for seq in range(2):
+        response, payload = node.ask(seq, 1.0)
+        assert response.outcome == Outcome.ERROR
+        assert payload.startswith(
+            b"preprocess gave a tensor float32 1x1 alone; it has to give a tuple of tensors"
+        )
+
+
+def test_given_a_model_that_generates_when_run_then_its_numbers_are_checked_and_reach_postprocess(
+    make_node,
+):
+    node = make_node("Lazily").start()
+    assert [text for text in node.told() if text["kind"] == "warn"] == []
+    node.control.settimeout(20.0)
+    assert text_of(node.ask(0, 2.0)[1]).startswith("4.0")
+    response, payload = node.ask(1, -3.0)
+    assert response.outcome == Outcome.INVALID
+    assert b"NaN" in payload
+
+
+def test_given_outputs_that_nothing_can_look_into_when_prepared_then_each_tier_is_said_to_be_unchecked(
+    make_node,
+):
+    node = make_node("Hiding").start()
+    told = [text["text"] for text in node.told() if text["kind"] == "warn"]
+    assert [text.split(":")[0] for text in told] == ["tier full", "tier fast"]
+    assert "outputs are not checked for NaN and Inf: in a function no tensor" in told[0]
+
+
+def test_given_an_adapter_that_calls_exit_when_loaded_then_it_is_an_error_with_the_place(make_node):
+    with pytest.raises(
+        AdapterError, match=r"build ends the program: SystemExit: weights not found \(test_session.py:"
+    ):
+        make_node("Leaving").session.load()
+
+
+def test_given_an_adapter_then_whether_it_observes_is_said_and_an_unknown_type_is_refused_at_once(
+    make_node,
+):
+    unseeing = make_node("Unseeing")
+    unseeing.session.load()
+    assert unseeing.told()[0]["observes"] is False
+    node = make_node("Undeclared")
+    with pytest.raises(UnknownMessageType, match="nowhere_msgs"):
+        node.session.load()
+    assert node.told() == []
+
+
+@pytest.mark.parametrize(("tier", "factor"), [(0, 2.0), (1, 10.0)])
+def test_given_a_frame_when_run_then_the_result_is_of_its_tier_and_every_step_has_its_time(
+    node, tier, factor
+):
+    response, payload = node.ask(3, 4.0, word="hi", tier=tier)
+    assert (response.outcome, response.tier, response.seq) == (Outcome.ON_TIME, tier, 3)
+    assert text_of(payload) == f"{4.0 * factor} hi 5 1.5"
+    steps = (response.decode_ns, response.preprocess_ns, response.inference_ns, response.postprocess_ns)
+    assert all(step >= 0 for step in steps)
+
+
+def test_given_requests_when_served_then_each_step_is_called_as_asked_and_in_order(node):
+    node.ask(0, 1.0)
+    node.ask(1, 2.0, kind=OBSERVE)
+    node.ask(2, 3.0, kind=RUN)
+    assert Doubling.calls == [("observe", 1.0), ("preprocess", 1.0), ("observe", 2.0), ("preprocess", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome", "said"),
+    [
+        (-1.0, Outcome.BAD_INPUT, "negative"),
+        (-2.0, Outcome.ERROR, "ValueError: worse than negative"),
+        (-3.0, Outcome.INVALID, "output 0 has 1 of 1 values that are NaN or Inf"),
+        (-4.0, Outcome.INVALID, "(2,)"),
+        (-9.0, Outcome.ERROR, "cannot look at this"),
+        (7.0, Outcome.ERROR, f"at most max_frame_bytes, {RESULT_BYTES}, fit"),
+    ],
+)
+def test_given_a_frame_that_fails_then_it_is_a_named_outcome_and_the_next_one_is_good(
+    node, value, outcome, said
+):
+    response, payload = node.ask(0, value)
+    assert response.outcome == outcome
+    assert said in payload.decode()
+    response, payload = node.ask(1, 1.0)
+    assert (response.outcome, text_of(payload)) == (Outcome.ON_TIME, "2.0  5 1.5")
+
+
+def test_given_a_postprocess_that_takes_the_outputs_for_something_else_when_run_then_the_error_names_it(
+    make_node,
+):
+    response, payload = make_node("Named").start().ask(0, 1.0)
+    assert response.outcome == Outcome.ERROR
+    for words in ("KeyError: 0 (test_session.py:", "returns a dict with keys 'logits'", "Traceback"):
+        assert words in payload.decode()
+
+
+def test_given_bytes_that_are_no_message_when_run_then_it_is_bad_input(node):
+    response, payload = node.ask(0, data=b"\x00\x01\x00\x00\x01")
+    assert response.outcome == Outcome.BAD_INPUT
+    assert b"not a std_msgs/msg/Float64" in payload
+
+
+def test_given_a_record_that_was_overwritten_when_run_then_it_is_an_error_that_says_so(node):
+    place = node.write(0, 1.0)
+    for seq in range(1, 200):
+        node.write(seq, 1.0, word="x" * 100)
+    response, payload = node.ask(0, place=place)
+    assert response.outcome == Outcome.ERROR
+    assert payload == b"frame 0 was overwritten by newer ones before this worker was done with it"
+
+
+def test_given_a_record_that_is_overwritten_while_it_is_observed_when_answered_then_the_history_forgets(
+    make_node,
+):
+    node = make_node("Remembering").start()
+    node.ask(0, 1.0)
+    assert len(Remembering.history) == 1
+
+    def overwrite():
+        for seq in range(2, 400):
+            node.write(seq, 0.0)
+
+    Remembering.overwrite = overwrite
+    response, payload = node.ask(1, 77.0)
+    assert response.outcome == Outcome.ERROR
+    assert b"frame 1 was overwritten" in payload
+    assert len(Remembering.history) == 0
+
+
+def test_given_frames_that_a_worker_did_not_observe_when_the_next_comes_then_its_history_has_a_gap(
+    make_node,
+):
+    node = make_node("Remembering").start()
+    node.ask(0, 1.0)
+    offset, length = node.write(3, 2.0)
+    node.frames.send(Request(RUN | OBSERVE, 0, 3, offset, length, missed=2).pack())
+    assert unpack_response(node.frames.recv(256)).outcome == Outcome.ON_TIME
+    rows, mask = Remembering.history.window()
+    assert rows.tolist() == [1.0, 0.0, 0.0, 2.0]
+    assert mask.tolist() == [True, False, False, True]
+
+
+def test_given_a_record_that_is_overwritten_while_it_runs_then_its_result_does_not_count(node, monkeypatch):
+    run = node.session._tiers[0].run
+
+    def run_slowly(inputs, leave_ns):
+        for seq in range(1, 200):
+            node.write(seq, 1.0, word="x" * 100)
+        return run(inputs, leave_ns)
+
+    monkeypatch.setattr(node.session._tiers[0], "run", run_slowly)
+    response, payload = node.ask(0, 1.0)
+    assert response.outcome == Outcome.ERROR
+    assert b"frame 0 was overwritten" in payload
+
+
+def test_given_a_frame_that_cannot_be_observed_when_time_has_passed_then_it_is_told(node, monkeypatch):
+    node.told()
+    node.ask(4, -9.0, kind=OBSERVE)
+    node.ask(5, 1.0)
+    monkeypatch.setattr(node.session, "_reported_at", 0.0)
+    node.ask(6, 1.0)
+    node.ask(7, 1.0)
+    (warning,) = [message for message in node.told() if message["kind"] == "warn"]
+    assert "1 frames not observed, the last one frame 4: " in warning["text"]
+    assert "cannot look at this" in warning["text"]
+
+
+def test_given_a_node_that_is_gone_when_serving_then_the_session_ends(node):
+    node.frames.close()
+    node.thread.join(20.0)
+    assert not node.thread.is_alive()
+
+
+# -- memory, and what is told of the tiers
+
+
+def test_given_a_worker_when_it_starts_then_it_keeps_freed_memory_before_it_builds_anything(
+    monkeypatch, tmp_path
+):
+    did = []
+
+    class Pretended:
+        def __init__(self, *given):
+            did.append("session")
+
+        load = calibrate = serve = lambda self: None
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(session, "faulthandler", mock.Mock())
+    monkeypatch.setattr(session, "keep_freed_memory", lambda *sizes: did.append(sizes))
+    monkeypatch.setattr(session, "Session", Pretended)
+    here, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    frames = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        here.send(pack_control("setup", kept_mib=3, background=False))
+        assert session.main(frames.detach(), control.detach(), -1, -1) == 0
+    assert did == [(LARGEST_KEPT_BYTES, 3 << 20), "session"]
+
+
+def test_given_a_tier_without_the_memory_when_asked_then_the_next_lower_one_answers_or_the_frame_fails_alone(
+    make_node, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.worker.session._REPORT_EVERY_S", 0.01)
+    node = make_node("Hungry").start()
+    for value, tier, answer in ((6.0, 0, "12.0"), (100.0, 1, "1000.0")):
+        response, payload = node.ask(0, value)
+        assert (response.outcome, response.tier) == (Outcome.ON_TIME, tier)
+        assert text_of(payload).startswith(answer)
+    emptied = []
+    monkeypatch.setattr(node.session._device, "empty_cache", lambda: emptied.append(1))
+    response, payload = node.ask(1, 1000.0)
+    assert response.outcome == Outcome.ERROR
+    assert b"OutOfMemoryError: CUDA out of memory" in payload
+    assert node.ask(2, 3.0)[0].outcome == Outcome.ON_TIME
+    assert len(emptied) == 1
+    node.control.settimeout(20.0)
+    while (message := unpack_control(node.control.recv(65_536))).get("out_of_memory") != 2:
+        assert message["kind"] != "error"

@@ -1,0 +1,247 @@
+"""The process from the outside, with small programs in the compiler's place."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from torchperf_ros.api.errors import ProtocolError
+from torchperf_ros.workers.compile_process import CompileProcess
+
+from ..stage.conftest import PATIENCE_S
+
+START = """
+import json, os, sys, time
+news = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+os.set_inheritable(news.fileno(), False)
+job = json.load(sys.stdin)
+def say(**fields):
+    news.write(json.dumps(fields) + "\\n")
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """A folder whose modules processes find."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def start(modules):
+    """Run a program as the process; it finds `job` and `say`."""
+    processes = []
+
+    def make(program, job=None, *, background=False, prefix=START):
+        (modules / "pretend_main.py").write_text(prefix + program, encoding="utf-8")
+        processes.append(CompileProcess(job or {}, background=background, module="pretend_main"))
+        return processes[-1]
+
+    yield make
+    for process in processes:
+        with contextlib.suppress(OSError):  # a test that closes it itself
+            process.close()
+
+
+def hear(process, until=lambda messages: False):
+    """What it says until it has ended, or the condition is true."""
+    messages, stop_at = [], time.monotonic() + PATIENCE_S
+    while not until(messages):
+        assert time.monotonic() < stop_at, messages
+        said = process.listen()
+        if said is None:
+            return messages
+        messages += said
+        select.select([process.news], [], [], 0.05)
+    return messages
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_given_a_job_when_started_then_it_gets_it_and_what_it_says_comes_in_order(start, background):
+    process = start("say(kind='a', job=job)\nsay(kind='b')\n", {"tiers": ["ü"]}, background=background)
+    assert hear(process) == [
+        {"kind": "a", "job": {"tiers": ["ü"], "background": background}},
+        {"kind": "b"},
+    ]
+    assert process.death_reason() == ""
+
+
+def test_given_words_larger_than_a_pipe_when_said_or_printed_then_they_come_whole_and_hold_nobody_up(start):
+    program = (
+        "for _ in range(40): print('y' * 65_536)\nsay(size=len(job['x']), x='y' *"
+        " 3_000_000)\nsay(last=True)\n"
+    )
+    first, last = hear(start(program, {"x": "y" * 1_000_000}))
+    assert (first["size"], len(first["x"]), last) == (1_000_000, 3_000_000, {"last": True})
+
+
+def test_given_nothing_new_when_heard_then_it_is_empty_and_does_not_wait(start):
+    process = start("say(x=1)\ntime.sleep(60)\n")
+    hear(process, until=bool)
+    assert process.listen() == []
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("sys.exit(3)", "the pretend process ended by exit status 3\nlast words"),
+        ("os.kill(os.getpid(), 9)", "the pretend process ended by signal SIGKILL\nlast words"),
+        ("os.abort()", "the pretend process ended by signal SIGABRT\nlast words"),
+    ],
+)
+def test_given_a_bad_end_when_asked_then_it_is_named_with_the_last_that_was_printed(start, end, reason):
+    process = start(f"print('x' * 9000)\nprint('last words', end='', flush=True)\n{end}\n")
+    assert hear(process) == []
+    text = process.death_reason()
+    assert text.startswith(reason.partition("\n")[0] + "\nx")
+    assert text.endswith("last words")
+    assert len(text) < 4_100
+
+
+def test_given_words_printed_after_the_last_look_when_it_has_died_then_they_are_in_the_reason(start):
+    process = start(
+        "say(x=1)\nsys.stdin = open('/dev/null')\ntime.sleep(0.3)\nprint('Fatal',"
+        " flush=True)\nsys.exit(1)\n"
+    )
+    hear(process, until=bool)
+    assert "Fatal" in process.death_reason()
+
+
+@pytest.mark.parametrize("line", ["no json", "3", "[1]"])
+def test_given_words_that_are_no_json_object_when_heard_then_that_is_an_error(start, line):
+    process = start(f"say(x=1)\nnews.write({line + chr(10)!r})\ntime.sleep(60)\n")
+    with pytest.raises(ProtocolError, match="the pretend process said"):
+        hear(process)
+
+
+def test_given_a_process_that_falls_silent_but_lives_on_then_it_is_not_waited_for_without_end(
+    start, monkeypatch
+):
+    monkeypatch.setattr("torchperf_ros.workers.compile_process._END_S", 0.2)
+    process = start("news.close()\ntime.sleep(60)\n")
+    hear(process)
+    assert process.death_reason() == "the pretend process has nothing more to say, but does not end"
+    process.close()
+    assert not alive(process.pid)
+
+
+def test_given_children_when_closed_then_they_are_gone_with_it(start):
+    child = (
+        "import subprocess; child = subprocess.Popen(['sleep', '60'])\nsay(pid=child.pid)\ntime.sleep(60)\n"
+    )
+    process = start(child)
+    (message,) = hear(process, until=bool)
+    assert alive(message["pid"])
+    process.close()
+    stop_at = time.monotonic() + PATIENCE_S
+    while alive(message["pid"]):
+        assert time.monotonic() < stop_at
+    assert not alive(process.pid)
+
+
+def open_descriptors():
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_given_processes_when_closed_then_no_descriptor_is_left(start):
+    start("pass").close()
+    before = open_descriptors()
+    for _ in range(3):
+        process = start("say(x=1)")
+        hear(process)
+        process.close()
+    assert len(open_descriptors()) == len(before)
+
+
+def test_given_no_process_when_it_cannot_be_started_then_no_descriptor_is_left(monkeypatch):
+    def refuse(*args, **options):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = open_descriptors()
+    with pytest.raises(OSError, match="no more processes"):
+        CompileProcess({}, background=True)
+    assert open_descriptors() == before
+
+
+def test_given_a_job_that_is_no_json_when_started_then_nothing_is_spawned(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: pytest.fail("spawned"))
+    with pytest.raises(TypeError):
+        CompileProcess({"x": object()}, background=True)
+
+
+def test_given_a_process_that_does_not_read_its_job_when_started_then_its_end_says_why(start):
+    process = start("", prefix="raise SystemExit('no such thing')")
+    assert hear(process) == []
+    assert process.death_reason() == "the pretend process ended by exit status 1\nno such thing"
+
+
+JOB = {
+    "adapter": "no.such:Adapter",
+    "options": {},
+    "device": "cpu",
+    "threads": 1,
+    "tiers": ["a", "b"],
+    "build": [],
+    "cache_dir": "",
+    "cache_mib": 64,
+}
+
+
+def job_of(folder, code):
+    """Has the compiler itself do this in place of building, for which it would import torch."""
+    (folder / "other_work.py").write_text(
+        f"import os, time\ndef do_job(job, say):\n{code}", encoding="utf-8"
+    )
+    return JOB | {"does": "other_work", "folder": str(folder)}
+
+
+def test_given_the_compiler_itself_when_its_adapter_is_not_there_then_it_says_so():
+    with contextlib.closing(CompileProcess(JOB, background=False)) as process:
+        (failed,) = process.messages(PATIENCE_S)
+        assert (failed["kind"], failed["tier"], failed["unusable"]) == ("failed", "a, b", True)
+        assert "importing no.such failed" in failed["text"]
+        assert process.death_reason().startswith("the compile process ended by exit status 1")
+
+
+@pytest.mark.parametrize(("background", "nice"), [(True, 19), (False, 0)])
+def test_given_the_compiler_itself_when_it_works_then_it_does_so_at_its_priority(modules, background, nice):
+    job = job_of(modules, "    say('nice', nice=os.getpriority(os.PRIO_PROCESS, 0))\n")
+    with contextlib.closing(CompileProcess(job, background=background)) as process:
+        assert list(process.messages(PATIENCE_S)) == [{"kind": "nice", "nice": nice}]
+
+
+def test_given_a_parent_that_is_killed_when_it_compiles_then_the_process_dies_with_it(modules):
+    program = f"""
+import sys
+from torchperf_ros.workers.compile_process import CompileProcess
+process = CompileProcess({job_of(modules, "    say('works'); time.sleep(60)")!r}, background=False)
+while not process.listen():
+    pass
+print(process.pid, flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        try:
+            pid = int(parent.stdout.readline())
+            assert alive(pid)
+        finally:
+            parent.kill()
+    stop_at = time.monotonic() + PATIENCE_S
+    while alive(pid):
+        assert time.monotonic() < stop_at

@@ -1,0 +1,271 @@
+"""How users bring their own models.
+
+One class that turns messages into tensors and outputs into a message.
+"""
+
+import abc
+import contextlib
+import importlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchperf_ros.api.errors import AdapterError
+from torchperf_ros.api.histories import clear_histories, skip_in_histories
+
+
+@dataclass(frozen=True)
+class Received:
+    """One input message as the worker sees it.
+
+    Attributes:
+        message: decoded message; its arrays are numpy views on shared memory, valid during the call only.
+        stamp_ns: its `header.stamp` in ns, 0 where the type has no header.
+        age_ms: ROS time since the stamp when the frame was received, NaN where the stamp is 0.
+    """
+
+    message: Any
+    stamp_ns: int
+    age_ms: float
+
+
+class Adapter(abc.ABC):
+    """A stage's model. Runs in the worker process only.
+
+    Attributes:
+        inputs: topic -> message type; the first is the trigger, the others are the latest received, or
+            absent. With the parameter `sync` they are those whose stamps fit the trigger's, or absent.
+        output: message type of the stage's output.
+        anytime: whether models give partial results: then `steps` is run for every frame, in eager.
+    """
+
+    inputs: dict[str, str]
+    output: str
+    anytime: bool = False
+
+    @abc.abstractmethod
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        """Read the stage's `options`; raise `ConfigError` on a value that is not allowed."""
+
+    @abc.abstractmethod
+    def build(self, tier: str) -> torch.nn.Module:
+        """The model of a tier in eval mode; every tier takes the same inputs."""
+
+    @abc.abstractmethod
+    def example_inputs(self, tier: str) -> tuple[torch.Tensor, ...]:
+        """Inputs of the usual shape, on the device, for warm-up and calibration."""
+
+    def score(self, outputs: Any, reference: Any) -> float | None:  # noqa: ANN401 - what the model returns
+        """How far outputs are the same answers as the reference's, by what the task is about.
+
+        1 where they are.
+
+        An engine whose numbers are too far from eager's still serves if its answers are eager's. Default:
+        None, numbers alone decide.
+        """
+        return None
+
+    # of type `self.output`
+    def score_messages(self, output: Any, reference: Any) -> float | None:  # noqa: ANN401
+        """The same of two published messages: how far a candidate's is the answer of the version beside it.
+
+        Called in a process of its own, on an adapter made for the CPU, in idle time. Default: None, there
+        is no score.
+        """
+        return None
+
+    def score_inputs(self, tier: str) -> Sequence[tuple[torch.Tensor, ...]]:
+        """Inputs as of `example_inputs` that hold what the task is about, to `score` the answers to them.
+
+        Default: the example inputs alone. Where there are none, or eager's answers to them score as the
+        same answers, a score would say nothing, and numbers decide.
+        """
+        return [self.example_inputs(tier)]
+
+    def example_messages(self) -> Mapping[str, Received]:
+        """Messages as they usually come, by topic, to warm a whole frame up with. Default: none.
+
+        Not shown to `observe`. On a GPU what `preprocess` and `postprocess` run there is then loaded in
+        time.
+        """
+        return {}
+
+    def dynamic_dims(self) -> dict[int, dict[int, tuple[int, int]]]:
+        """Input index -> {dimension: (min, max)} for the dimensions that vary; default: none."""
+        return {}
+
+    def unpad(self, outputs: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:  # noqa: ANN401
+        """Cut a model's outputs to what belongs to inputs of these shapes, one for each tensor of `preprocess`.
+
+        Called before `postprocess` where `shapes: bucket` has padded the inputs with zeros at the end of a
+        dimension. Return views, for example `outputs[..., :height, :width]`. Default: the outputs as they
+        are. Before the first frame the worker compares the result with eager's on the inputs as they were,
+        and uses no padding where the two differ.
+        """
+        return outputs
+
+    def observe(self, messages: Mapping[str, Received]) -> None:  # noqa: B027 - optional on purpose
+        """Advance histories.
+
+        Called once for every started frame in every worker of the stage. Default: nothing.
+
+        The worker that runs the frame observes it first; the others follow when that one has come through
+        it. A frame that ends its worker is observed by no other: see `missed`.
+        """
+
+    def missed(self, frames: int) -> None:
+        """Before `observe`.
+
+        So many started frames were not observed by this worker since the last one that was.
+
+        Default: every `HistoryBuffer` of the process gets as many rows without a sample, which its mask
+            shows.
+        """
+        skip_in_histories(frames)
+
+    def forget(self) -> None:
+        """The last frame that was observed was overwritten meanwhile, so that what was learned from it may be wrong.
+
+        Default: every `HistoryBuffer` of the process is emptied.
+        """
+        clear_histories()
+
+    @abc.abstractmethod
+    def preprocess(self, messages: Mapping[str, Received]) -> tuple[torch.Tensor, ...]:
+        """Messages to model inputs. Copy what you keep: the messages' arrays are views that do not last.
+
+        Raises:
+            BadInput: the messages cannot be used; say why.
+        """
+
+    def steps(self, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterator[Any]:
+        """Outputs of an anytime model, from coarse to fine; the last are those of its `forward`.
+
+        Each is of the form that `forward` returns; it is postprocessed before the next is asked for. At the
+        deadline the newest is published, and no further one is asked for. Default: the model's own method
+        `steps(*inputs)`.
+        """
+        steps: Iterator[Any] = model.steps(*inputs)  # type: ignore[operator]
+        return steps
+
+    @abc.abstractmethod
+    def postprocess(self, outputs: Any, messages: Mapping[str, Received]) -> object:  # noqa: ANN401
+        """Model outputs to a message of type `output`, stamped with the trigger's stamp.
+
+        Its CDR bytes do, too: where a message has many small parts, they are made much faster by hand.
+
+        Args:
+            outputs: what the tier's model returned for the tensors of `preprocess`, as it is, on the
+                stage's device: a tensor; of a model that returns `(boxes, scores)` a tuple, `outputs[0]`;
+                of one that returns `{"boxes": ..., "scores": ...}` a dict, `outputs["boxes"]`. The next
+                frame may write to their memory: copy what you keep.
+            messages: what `preprocess` got.
+        """
+
+    def scene(self, messages: Mapping[str, Received]) -> str | None:
+        """The scene that the vehicle is in, by its name in the parameter `scenes`.
+
+        For the frames from the next on.
+
+        Called after `postprocess`, whose outputs it may have kept, on the frame's time. Default: None,
+        which leaves the choice to the parameters' rules, as does a name that no scene has.
+        """
+        return None
+
+    def training_task(self, log: Any) -> Any:  # noqa: ANN401 - both are of `train`, which lies above this
+        """What `torchperf train --adapter` trains.
+
+        A `train.task.Task`, of a `train.labelled_log.LabelledLog` or None.
+
+        Default: None, there is nothing to train.
+        """
+        return None
+
+
+def load_adapter(path: str) -> type[Adapter]:
+    """Import `module:Class`.
+
+    Raises:
+        AdapterError: the module or class does not exist, fails to import, or is no `Adapter`.
+    """
+    module_name, _, class_name = path.partition(":")
+    named = module_name.removesuffix(".py").strip("/").replace("/", ".")
+    if not module_name or not class_name or named != module_name:
+        example = (
+            f"{named}:{class_name}" if named and class_name else "torchperf_ros.models.camera:CameraAdapter"
+        )
+        raise AdapterError(f"adapter {path!r} does not have the form module:Class, for example {example}")
+    try:
+        with without_exit(f"importing {module_name}"):
+            module = importlib.import_module(module_name)
+    except AdapterError as error:
+        raise AdapterError(f"adapter {path!r}: {error}") from error
+    except Exception as error:
+        # The user's module runs here: whatever it raises is the reason why it cannot be loaded.
+        msg = f"adapter {path!r}: importing {module_name} failed: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
+            msg += (
+                "; commands find modules in the folder that they are started in, a node those that are"
+                " installed"
+            )
+        raise AdapterError(msg) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        names = [value.__name__ for value in classes if issubclass(value, Adapter) and value is not Adapter]
+        msg = (
+            f"adapter {path!r}: {module_name} has no Adapter class {class_name!r}; it has {names or 'none'}"
+        )
+        raise AdapterError(msg)
+    return found
+
+
+def open_adapter(path: str, options: dict[str, Any], device: torch.device) -> Adapter:
+    """Import `module:Class` and make one.
+
+    Raises:
+        AdapterError: see `load_adapter`, or its constructor ends the program; whatever else it raises comes
+            through.
+    """
+    kind = load_adapter(path)
+    with without_exit(f"{kind.__name__}(options, device)"):
+        return kind(options, device)
+
+
+@contextlib.contextmanager
+def without_exit(doing: str) -> Iterator[None]:
+    """Context in which the user's code runs.
+
+    An `exit()` in it is an error of that code and ends no program.
+
+    Raises:
+        AdapterError: there was one; the text has the place.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        library = str(Path(contextlib.__file__).parent)
+        calls = [
+            one
+            for one in traceback.extract_tb(error.__traceback__)
+            if not one.filename.startswith((library, "<"))
+        ]
+        where = f" ({Path(calls[-1].filename).name}:{calls[-1].lineno}: {calls[-1].line})" if calls else ""
+        remedy = "raise an error instead, and parse arguments below `if __name__ == '__main__':` only"
+        raise AdapterError(
+            f"{doing} ends the program: SystemExit: {error.code}{where}; {remedy}"
+        ) from error
+
+
+def on_one_cpu(path: str, options: dict[str, Any]) -> Adapter:
+    """An adapter beside the workers, for what it says of messages; it gets one thread.
+
+    Raises:
+        AdapterError: see `load_adapter`; whatever the adapter raises comes through.
+    """
+    torch.set_num_threads(1)
+    return open_adapter(path, options, torch.device("cpu"))

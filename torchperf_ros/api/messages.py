@@ -1,0 +1,391 @@
+"""Message types by name: CDR bytes to objects and back, without rclpy.
+
+The `rosbags` type store knows the common packages; other types are read from the `.msg` files of
+installed packages (a sourced ROS 2, or message wheels under `sys.prefix`).
+"""
+
+import contextlib
+import functools
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rosbags.interfaces import Nodetype
+from rosbags.interfaces.typing import Typesdict
+from rosbags.serde import SerdeError
+from rosbags.serde.utils import SIZEMAP
+from rosbags.typesys import Stores, TypesysError, get_types_from_idl, get_types_from_msg, get_typestore
+from rosbags.typesys.store import Typestore
+
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.api.errors import BadInput, UnknownMessageType
+
+_PARTS = 3  # package/msg/Name
+_LENGTH_BYTES: Final = 4  # of a list
+_TEXTS: Final = ("string", "wstring")
+_BYTES: Final = {"octet": "uint8", "byte": "uint8", "char": "uint8"}
+_DIRECTIVE: Final = re.compile(r"^[ \t]*#[^\n]*", re.MULTILINE)  # `#include`, `#ifndef`
+# objects in the lists of a message that is decoded, 1 to 2 us each: those of 10,000 poses
+_MOST_LISTED = 70_000
+
+
+@functools.cache
+def _store() -> Typestore:
+    return get_typestore(Stores.ROS2_JAZZY)
+
+
+def _share_folders() -> Iterator[Path]:
+    prefixes = [*os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep), sys.prefix]
+    return (Path(prefix) / "share" for prefix in prefixes if prefix)
+
+
+def full_name(name: str) -> str:
+    """`sensor_msgs/Image` and `sensor_msgs/msg/Image` both as the latter.
+
+    Raises:
+        UnknownMessageType: the name does not have the form `package/msg/Name`.
+    """
+    parts = name.split("/")
+    if len(parts) == _PARTS - 1:
+        parts.insert(1, "msg")
+    if len(parts) != _PARTS or parts[1] != "msg" or not all(parts):
+        msg = (
+            f"message type {name!r} does not have the form package/msg/Name, for example"
+            " sensor_msgs/msg/Image"
+        )
+        raise UnknownMessageType(msg)
+    return "/".join(parts)
+
+
+def message_class(name: str) -> Any:  # noqa: ANN401 - rosbags builds these dataclasses at run time
+    """The dataclass of a message type such as `nav_msgs/msg/Path`, to build messages with.
+
+    Raises:
+        UnknownMessageType: the type store does not know it and no installed package has it.
+    """
+    return _store().types[_known(name)]
+
+
+def header(stamp_ns: int, frame_id: str) -> Any:  # noqa: ANN401
+    """A `std_msgs/msg/Header` of this ROS time in ns, 0 for none, and this coordinate frame."""
+    header_class, time_class = _header_classes()
+    sec, nanosec = divmod(stamp_ns, NS_PER_S)
+    return header_class(stamp=time_class(sec=sec, nanosec=nanosec), frame_id=frame_id)
+
+
+@functools.cache
+def _header_classes() -> tuple[Any, Any]:
+    return message_class("std_msgs/msg/Header"), message_class("builtin_interfaces/msg/Time")
+
+
+def stamp_ns_of(message_header: Any) -> int:  # noqa: ANN401
+    """The stamp of a `std_msgs/msg/Header` in ns."""
+    return int(message_header.stamp.sec) * NS_PER_S + int(message_header.stamp.nanosec)
+
+
+def _known(name: str) -> str:
+    """The full name of a type; the store has it from now on, and every type that it contains."""
+    store = _store()
+    if name in store.fielddefs or (name := full_name(name)) in store.fielddefs:
+        return name
+    package, _, short = name.split("/")
+    for share in _share_folders():
+        files = (share / package / "msg" / f"{short}{suffix}" for suffix in (".msg", ".idl"))
+        if path := next((file for file in files if file.is_file()), None):
+            try:
+                text = path.read_text(encoding="utf-8")
+                parsed = types_of_idl(text) if path.suffix == ".idl" else types_of_msg(text, name)
+            except (TypesysError, OSError, UnicodeDecodeError) as error:
+                raise UnknownMessageType(
+                    f"message type {name!r} cannot be read from {path}: {error}"
+                ) from error
+            types = {key: value for key, value in parsed.items() if key not in store.fielddefs}
+            for needed in (needed for _, fields in types.values() for needed in referenced(fields)):
+                if needed not in types:
+                    _known(needed)
+            store.register(types)
+            return name
+    msg = (
+        f"message type {name!r} is unknown: no {package}/msg/{short}.msg in an installed package; install"
+        f" {package}"
+    )
+    raise UnknownMessageType(msg)
+
+
+def types_of_msg(text: str, name: str) -> Typesdict:
+    """The types that a definition in a `.msg` file holds.
+
+    A `TypesysError` where it cannot be understood.
+    """
+    return _with_wide_texts(get_types_from_msg(text, name))
+
+
+def types_of_idl(text: str) -> Typesdict:
+    """The same of an `.idl` file, as ROS writes them.
+
+    With lines for a preprocessor, which name other files.
+    """
+    return _with_wide_texts(get_types_from_idl(_DIRECTIVE.sub("", text.replace("\r\n", "\n"))))
+
+
+def _with_wide_texts(types: Typesdict) -> Typesdict:
+    """The types with each `wstring` as what it is in CDR bytes: a list of its UTF-16 units."""
+
+    def readable(field: Any) -> Any:  # noqa: ANN401 - a field's type as rosbags describes it
+        kind, of = field
+        if kind is Nodetype.BASE and of[0] == "wstring":
+            return Nodetype.SEQUENCE, ((Nodetype.BASE, ("uint16", 0)), 0)
+        if kind in {Nodetype.ARRAY, Nodetype.SEQUENCE} and readable(of[0]) != of[0]:
+            raise TypesysError("a list of wstring is not supported")
+        return field
+
+    return {
+        name: (constants, [(f, readable(of)) for f, of in fields])
+        for name, (constants, fields) in types.items()
+    }
+
+
+def accept_any_text(store: Typestore, name: str) -> None:
+    """Have the code that reads a type, and what it contains, take texts as rclpy does.
+
+    rosbags wants UTF-8 with a NUL at the end, and refuses the whole message. ROS takes what there is up to
+    the first NUL, also nothing at all, and puts a replacement character for each byte that is no UTF-8.
+    """
+    text = b""
+
+    def check(data: bytes | memoryview, at: int, size: int, *, cdr: bool) -> None:
+        nonlocal text
+        if at < 0 or at + 4 + size > len(data):
+            raise SerdeError(f"Invalid string length {size} at offset {at}.")
+        text = bytes(data[at + 4 : at + 4 + size]).partition(b"\0")[0]
+
+    class Text:
+        """Stands where the generated code has `bytes`: the text that was checked just before."""
+
+        def __init__(self, _: object) -> None: ...
+
+        def decode(self) -> str:
+            return text.decode(errors="replace")
+
+    for reader in (store.get_msgdef(name).deserialize_cdr_le, store.get_msgdef(name).deserialize_cdr_be):
+        reader.__globals__.update(check_string=check, bytes=Text)
+    for needed in referenced(store.fielddefs[name][1]):
+        accept_any_text(store, needed)
+
+
+def referenced(fields: Iterable[Any]) -> Iterator[str]:
+    """Names of the message types among a type's fields."""
+    for _, field in fields:
+        entry = field[1][0] if field[0].name in {"ARRAY", "SEQUENCE"} else field
+        if entry[0].name == "NAME":
+            yield str(entry[1])
+
+
+# rosbags builds these dataclasses at run time
+def empty_message(name: str, /, **own: object) -> Any:  # noqa: ANN401
+    """A message with numbers 0, texts and lists empty but for its `own` fields.
+
+    Rotations turn nothing, as in ROS.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = _known(name)
+    fields: Any = _store().fielddefs[name][1]
+    values = {field: _empty(kind, of) for field, (kind, of) in fields if field not in own}
+    if name == "geometry_msgs/msg/Quaternion":
+        values["w"] = 1.0
+    return message_class(name)(**values | own)
+
+
+def _empty(kind: Any, of: Any) -> object:  # noqa: ANN401 - a field's type as rosbags describes it
+    import numpy as np  # not at the top: the command line's help needs none of it
+
+    if kind.name == "NAME":
+        return empty_message(of)
+    if kind.name == "BASE":
+        return "" if of[0] in _TEXTS else np.zeros(1, _BYTES.get(of[0], of[0])).item()
+    (entry, entry_of), length = of
+    count = length if kind.name == "ARRAY" else 0
+    if entry.name == "BASE" and entry_of[0] not in _TEXTS:
+        return np.zeros(count, _BYTES.get(entry_of[0], entry_of[0]))
+    return [_empty(entry, entry_of) for _ in range(count)]
+
+
+def field_types(name: str) -> dict[str, str]:
+    """The fields of a message type.
+
+    Of each its message type, of a list that of its elements; "" for plain values.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    fields = _store().fielddefs[_known(name)][1]
+    return {field[0]: next(referenced([field]), "") for field in fields}
+
+
+def typestore(names: Iterable[str]) -> Typestore:
+    """A type store that knows these types, for reading and writing logs.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    for name in names:
+        _known(name)
+    return _store()
+
+
+def register(types: Typesdict) -> None:
+    """Make types known that only a log defines, as `rosbags` parses them.
+
+    Those that are known stay as they are.
+    """
+    store = _store()
+    store.register({name: definition for name, definition in types.items() if name not in store.fielddefs})
+
+
+def warm_up(name: str) -> None:
+    """Generate the code that reads and writes a type and all that it contains, which otherwise the first message pays.
+
+    Raises:
+        UnknownMessageType: see `message_class`.
+    """
+    name = _known(name)
+    _store().get_msgdef(name)
+    _layout(name)
+    for needed in referenced(_store().fielddefs[name][1]):
+        warm_up(needed)
+
+
+@functools.cache
+def has_header(name: str) -> bool:
+    """Whether the type's first field is a `std_msgs/msg/Header`, so that its stamp can be read from the bytes."""
+    fields = _store().fielddefs[_known(name)][1]
+    return bool(fields) and fields[0][1][1] == "std_msgs/msg/Header"
+
+
+def bytes_before_header(name: str) -> int | None:
+    """How many bytes of CDR lie before the first header.
+
+    A list's length, as in a `MarkerArray`; None: it has none.
+    """
+    if has_header(name):
+        return 0
+    fields = _store().fielddefs[_known(name)][1]
+    first: Any = fields[0][1] if fields else (None, None)
+    kind, what = first
+    is_list = kind is Nodetype.SEQUENCE and what[0][0] is Nodetype.NAME
+    return _LENGTH_BYTES if is_list and has_header(what[0][1]) else None
+
+
+def decode(data: bytes | memoryview, name: str) -> Any:  # noqa: ANN401
+    """Decode CDR bytes; arrays are numpy views on `data`, which must outlive the message.
+
+    Raises:
+        BadInput: the bytes are not a message of this type; or its lists hold more than 70,000 messages and
+            texts, where a stamped pose counts as seven, with those that are its fields: decoding them would
+            take too long.
+        UnknownMessageType: see `message_class`.
+    """
+    name = _known(name)
+    if len(data) * _layout(name).density > _MOST_LISTED:
+        _check_lists(data, name)
+    try:
+        return _store().deserialize_cdr(data, name)
+    except Exception as error:
+        # rosbags' generated readers raise whatever garbage leads them to: struct.error, IndexError,
+        # UnicodeError, ...
+        msg = f"not a {name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
+        raise BadInput(msg) from error
+
+
+def encode(message: object, name: str) -> memoryview:
+    """Encode a message object as little-endian CDR bytes."""
+    return _store().serialize_cdr(message, _known(name))
+
+
+class _Layout(NamedTuple):
+    """How a message lies in CDR bytes, with the messages that are its fields taken apart.
+
+    Attributes:
+        parts: of each the size of its values, how many there are, -1: a number before them says that, and
+            the layout of what it lists if that takes objects; a text is a list of bytes.
+        objects: that decoding takes, those of lists left out.
+        least_bytes: that it has at the least, those of lists left out.
+        density: objects that lists can have for each byte of the message, at the most.
+    """
+
+    parts: tuple[tuple[int, int, Any], ...]
+    objects: int
+    least_bytes: int
+    density: float
+
+
+_TEXT = _Layout(((1, -1, None),), 1, 4, 0.0)
+
+
+@functools.cache
+def _layout(name: str) -> _Layout:
+    accept_any_text(_store(), name)
+    parts: list[tuple[int, int, _Layout | None]] = []
+    objects, least_bytes = 1, 0
+    fields: Any = _store().fielddefs[name][1]
+    for _, (kind, of) in fields:
+        (entry, of_entry), count = of if kind.name in {"ARRAY", "SEQUENCE"} else ((kind, of), 1)
+        one = _layout(of_entry) if entry.name == "NAME" else _TEXT if of_entry[0] == "string" else None
+        if kind.name == "SEQUENCE":
+            parts.append((0 if one is not None else SIZEMAP[of_entry[0]], -1, one))
+            least_bytes += 4
+        elif one is None:
+            parts.append((SIZEMAP[of_entry[0]], count, None))
+            least_bytes += SIZEMAP[of_entry[0]] * count
+        else:
+            parts += one.parts * count
+            objects, least_bytes = objects + one.objects * count, least_bytes + one.least_bytes * count
+    lists = [listed for _, _, listed in parts if listed is not None]
+    density = max(
+        (max(listed.objects / listed.least_bytes, listed.density) for listed in lists), default=0.0
+    )
+    return _Layout(tuple(parts), objects, max(least_bytes, 1), density)
+
+
+def _check_lists(data: bytes | memoryview, name: str) -> None:
+    """Count the objects that the lists of a message take, without decoding it.
+
+    Bytes that end too early are left to the decoder.
+
+    Raises:
+        BadInput: there are too many.
+    """
+    body = memoryview(data)[4:]  # numbers are aligned from the end of the encapsulation
+    length = struct.Struct("<I" if data[1] & 1 else ">I")
+    at = objects = 0
+
+    def walk(layout: _Layout, *, is_last: bool) -> None:
+        nonlocal at, objects
+        for left, (size, count, listed) in zip(
+            range(len(layout.parts) - 1, -1, -1), layout.parts, strict=True
+        ):
+            if count < 0:
+                at += -at % 4
+                (count,) = length.unpack_from(body, at)  # noqa: PLW2901 - it stands there
+                at += 4
+            if listed is None:
+                at += -at % size + size * count if count else 0
+                continue
+            objects += count * listed.objects
+            if objects > _MOST_LISTED:
+                msg = f"the lists of this {name} hold {objects} messages and texts, or more; at most"
+                raise BadInput(
+                    f"{msg} {_MOST_LISTED} are decoded (a stamped pose counts as 7: with all that it holds)"
+                )
+            if left or not is_last or listed.density:  # else there is nothing to count in it or after it
+                for _ in range(count):
+                    walk(listed, is_last=False)
+
+    with contextlib.suppress(struct.error):
+        walk(_layout(name), is_last=True)

@@ -1,1 +1,0 @@
-"""The node's parameters, declared once, and message types."""

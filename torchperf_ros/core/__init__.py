@@ -1,1 +1,0 @@
-"""The name under which adapters of users import `BadInput`."""

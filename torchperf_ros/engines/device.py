@@ -1,0 +1,228 @@
+"""Where a model runs.
+
+Device choice, streams, copies from the host, timing, memory, and errors that end a process.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import psutil
+import torch
+
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.errors import ConfigError, TorchperfError
+
+_MEMORY_STATISTICS = {
+    "allocated": "allocated_bytes.all.current",
+    "peak": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "inactive_split": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+_LARGE = 1 << 17  # elements that torch shares out among its threads
+_libc = ctypes.CDLL(None)
+_INDEX = re.compile(r"cuda(?::(\d+))?")
+
+
+class DeviceLost(TorchperfError):
+    """The device that the worker before this one had is not there now; it may come back."""
+
+
+def choose_device(wanted: str, *, before: str = "") -> torch.device:
+    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`, as the parameter `device` has it.
+
+    Cards are numbered by their place on the bus, as `nvidia-smi` and NVML number them, unless the user has
+    chosen another order; CUDA itself would put the fastest first. `before` is what an earlier worker of the
+    stage ran on.
+
+    Raises:
+        ConfigError: a CUDA device that this machine does not have.
+        DeviceLost: likewise, but an earlier worker had it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    wanted = before or wanted
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = _INDEX.fullmatch(wanted)
+    if asked is None:
+        return torch.device(wanted)
+    index = int(asked[1] or 0)  # torch keeps 8 bits: 300 would be 44
+    count = torch.cuda.device_count()
+    if torch.cuda.is_available() and index < count:
+        return torch.device("cuda", index)
+    found = f"torch {torch.__version__} sees {count} CUDA devices"
+    if before:
+        raise DeviceLost(f"device {before}, which the worker before had, is not there: {found}")
+    raise ConfigError(f"parameter device: {wanted!r} is not there; {found}")
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, as one with a broken CUDA context has to.
+
+    What it would destroy on its way raises.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _openmp_threads() -> tuple[int, ...]:
+    """Threads that share operators with the calling one.
+
+    Those that come to be at its first large operator.
+    """
+    before = set(os.listdir("/proc/self/task"))
+    torch.ones(_LARGE).add_(1)
+    return tuple(int(each) for each in set(os.listdir("/proc/self/task")) - before)
+
+
+class Device:
+    """The device of a worker.
+
+    On CUDA a stream of its own, which is the calling thread's current one from then on.
+
+    All work of that thread is in one order: load, upload, preprocess, run, check, postprocess. On two
+    streams, one would have to wait for the other at every step, and adapters know of none.
+
+    Attributes:
+        device, is_cuda: which, and whether it is a CUDA device.
+    """
+
+    def __init__(self, device: torch.device, threads: int, *, stream_priority: int = -1) -> None:
+        """Take the device; `threads` CPU threads for a model's operators, 0: all cores but one.
+
+        `stream_priority`: on CUDA, lower goes first, as far as the card knows so many.
+        """
+        self.device = device
+        threads = threads or max(1, torch.get_num_threads() - 1)
+        torch.set_num_threads(threads)
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._helpers = _openmp_threads() if threads == len(self._cpus) > 1 else ()
+        self._own_cpu = -1
+        self.is_cuda = device.type == "cuda"
+        self._ooms = 0
+        self._shares_memory = False
+        if self.is_cuda:
+            torch.cuda.set_device(device)
+            # fp32 means fp32; torch's own default is tf32 in convolutions, which is a precision of its
+            # own here
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            _, first = torch.cuda.Stream.priority_range()  # type: ignore[call-arg] # it is static
+            self._stream = torch.cuda.Stream(device, priority=max(first, stream_priority))
+            torch.cuda.set_stream(self._stream)
+            self._shares_memory = bool(torch.cuda.get_device_properties(device).is_integrated)
+
+    def part_threads(self) -> None:
+        """Where the model has as many threads as there are CPUs, give each of the others a CPU without the calling one.
+
+        OpenMP's threads wait in a loop for their share. Two of them on one CPU, where a short wait of the
+        node's left them, take turns of milliseconds at that until the kernel moves one.
+        """
+        if self._helpers and (own := _libc.sched_getcpu()) != self._own_cpu:
+            self._own_cpu = own
+            for thread, cpu in zip(
+                self._helpers, (each for each in self._cpus if each != own), strict=False
+            ):
+                with contextlib.suppress(OSError):  # it has ended, or the CPU is no longer ours
+                    os.sched_setaffinity(thread, {cpu})
+
+    @property
+    def card(self) -> str:
+        """The card's name, which distinguishes runs of different cards; empty on the CPU."""
+        return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
+
+    def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Inputs on the device, copied in the order of the stream; those there are the same objects.
+
+        The driver brings pageable memory across in pieces, through page-locked memory of its own, faster
+        than it can be copied into page-locked memory first (`./run bench cuda --parts copies`). A tensor
+        that is page-locked is copied without waiting, and must not be written to before the stream has come
+        that far.
+        """
+        return (
+            tuple(each.to(self.device, non_blocking=True) for each in tensors) if self.is_cuda else tensors
+        )
+
+    @contextmanager
+    def timed(self) -> Iterator[list[int]]:
+        """Time a block, on CUDA by events, else by the clock; the list then holds one value in ns."""
+        took_ns: list[int] = []
+        if not self.is_cuda:
+            started = time.perf_counter_ns()
+            yield took_ns
+            took_ns.append(time.perf_counter_ns() - started)
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(self._stream)
+        yield took_ns
+        end.record(self._stream)
+        end.synchronize()
+        took_ns.append(round(begin.elapsed_time(end) * NS_PER_MS))
+
+    def empty_cache(self) -> None:
+        """Give the allocator's unused blocks back to the device."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Device memory, without waiting for the device.
+
+        Empty on the CPU, where the node reads the process's own.
+
+        In bytes, with `inactive_split` for free parts of blocks in use, which other sizes cannot have; and
+        counts: `retries` (the cache was emptied to get memory) and `ooms` (there was none even so).
+        """
+        if not self.is_cuda:
+            return {}
+        free, total = torch.cuda.mem_get_info(self.device)
+        if (
+            self._shares_memory
+        ):  # there CUDA leaves out what the kernel would give back at once: its file cache
+            memory = psutil.virtual_memory()
+            free, total = memory.available, memory.total
+        statistics = torch.cuda.memory_stats(self.device)
+        self._ooms = int(
+            statistics.get("num_ooms", 0)
+        )  # what a library tried and got over is no frame's error
+        return {
+            **{name: int(statistics.get(key, 0)) for name, key in _MEMORY_STATISTICS.items()},
+            "free": free,
+            "total": total,
+        }
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether memory did not suffice; asked of every error, as it counts what the allocator refused.
+
+        Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
+        """
+        before, self._ooms = self._ooms, self._refused()
+        return isinstance(error, torch.OutOfMemoryError) or self._ooms > before
+
+    def _refused(self) -> int:
+        return int(torch.cuda.memory_stats(self.device).get("num_ooms", 0)) if self.is_cuda else 0
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether after this error the CUDA context is gone (a sticky error), so that only a new process helps.
+
+        Sticky errors are returned by every later call (CUDA runtime API, "error handling"); running out of
+        memory is not one of them.
+        """
+        if (
+            not self.is_cuda
+            or not isinstance(error, RuntimeError)
+            or isinstance(error, torch.cuda.OutOfMemoryError)
+        ):
+            return False
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False

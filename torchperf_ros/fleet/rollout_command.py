@@ -1,0 +1,564 @@
+"""The commands `torchperf rollout`.
+
+Plans and keys, how a roll-out stands, its next step, and a fleet to try it on.
+"""
+
+import json as json_text
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer import Argument, Option
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet import candidate_commands
+from torchperf_ros.tools.shell import (
+    Command,
+    CommandGroup,
+    File,
+    Files,
+    Force,
+    Texts,
+    check_outputs,
+    console,
+    fail,
+    follow,
+    need,
+    pairs,
+    progress_bars,
+    say,
+)
+
+if TYPE_CHECKING:
+    from torchperf_ros.fleet.plan import RolloutPlan
+    from torchperf_ros.fleet.records import Brought
+    from torchperf_ros.fleet.status import Move, Standing
+
+_LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
+_PLAIN_WIDTH: Final = 160
+_MOST_NAMED: Final = 10
+_YAML: Final = (".yaml", ".yml")
+
+rollout = typer.Typer(
+    cls=CommandGroup,
+    help="""New versions onto a fleet: signed plans, steps, verdicts, and the way back.
+
+    A plan is a signed file that each vehicle reads for itself; there is no server.
+    It names a candidate, the vehicles and the steps. Vehicles bring records home,
+    and `status`, `advance`, `hold` and `rollback` are for who owns the plan:
+    docs/rollout.md has the whole way.
+    """,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Plan = Annotated[Path, Argument(help="A plan: .yaml as `new` writes it, or signed.")]
+Signed = Annotated[Path, Argument(help="The signed plan.")]
+Folders = Annotated[list[Path] | None, Argument(metavar="DIR...", help="What vehicles brought home.")]
+Public = Annotated[Path, Option("--key", help="The public key that vehicles trust; not for a .yaml.")]
+Private = Annotated[Path, Option("--key", help="The private key that signs.")]
+NextPlan = Annotated[File, Option("--output", "-o", metavar="FILE", help="Default: PLAN is replaced.")]
+Write = Annotated[bool, Option("--write", help="Write the next plan; without it, only say what would be.")]
+Html = Annotated[File, Option(metavar="FILE", help="Write a page with every figure.")]
+Json = Annotated[File, Option("--json", metavar="FILE", help="Write every figure to this file.")]
+_KEY, _PUBLIC = Path("rollout.key"), Path("rollout.key.pub")
+
+
+@rollout.command(cls=Command)
+def keygen(
+    private: Annotated[Path, Argument(help="The private key's file; .pub is added.")] = _KEY,
+) -> None:
+    """Make the pair of keys: one signs plans, the other one goes onto every vehicle.
+
+    Keep the private one off the vehicles. It cannot be made again: with another
+    key, every vehicle needs the new public one.
+
+    Example: torchperf rollout keygen rollout.key
+
+    Exit status: 0, or 2 if one is there already.
+    """
+    need(*_LIBRARIES)
+    from torchperf_ros.fleet.signature import make_keys
+
+    public = make_keys(private)
+    typer.echo(f"wrote {private}, which signs, and {public}, which vehicles trust")
+
+
+@rollout.command(cls=Command)
+def new(
+    output: Annotated[Path, Option("--output", "-o", help="The plan to write, to be edited and signed.")],
+    stage: Annotated[str, Option(help="The stage that gets the candidate.")],
+    version: Annotated[str, Option(help="The candidate's name, for example 7.2.")],
+    set_: Annotated[
+        Texts, Option("--set", metavar="NAME=VALUE", help="A parameter that differs; repeatable.")
+    ] = None,
+    name: Annotated[str, Option(help="Of the roll-out; another one draws other vehicles.")] = "",
+    file: Annotated[Files, Option(metavar="FILE", help="Has to be there unchanged; repeatable.")] = None,
+    rule: Annotated[str, Option(metavar="JSON", help="Only for these vehicles: flagd's targeting.")] = "",
+    force: Force = False,
+) -> None:
+    """Write a plan to edit: the candidate, the steps 1, 5, 20, 50, 100 %, the guards.
+
+    Values of --set are YAML, as in a parameter file. Of each --file the plan holds
+    the SHA-256, and its path from the plan's folder: vehicles look for it there.
+
+    Example: torchperf rollout new -o plan.yaml --stage perception --version 7.2
+             --set 'packages=[detector-7.2.pt2]' --file detector-7.2.pt2
+             --rule '{"==": [{"var": "gpu"}, "orin"]}'
+
+    Exit status: 0, or 2 for a value that is not allowed.
+    """
+    need(*_LIBRARIES)
+    import hashlib
+    import os
+
+    from torchperf_ros.fleet.plan import new_plan, plan_text, utc_now
+    from torchperf_ros.settings.params_file import parse_value
+
+    check_outputs({"--output": output}, file or ())
+    if output.exists() and not force:
+        fail(f"--output {output}: is there already; --force replaces it")
+    given = pairs("--set", set_ or (), "=", "NAME=VALUE, a parameter of the stage and its value")
+    sums = {
+        os.path.relpath(path, output.parent): hashlib.sha256(_bytes(path, "--file")).hexdigest()
+        for path in file or ()
+    }
+    values: dict[str, Any] = {
+        "name": name or f"{stage}-{version}",
+        "stage": stage,
+        "version": version,
+        "files": sums,
+        "candidate": {key: parse_value(key, text) for key, text in given.items()},
+        "targeting": _rule(rule) if rule else None,
+    }
+    plan = new_plan(values, utc_now())
+    output.write_text(plan_text(plan), encoding="utf-8")
+    typer.echo(f"wrote {output}; edit it, then: torchperf rollout sign {output}")
+
+
+def _rule(text: str) -> object:
+    try:
+        return json_text.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--rule {text!r}: is no JSON ({error})") from error
+
+
+@rollout.command(cls=Command)
+def sign(
+    plan: Annotated[Path, Argument(help="The plan, YAML.")],
+    key: Private = _KEY,
+    output: Annotated[
+        File, Option("--output", "-o", metavar="FILE", help="Default: PLAN as .json.")
+    ] = None,
+    gate: Annotated[
+        Files, Option(metavar="FILE", help="JSON of compare, drive or a bench: has to be good.")
+    ] = None,
+) -> None:
+    """Sign a plan: the file that goes onto vehicles, by any way, on any medium.
+
+    What vehicles would refuse is not signed. A vehicle takes a plan only if its
+    serial is greater than that of the last one. With --gate nothing is signed
+    unless `torchperf compare --json` found nothing worse, `torchperf drive -o` hit
+    nothing (drive.json), and `./run bench safety --json`, or another benchmark, met
+    its targets.
+
+    Examples: torchperf rollout sign plan.yaml --key rollout.key -o plan.json
+              torchperf rollout sign plan.yaml --gate verdict.json --gate safety.json
+
+    Exit status: 0, 1 if a gate is closed, or 2 for a file that cannot be used.
+    """
+    need(*_LIBRARIES)
+    for file in gate or ():
+        _check_gate(file)
+    from torchperf_ros.fleet.guards import PlanError
+    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet.signature import read_private_key, read_signed
+    from torchperf_ros.fleet.signature import sign as signed
+
+    target = output or plan.with_suffix(".json")
+    check_outputs({"--output": target}, (plan, key))
+    found, private = read_plan_file(plan), read_private_key(key)
+    _check_usable(found, plan)
+    with suppress(OSError, PlanError):  # nothing is there, or no plan of this key
+        there = read_signed(target.read_bytes(), private.public_key(), f"plan {target}")
+        if there.stage == found.stage and there.serial > found.serial:
+            older = f"its serial {found.serial} is older than {there.serial} of {target}"
+            fail(
+                f"plan {plan}: {older}, and vehicles refuse a replay; write a greater serial into {plan},"
+                " or name another file with -o"
+            )
+    _replace(target, signed(found, private))
+    typer.echo(
+        f"wrote {target}: {found.version} for {found.stage}, serial {found.serial}, until"
+        f" {found.expires:%Y-%m-%d}"
+    )
+
+
+def _check_usable(plan: "RolloutPlan", path: Path) -> None:
+    """End with status 2 where no vehicle could follow the plan.
+
+    Its time is over, or a file is not what it says.
+    """
+    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.settings.bounded_file import open_regular, sha256_of
+
+    if plan.expires <= utc_now():
+        fail(
+            f"plan {path}: its `expires`, {plan.expires:%Y-%m-%d %H:%M} UTC, is over, and vehicles refuse"
+            " it; write a later one"
+        )
+    for name, wanted in plan.files.items():
+        file = path.parent / name
+        try:
+            with open_regular(file) as opened:
+                digest = sha256_of(opened)
+        except OSError as error:
+            fail(
+                f"plan {path}: its file {file}: cannot be read ({error.strerror or error}); vehicles look"
+                " for it from the plan's folder on"
+            )
+        if digest != wanted:
+            fail(
+                f"plan {path}: its file {file}: has SHA-256 {digest[:16]}..., and the plan says"
+                f" {wanted[:16]}...; write the new one into the plan, or bring back the file"
+            )
+
+
+def _check_gate(file: Path) -> None:
+    """End with status 1 where a comparison is not good, a drive hit something, or a benchmark missed a target."""
+    try:
+        found = json_text.loads(file.read_text(encoding="utf-8"))
+        if found.get("kind") == "regress":
+            closed = "" if found["status"] == 0 else str(found["verdict"])
+        elif "collision" in found:
+            closed = f"{found['scenario']}, seed {found['seed']}: a collision" if found["collision"] else ""
+        else:
+            missed = [
+                f"{t['what']} is {t['value']}, the target {t['relation']} {t['limit']}"
+                for t in found["targets"]
+                if not t["met"]
+            ]
+            closed = "; ".join(missed) if found["targets"] else "it has no targets"
+    except OSError as error:
+        fail(f"--gate {file}: cannot be read ({error.strerror or error})")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        fail(
+            f"--gate {file}: is no JSON of `torchperf compare --json`, `torchperf drive -o` or `./run bench"
+            " --json`"
+        )
+    if closed:
+        fail(f"--gate {file}: nothing is signed: {closed}", 1)
+    typer.echo(f"gate {file}: open")
+
+
+@rollout.command(cls=Command)
+def check(
+    plan: Plan,
+    vehicle: Annotated[str, Option(help="The vehicle's id.")],
+    fact: Annotated[Texts, Option(metavar="NAME=VALUE", help="Of the vehicle, such as gpu=orin.")] = None,
+    key: Public = _PUBLIC,
+) -> None:
+    """Say what a vehicle that never had a candidate would do about a plan, and why.
+
+    It is the vehicle's own code that answers. Facts: drive, gpu, memory_gib, torch,
+    ros_distro, region.
+
+    Example: torchperf rollout check plan.json --vehicle car-7 --fact gpu=orin
+
+    Exit status: 0 if the plan can be followed, whatever the vehicle's role is, 2 if not.
+    """
+    need(*_LIBRARIES)
+    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet.signature import make_keys, read_private_key
+    from torchperf_ros.fleet.signature import sign as signed
+    from torchperf_ros.fleet.vehicle import VehicleRollout
+
+    facts = {"vehicle": vehicle, **pairs("--fact", fact or (), "=", "NAME=VALUE")}
+    with tempfile.TemporaryDirectory() as name:
+        folder, path = Path(name), plan
+        if plan.suffix in _YAML:  # as it will be when it is signed
+            key = make_keys(folder / "key")
+            path = plan.with_name(f".{plan.name}.check")
+            found = read_plan_file(plan)
+            path.write_text(signed(found, read_private_key(folder / "key")), encoding="utf-8")
+        try:
+            stage = _read(path, key).stage if path == plan else found.stage
+            # Who can write here says nothing of who can on the vehicle.
+            decision = VehicleRollout(folder, facts, key, path, stage, exposure=lambda _path: "").look()
+        finally:
+            if path != plan:
+                path.unlink()
+    if decision.plan is None:
+        fail(decision.problem or decision.why)
+    typer.echo(f"{decision.role.value}: {decision.why}")
+
+
+@rollout.command(cls=Command)
+def status(
+    folders: Annotated[list[Path], Argument(metavar="DIR...", help="What vehicles brought home.")],
+    plan: Annotated[Path, Option(help="The plan: .yaml, or signed.")],
+    key: Public = _PUBLIC,
+    html: Html = None,
+    json: Json = None,
+) -> None:
+    """Show how a roll-out stands: who has what, verdicts, who rolled back, and what is next.
+
+    A verdict is better, worse, equivalent or not enough data, on all vehicles and
+    on each kind of GPU. Look as often as you like: the chance of a false one is 5 %
+    for all looks together. Records are found wherever they lie below DIR.
+
+    Example: torchperf rollout status home/ --plan plan.json --html rollout.html
+
+    Exit status: 0 if it may go on or has to wait, 1 if it has to be rolled back, 2
+    for input that cannot be used.
+    """
+    need(*_LIBRARIES, *(("plotly", "jinja2") if html else ()))
+    check_outputs({"--html": html, "--json": json}, (plan,))
+    found = _read(plan, key)
+    standing, move, brought = _standing(found, folders)
+    _show(found, standing, move, brought.left_out)
+    if html:
+        from torchperf_ros.fleet.status_page import status_page
+
+        html.write_text(status_page(found, standing, move, brought.left_out), encoding="utf-8")
+    if json:
+        figures = {
+            "plan": found.to_mapping(),
+            **standing.to_json(),
+            "left_out": list(brought.left_out),
+            "move": move.kind.value,
+            "reasons": list(move.reasons),
+        }
+        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(1 if move.kind.value == "rollback" else 0)
+
+
+@rollout.command(cls=Command)
+def advance(
+    plan: Signed,
+    folders: Folders = None,
+    key: Private = _KEY,
+    output: NextPlan = None,
+    write: Write = False,
+    force: Annotated[
+        bool, Option("--force", help="Also without enough data; not over a broken guard.")
+    ] = False,
+) -> None:
+    """Write the plan of the next step, if the figures allow it.
+
+    It refuses while the step has too little exposure or has not lasted long enough,
+    where a verdict is worse, and where there is not enough data for one. A hard
+    guard that broke on vehicles cannot be forced.
+
+    Example: torchperf rollout advance plan.json home/ --key rollout.key --write
+
+    Exit status: 0, 1 if it refuses, 2 for input that cannot be used.
+    """
+    need(*_LIBRARIES)
+    found = _read(plan, key)
+    standing, move, brought = _standing(found, folders or [])
+    _show(found, standing, move, brought.left_out)
+    if move.kind.value != "advance" and (move.hard or not force):
+        hint = "" if move.hard else "; --force goes on all the same"
+        fail(f"does not advance{hint}", 1)
+    _next(plan, key, output, write, found, found.advanced)
+
+
+@rollout.command(cls=Command)
+def hold(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: Write = False) -> None:
+    """Write the plan with which no further vehicle begins; those that have, go on.
+
+    `advance` ends a hold.
+
+    Example: torchperf rollout hold plan.json --key rollout.key --write
+
+    Exit status: 0, or 2 for input that cannot be used.
+    """
+    need(*_LIBRARIES)
+    found = _read(plan, key)
+    _next(plan, key, output, write, found, found.held)
+
+
+@rollout.command(cls=Command)
+def rollback(plan: Signed, key: Private = _KEY, output: NextPlan = None, write: Write = False) -> None:
+    """Write the plan with which every vehicle goes back, and none takes this version again.
+
+    Only a later plan that names the version under `again` brings it back.
+
+    Example: torchperf rollout rollback plan.json --key rollout.key --write
+
+    Exit status: 0, or 2 for input that cannot be used.
+    """
+    need(*_LIBRARIES)
+    found = _read(plan, key)
+    _next(plan, key, output, write, found, found.rolled_back)
+
+
+@rollout.command(cls=Command)
+def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
+    plan: Plan,
+    vehicles: Annotated[int, Option(min=10, max=1_000_000, help="How many the fleet has.")] = 10_000,
+    candidate: Annotated[str, Option(help="What it is like; `list` shows them.")] = "worse",
+    by: Annotated[float, Option(min=0.0, max=100.0, help="By how many percent its times differ.")] = 5.0,
+    runs: Annotated[Files, Option(metavar="RUN", help="Times out of these runs; repeatable.")] = None,
+    look_every: Annotated[
+        float, Option(min=0.5, max=168.0, metavar="H", help="How often the owner looks.")
+    ] = 24.0,
+    seed: Annotated[int, Option(min=0, help="The same seed, the same fleet.")] = 1,
+    key: Public = _PUBLIC,
+    svg: Annotated[File, Option(metavar="FILE", help="Draw it.")] = None,
+    json: Json = None,
+) -> None:
+    """Play a plan on a simulated fleet: who has the candidate until it is stopped.
+
+    Beside it, the same candidate on all vehicles at once. Buckets, guards, verdicts
+    and steps are the code of vehicles and of `advance`. Times are drawn from
+    minutes of recorded runs (`torchperf replay --parquet`, at --pace real); without
+    --runs they have the reference detector's median and p99.
+
+    Example: torchperf rollout simulate plan.yaml --candidate crashing --svg out.svg
+
+    Exit status: 0, or 2 for input that cannot be used.
+    """
+    need(*_LIBRARIES, *(("matplotlib",) if svg else ()))
+    import numpy as np
+
+    from torchperf_ros.fleet import simulate as play
+    from torchperf_ros.fleet.status_page import draw_outcomes
+
+    if candidate not in play.CANDIDATES:
+        known = "; ".join(f"{name}: {text}" for name, text in play.CANDIDATES.items())
+        fail(f"--candidate {candidate!r} is not there; there are {known}")
+    check_outputs({"--svg": svg, "--json": json}, (plan, *(runs or ())))
+    found, random = _read(plan, key), np.random.default_rng(seed)
+    if found.unit != "vehicle":
+        fail(f"plan {plan}: draws by {found.unit}, which is not simulated; try a copy with `unit: vehicle`")
+    windows = play.recorded_minutes(runs, found.stage, random) if runs else play.built_in_minutes(random)
+    outcomes = {}
+    with progress_bars() as bars:
+        for name, one in {"in steps": found, "all at once": play.all_at_once(found)}.items():
+            outcomes[name] = play.simulate(
+                one,
+                vehicles,
+                play.Candidate(candidate, by / 100.0),
+                windows,
+                seed,
+                look_every,
+                follow(bars, name),
+            )
+    _table(list(play.outcome_rows(outcomes)))
+    if svg:
+        draw_outcomes(
+            outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
+        )
+    if json:
+        text = json_text.dumps({name: vars(one) for name, one in outcomes.items()}, indent=1)
+        json.write_text(text + "\n", encoding="utf-8")
+
+
+def _read(path: Path, key: Path) -> "RolloutPlan":
+    """A plan, signed or for people; `key`: either one of the pair."""
+    from torchperf_ros.fleet.plan import read_plan_file
+    from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed
+
+    if path.suffix in _YAML:
+        return read_plan_file(path)
+    public = read_public_key(key) if key.suffix == ".pub" else read_private_key(key).public_key()
+    return read_signed(_bytes(path, "plan"), public, f"plan {path}")
+
+
+def _bytes(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
+
+
+def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":
+    from torchperf_ros.fleet.plan import utc_now
+    from torchperf_ros.fleet.records import read_records, record_files
+    from torchperf_ros.fleet.status import next_move, standing_of
+
+    if missing := [path for path in folders if not path.exists()]:
+        fail(f"{missing[0]}: is not there; name folders that vehicles brought home")
+    with progress_bars() as bars:
+        brought = read_records(record_files(folders), follow(bars, "reading records"))
+    standing = standing_of(plan, brought, utc_now())
+    return standing, next_move(plan, standing), brought
+
+
+# texts
+def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any) -> None:  # noqa: ANN401
+    from torchperf_ros.fleet.status_page import headline, tables
+
+    shown = console(_PLAIN_WIDTH)
+    say(shown, headline(plan), "bold")
+    for table in tables(plan, standing):
+        shown.print(table)
+    for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
+        for vehicle, reason in list(found.items())[:_MOST_NAMED]:
+            say(shown, f"- {vehicle} {what}: {reason}")
+        if len(found) > _MOST_NAMED:
+            say(shown, f"- and {len(found) - _MOST_NAMED:,} more {what}")
+    for line in left_out:
+        say(shown, f"- left out: {line}")
+    for reason in move.reasons:
+        say(shown, f"{move.kind.value}: {reason}", "bold red" if move.kind.value == "rollback" else "bold")
+
+
+def _table(rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows[1:]:
+        table.add_row(*row)
+    console(_PLAIN_WIDTH).print(table)
+
+
+def _next(
+    path: Path,
+    key: Path,
+    output: Path | None,
+    write: bool,
+    plan: "RolloutPlan",
+    change: "Callable[[Any], RolloutPlan]",
+) -> None:
+    """Sign what comes next, and write it, or say what would be written."""
+    from torchperf_ros.fleet.plan import plan_of, utc_now
+    from torchperf_ros.fleet.signature import read_private_key
+    from torchperf_ros.fleet.signature import sign as signed
+    from torchperf_ros.fleet.status_page import headline
+
+    if path.suffix in _YAML:
+        fail(f"{path}: is not signed; `torchperf rollout sign {path}` comes first")
+    target = output or path
+    check_outputs({"--output": target}, (key,))
+    following = change(max(utc_now(), plan.issued))
+    plan_of(following.to_mapping(), "the next plan")
+    typer.echo(f"{'wrote' if write else 'would write'} {target}: {headline(following)}")
+    if write:
+        _replace(target, signed(following, read_private_key(key)))
+    else:
+        typer.echo("nothing was written; --write does it")
+
+
+def _replace(path: Path, text: str) -> None:
+    """All of the file or nothing: a vehicle may read it at any moment."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+for _command in (
+    candidate_commands.start,
+    candidate_commands.serve,
+    candidate_commands.back,
+    candidate_commands.end,
+):
+    rollout.command(cls=Command, rich_help_panel="One node")(_command)

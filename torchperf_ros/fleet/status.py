@@ -1,0 +1,326 @@
+"""How a roll-out stands, out of what vehicles brought home, and what has to be done.
+
+The next step, a hold, or back.
+"""
+
+import datetime
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperf_ros.fleet.plan import DONE, ROLLED_BACK, RolloutPlan
+from torchperf_ros.fleet.records import SERVING, Brought
+from torchperf_ros.fleet.sequence import (
+    ALPHA,
+    DISAGREEMENT,
+    LEAST_VEHICLES,
+    METRICS,
+    Interval,
+    Units,
+    Verdict,
+    margin_of,
+    units_of,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_ROLLED_BACK: Final = 0.01
+"""Of the vehicles that had the candidate.
+
+One alone may be broken itself, more than this and at least two are not.
+"""
+_LEAST_ROLLED_BACK: Final = 2
+_REVOKED: Final = "revoked"
+_S_PER_H: Final = 3600.0
+_BLOCKS_PER_H: Final = 60.0
+_PERCENT: Final = 100.0
+
+
+class Kind(enum.Enum):
+    """What a roll-out needs."""
+
+    ADVANCE = "advance"
+    HOLD = "hold"
+    BACK = "rollback"
+
+
+@dataclass(frozen=True)
+class Move:
+    """What has to be done, and why. `hard`: a guard is broken, and nobody may go on all the same."""
+
+    kind: Kind
+    reasons: tuple[str, ...]
+    hard: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict: of a metric, on all vehicles (`group` is "") or on those of one GPU.
+
+    `margin` in the metric's unit.
+    """
+
+    group: str
+    metric: str
+    interval: Interval
+    margin: float
+    verdict: Verdict
+
+    def lacks(self, per_h: float, share: float) -> str:
+        """What is missing for a verdict, and how long it takes.
+
+        The same for all metrics where there is no interval.
+
+        Args:
+            per_h: units that came in an hour since the step began.
+            share: of the vehicles that the step exposes, percent.
+        """
+        own = self.interval
+        if own.vehicles < LEAST_VEHICLES:
+            found = (
+                f"not enough data: a verdict needs {LEAST_VEHICLES} vehicles, {own.vehicles} brought some"
+                " home"
+            )
+            if own.vehicles and (wide := math.ceil(share * LEAST_VEHICLES / own.vehicles)) <= _PERCENT:
+                found += (
+                    f"; if {share:g} % of the fleet are no more, a step of {wide} % is needed, or --force"
+                )
+            return found
+        inside = self.margin - abs(own.mean)
+        half = abs(inside) if self.metric == DISAGREEMENT else inside if inside > 0 else abs(own.mean)
+        missing, found = own.units_for(half) - own.units, "not enough data"
+        if math.isfinite(own.low):
+            found = f"{self.metric}: {found}, {self.text}, margin {self.margin_text}"
+        if math.isinf(missing):
+            return f"{found}: the difference is the margin itself"
+        found += f": it needs some {max(missing, 1):,.0f} more units of half an hour"
+        return found + (
+            f", {missing / per_h:,.1f} h at least at {per_h:.1f} an hour as now" if per_h else ""
+        )
+
+    @property
+    def text(self) -> str:
+        """The difference with its interval, in words."""
+        low, mean, high = (
+            self._percent(one) for one in (self.interval.low, self.interval.mean, self.interval.high)
+        )
+        if self.interval.low == -math.inf:
+            return f"{self.interval.units} units of {self.interval.vehicles} vehicles"
+        return f"{mean:+.2f} {self._unit} ({low:+.2f} to {high:+.2f})"
+
+    @property
+    def margin_text(self) -> str:
+        """The margin as `text` has differences."""
+        return f"{self._percent(self.margin):.3g} {self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return "points" if self.metric not in METRICS[:2] else "%"
+
+    def _percent(self, value: float) -> float:
+        return _PERCENT * (math.expm1(value) if self.metric in METRICS[:2] else value)
+
+
+@dataclass(frozen=True)
+class StepStanding:
+    """What happened in a step.
+
+    Attributes:
+        vehicles: that had the candidate.
+        shadow_h, serving_h: hours of driving with it.
+        refused: of its plans, by the guard; beside the base those that it accepts of the base.
+        deaths: of its workers.
+        score: mean of the adapter's own score, of the minutes that have one; NaN without one.
+    """
+
+    vehicles: int = 0
+    shadow_h: float = 0.0
+    serving_h: float = 0.0
+    refused: int = 0
+    deaths: int = 0
+    score: float = math.nan
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a plan's candidate.
+
+    Attributes:
+        vehicles: that had it, as a shadow or serving.
+        steps: of each step of the plan.
+        since_step_h: time since the step began.
+        units_per_h: units of the step, see `sequence.Units`, by that time.
+        rolled_back: vehicles that took it back by themselves, with the reason.
+        refused: vehicles that do not follow the plan, with the reason.
+        findings: on all vehicles, then on each GPU where there are several.
+    """
+
+    vehicles: int
+    steps: tuple[StepStanding, ...]
+    since_step_h: float
+    rolled_back: Mapping[str, str]
+    findings: tuple[Finding, ...]
+    units_per_h: float = 0.0
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure, as JSON has them."""
+        findings = [
+            {
+                "group": one.group or "all",
+                "metric": one.metric,
+                "verdict": one.verdict.value,
+                "margin": one.margin,
+                **_finite(one.interval),
+            }
+            for one in self.findings
+        ]
+        return {
+            "vehicles": self.vehicles,
+            "units_per_h": self.units_per_h,
+            "steps": [*map(_finite, self.steps)],
+            "since_step_h": self.since_step_h,
+            "rolled_back": dict(self.rolled_back),
+            "refused": dict(self.refused),
+            "findings": findings,
+        }
+
+
+def standing_of(plan: RolloutPlan, brought: Brought, now: datetime.datetime) -> Standing:
+    """How the plan's candidate stands."""
+    import numpy as np
+
+    own = brought.blocks["version"] == plan.version
+    blocks = {name: column[own] for name, column in brought.blocks.items()}
+    steps = []
+    for step in range(len(plan.steps)):
+        here = blocks["step"] == step
+        serving = here & (blocks["role"] == SERVING)
+        scores = blocks["score"][here]
+        scores = scores[np.isfinite(scores)]
+        steps.append(
+            StepStanding(
+                len(set(blocks["vehicle"][here].tolist())),
+                int((here & ~serving).sum()) / _BLOCKS_PER_H,
+                int(serving.sum()) / _BLOCKS_PER_H,
+                int(blocks["refused"][here].sum()),
+                int(blocks["deaths"][here].sum()),
+                float(scores.mean()) if len(scores) else math.nan,
+            )
+        )
+    back = {
+        str(event["vehicle"]): str(event["reason"])
+        for event in brought.events
+        if event["what"] == "rolled_back"
+        and event["version"] == plan.version
+        and not str(event["reason"]).startswith(_REVOKED)
+    }
+    gpus = [str(facts.get("gpu", "")) for facts in brought.facts.values()]
+    refused = {
+        str(event["vehicle"]): str(event["reason"])
+        for event in brought.events
+        if event["what"] == "refused" and event["t_s"] >= plan.issued.timestamp()
+    }
+    ids = list(brought.facts)
+    exposed = len({ids[index] for index in blocks["vehicle"].tolist()} | set(back))
+    since_h = (now - plan.step_since).total_seconds() / _S_PER_H
+    units = units_of(blocks, now.timestamp())
+    return Standing(
+        exposed,
+        tuple(steps),
+        since_h,
+        back,
+        judge(plan, units, gpus),
+        rate_of(plan, units, since_h),
+        refused,
+    )
+
+
+def rate_of(plan: RolloutPlan, units: Units, since_step_h: float) -> float:
+    """Units that came in an hour since the step began."""
+    return int((units.end_s >= plan.step_since.timestamp()).sum()) / max(since_step_h, 1.0 / _BLOCKS_PER_H)
+
+
+def judge(plan: RolloutPlan, units: Units, gpus: Sequence[str]) -> tuple[Finding, ...]:
+    """The verdicts on all vehicles, and on those of each kind of GPU.
+
+    `gpus` is by the index of the vehicle.
+
+    A candidate that is worse on one kind only is no better for those who have it. All verdicts share one
+    chance of a false decision.
+    """
+    import numpy as np
+
+    kinds = sorted({gpu for gpu in gpus if gpu})
+    groups: dict[str, NDArray[Any]] = {"": np.ones(len(units.vehicle), bool)}
+    if len(kinds) > 1:
+        of_units = np.array(gpus)[units.vehicle] if len(units.vehicle) else np.empty(0, dtype="<U1")
+        groups |= {kind: of_units == kind for kind in kinds}
+    alpha = ALPHA / (len(groups) * (len(METRICS) + 1))
+    findings = []
+    for group, mask in groups.items():
+        mine = units.chosen(mask)
+        for metric in METRICS:
+            found, margin = mine.interval(metric, alpha), margin_of(metric, plan.margins)
+            findings.append(Finding(group, metric, found, margin, found.verdict(margin)))
+        if np.isfinite(mine.values[DISAGREEMENT]).any():
+            found, limit = mine.interval(DISAGREEMENT, alpha), plan.limits.disagreement
+            findings.append(Finding(group, DISAGREEMENT, found, limit, found.limited(limit)))
+    return tuple(findings)
+
+
+def next_move(plan: RolloutPlan, standing: Standing) -> Move:
+    """What the roll-out needs now; people's `advance` and the simulation ask the same."""
+    back, most = len(standing.rolled_back), max(MOST_ROLLED_BACK * standing.vehicles, _LEAST_ROLLED_BACK)
+    if plan.state in {ROLLED_BACK, DONE}:
+        return Move(Kind.HOLD, (f"the roll-out is {plan.state.replace('_', ' ')}",), hard=True)
+    if back >= most:
+        name, reason = next(iter(standing.rolled_back.items()))
+        return Move(
+            Kind.BACK,
+            (f"{back} of {standing.vehicles} vehicles rolled it back, as {name}: {reason}",),
+            True,
+        )
+    worse = [one for one in standing.findings if one.verdict is Verdict.WORSE]
+    if worse:
+        return Move(Kind.BACK, tuple(f"{one.metric} is worse{_on(one)}: {one.text}" for one in worse))
+    here, step = standing.steps[plan.step], plan.now_at
+    reasons = []
+    if standing.since_step_h < step.soak_h:
+        reasons.append(
+            f"step {plan.step} has lasted {standing.since_step_h:.1f} h; it has to last {step.soak_h:g} h"
+        )
+    exposure_h = here.shadow_h + here.serving_h
+    if exposure_h < step.least_exposure_h:
+        reasons.append(
+            f"step {plan.step} has {exposure_h:.1f} h of driving with the candidate; it needs "
+            f"{step.least_exposure_h:g} h"
+        )
+    lacking = [one for one in standing.findings if not one.group and one.verdict is Verdict.NOT_ENOUGH]
+    lacks = tuple(dict.fromkeys(one.lacks(standing.units_per_h, step.share) for one in lacking))
+    is_last = plan.step == len(plan.steps) - 1
+    if not standing.vehicles:
+        reasons.append(f"no vehicle brought anything home of version {plan.version}: no data is no verdict")
+    if (
+        step.soak_h or step.least_exposure_h or is_last
+    ):  # another one that asks for nothing is a stop on the way
+        reasons += lacks
+    if reasons:
+        return Move(Kind.HOLD, tuple(reasons))
+    if lacks:
+        return Move(
+            Kind.ADVANCE,
+            (f"step {plan.step} asks for no time and no exposure; there is no verdict", *lacks),
+        )
+    return Move(Kind.ADVANCE, ("every figure is within its margin",))
+
+
+def _finite(figures: Interval | StepStanding) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in asdict(figures).items()}
+
+
+def _on(finding: Finding) -> str:
+    return f" on {finding.group}" if finding.group else ""

@@ -1,0 +1,199 @@
+"""A roll-out shown to people: the table in a terminal, the page, and the picture of a simulated one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperf_ros import __version__
+from torchperf_ros.fleet.plan import RolloutPlan
+from torchperf_ros.fleet.sequence import Verdict
+from torchperf_ros.fleet.status import Move, Standing
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.table import Table
+
+    from torchperf_ros.fleet.simulate import Outcome
+
+_HEADS: Final = (
+    "step",
+    "share %",
+    "candidate",
+    "vehicles",
+    "h as a shadow",
+    "h serving",
+    "plans refused",
+    "deaths",
+    "score",
+)
+_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
+_STYLE: Final = {Verdict.WORSE: "bold red", Verdict.BETTER: "green", Verdict.NOT_ENOUGH: "yellow"}
+_FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
+_MOST_REASONS: Final = 50
+_COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, told apart with every kind of colour vision
+_WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
+
+
+def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
+    """A line for each step; the one that is on has a mark."""
+    return [
+        [
+            f"{'> ' if number == plan.step else ''}{number}",
+            f"{step.share:g}",
+            "shadow" if step.shadow else "serves",
+            f"{found.vehicles:,}",
+            f"{found.shadow_h:,.1f}",
+            f"{found.serving_h:,.1f}",
+            f"{found.refused:,}",
+            f"{found.deaths:,}",
+            f"{found.score:.3f}" if math.isfinite(found.score) else "-",
+        ]
+        for number, (step, found) in enumerate(zip(plan.steps, standing.steps, strict=True))
+    ]
+
+
+def finding_rows(standing: Standing) -> list[list[str]]:
+    """A line for each verdict."""
+    return [
+        [one.metric, one.group or "all", one.text, f"{one.interval.units:,}", one.verdict.value]
+        for one in standing.findings
+    ]
+
+
+def tables(plan: RolloutPlan, standing: Standing) -> "list[Table]":
+    """Steps and verdicts for a terminal."""
+    from rich.table import Table
+
+    steps, findings = (
+        Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0)) for heads in (_HEADS, _FINDING_HEADS)
+    )
+    for number, row in enumerate(step_rows(plan, standing)):
+        steps.add_row(*row, style="bold" if number == plan.step else "")
+    for one, row in zip(standing.findings, finding_rows(standing), strict=True):
+        findings.add_row(*row, style=_STYLE.get(one.verdict, ""))
+    return [steps, findings]
+
+
+def headline(plan: RolloutPlan) -> str:
+    """Which roll-out this is, and where it is."""
+    state, last = plan.state.replace("_", " "), len(plan.steps) - 1
+    return (
+        f"{plan.name}: {plan.stage} {plan.version}, serial {plan.serial}, {state} at step {plan.step} of"
+        f" {last}"
+    )
+
+
+def status_page(plan: RolloutPlan, standing: Standing, move: Move, left_out: Sequence[str]) -> str:
+    """The page as HTML, one file that needs no network."""
+    from torchperf_ros.observe.runs.report.page import Page
+
+    page = Page()
+    look = {"advance": "good", "hold": "fair", "rollback": "bad"}[move.kind.value]
+    lines = [(look, f"{move.kind.value}: {reason}") for reason in move.reasons]
+    page.top.append({"kind": "verdict", "lines": lines})
+    page.section(
+        "Steps",
+        [
+            _table(_HEADS, step_rows(plan, standing), "soft"),
+            (
+                {"kind": "note", "title": "What could not be read", "items": list(left_out)}
+                if left_out
+                else None
+            ),
+        ],
+    )
+    rows: list[list[Any]] = [list(row) for row in finding_rows(standing)]
+    for row, one in zip(rows, standing.findings, strict=True):
+        row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
+    page.section(
+        "Verdicts",
+        [_table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
+        subtitle="Intervals hold however often they are looked at.",
+    )
+    for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
+        if found:
+            rows = [list(one) for one in list(found.items())[:_MOST_REASONS]]
+            page.section(f"{len(found)} vehicles {what}", [_table(("vehicle", "why"), rows)])
+    vehicles = f"{standing.vehicles:,} vehicles had it; the step has lasted {standing.since_step_h:,.1f} h."
+    return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]], css: str = "") -> dict[str, Any]:
+    return {"kind": "table", "head": [(name, "") for name in heads], "rows": rows, "css": css}
+
+
+def _forest(standing: Standing) -> "go.Figure | str":
+    """Each difference with its interval and margin, in margins: 1 is where it matters."""
+    import plotly.graph_objects as go
+
+    shown = [one for one in standing.findings if math.isfinite(one.interval.low) and one.margin]
+    if not shown:
+        return "not enough data for an interval yet"
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[one.interval.mean / one.margin for one in shown],
+        mode="markers",
+        showlegend=False,
+        y=[f"{one.metric} {one.group}".strip() for one in shown],
+        error_x={
+            "type": "data",
+            "array": [(one.interval.high - one.interval.mean) / one.margin for one in shown],
+        },
+        text=[one.text for one in shown],
+        hovertemplate="%{y}: %{text}",
+    )
+    for edge in (-1, 1):
+        figure.add_vline(x=edge, line={"color": _COLOURS[1], "dash": "dot", "width": 1})
+    figure.update_xaxes(title_text="in margins; dotted: where it begins to matter")
+    figure.update_layout(height=120 + 34 * len(shown))
+    return figure
+
+
+def draw_outcomes(outcomes: "Mapping[str, Outcome]", title: str, path: Path) -> None:
+    """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "torchperf"  # the same outcome, the same file
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
+    for colour, (name, one) in zip(_COLOURS, outcomes.items(), strict=False):
+        hours, reached, steps = zip(*one.line, strict=True)
+        axes.plot(
+            hours,
+            reached,
+            color=colour,
+            linewidth=2,
+            label=f"{name}: {one.exposure_h:,.0f} h driven with it",
+        )
+        for before, after in pairwise(range(len(steps))):
+            if steps[before] != steps[after]:
+                axes.axvline(hours[before], color=colour, linewidth=0.8, linestyle=":")
+                axes.annotate(
+                    f"step {steps[after]}", (hours[before], 0.12), (3, 0), textcoords="offset points"
+                )
+        if one.stopped:
+            axes.plot(hours[-1], reached[-1], marker="X", markersize=12, color=colour)
+            text = f"stopped at step {one.step}, {one.reached:.1f} % had it"
+            axes.annotate(
+                text, (hours[-1], reached[-1]), (10, -16), textcoords="offset points", color=colour
+            )
+    longest = max(one.hours for one in outcomes.values())
+    axes.set(
+        xlabel="hours since the roll-out began",
+        ylabel="% of the vehicles that had the candidate",
+        title=title,
+        yscale="log",
+        xlim=(0, longest * 1.3),
+        ylim=(0.1, 130),
+    )
+    axes.set_yticks([0.1, 1, 5, 20, 50, 100], ["0.1", "1", "5", "20", "50", "100"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=len(outcomes), frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)

@@ -1,0 +1,571 @@
+"""What one vehicle does about a plan, by itself and offline.
+
+Whether it is meant, what runs, and the way back.
+
+The order of writing keeps it safe: a version is written down as `trial` before it serves and as good after
+its probation, and what runs after a start is the last good one. A loss of power at any moment leaves one of
+the two states.
+"""
+
+import contextlib
+import datetime
+import enum
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.guards import WINDOW_S, Figures, Guards, PlanError, broken_guard
+from torchperf_ros.fleet.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
+from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
+from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
+from torchperf_ros.fleet.targeting import (
+    UNITS,
+    bucket_percent,
+    check_installed,
+    facts_of,
+    is_for,
+    unit_of,
+)
+from torchperf_ros.fleet.vehicle_state import (
+    STATE_FILE,
+    FolderLock,
+    RolloutStateError,
+    VehicleState,
+    Version,
+    load_state,
+    lock_folder,
+    save_state,
+)
+from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
+from torchperf_ros.settings.user_folder import exposed_at
+
+MOST_CUT_OFF: Final = 5
+"""So often a trial may end with a loss of power.
+
+A candidate that brings the machine down is not tried for ever.
+"""
+_MIN_S: Final = 60.0
+
+
+class Role(enum.Enum):
+    """What the candidate does on this vehicle."""
+
+    NONE = "none"
+    SHADOW = "shadow"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the stage has to run now.
+
+    Attributes:
+        role: of the plan's candidate.
+        serve: the version that answers and publishes.
+        beside: the version that takes the same frames and never publishes; None for none.
+        why: in words, with the figures that decided.
+        plan: that is followed; None for none.
+        limits: the guards of this step.
+        problem: what is wrong with a file, "" for nothing; the decision holds all the same.
+    """
+
+    role: Role
+    serve: Version
+    beside: Version | None
+    why: str
+    plan: RolloutPlan | None = None
+    limits: Guards = Guards()
+    problem: str = ""
+
+
+def role_of(plan: RolloutPlan, bucket: float, shadow_s: float, begun: bool, good: bool) -> tuple[Role, str]:
+    """The candidate's role on a vehicle that the plan may be for, and a remark.
+
+    The simulation asks it, too.
+
+    Args:
+        plan: neither rolled back nor revoked.
+        bucket: of the vehicle, percent.
+        shadow_s: how long the candidate ran there beside the version in service.
+        begun: whether it ever ran there.
+        good: whether it served its probation there.
+    """
+    if bucket >= plan.share:
+        return Role.NONE, ""
+    if plan.state == HELD and not begun:
+        return Role.NONE, "; the roll-out is held, and no vehicle begins"
+    if plan.now_at.shadow:
+        return Role.SHADOW, " as a shadow"
+    left_min = plan.shadow_min - shadow_s / _MIN_S
+    if left_min > 0 and not good:
+        return Role.SHADOW, f"; {left_min:.0f} min as a shadow come first"
+    return Role.SERVING, ""
+
+
+class VehicleRollout:
+    """One stage of one vehicle.
+
+    Not for several threads at once, and not for the thread that answers frames.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, object],
+        public_key: Path,
+        plan_path: Path,
+        stage: str,
+        clock: Callable[[], datetime.datetime] = utc_now,
+        earlier: Path | None = None,
+        exposure: Callable[[Path], str] = exposed_at,
+    ) -> None:
+        """Come up with what the folder remembers.
+
+        Args:
+            folder: of this stage of this node alone: `state.json` and the records lie in it. It is made
+                where it is missing, and locked until `close`.
+            facts: of the vehicle, see `targeting.FACTS`; `vehicle`, its id, is needed.
+            public_key: of the one who signs plans.
+            plan_path: the signed plan; it may come, change and go at any time. Its files are found from its
+                folder.
+            stage: the node's stage; a plan for another one is refused.
+            clock: UTC.
+            earlier: the folder that earlier releases had for the stages of this name of all nodes together.
+                Where `folder` remembers nothing yet, it begins with what is there; `adopted` says so.
+            exposure: who else can change a file, see `exposed`.
+
+        Raises:
+            TargetingError: the vehicle has no id, a fact is none, or a library of the extra `rollout` is
+                missing.
+            ConfigError: the public key cannot be read, is none, or others can change it.
+            RolloutStateError: another node uses the folder.
+        """
+        check_installed()
+        self.facts = facts_of(facts)
+        self._folder, self._plan_path, self._stage, self._clock = folder, plan_path, stage, clock
+        self._key = read_public_key(public_key)
+        if why := exposure(public_key):
+            raise ConfigError(f"key {public_key}: is not trusted: {why}")
+        self._exposure = exposure
+        self._lock: FolderLock | None = None
+        self._unsaved = self._refused = ""
+        self._take_folder()
+        self.adopted = ""
+        begins = earlier is not None and not (folder / STATE_FILE).exists()
+        self._state, self._damage = load_state(folder)
+        if earlier is not None and begins:
+            self._adopt(earlier)
+        self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
+        self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
+        self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
+        self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
+        if (
+            self._state.trial and not self._state.counted
+        ):  # the power went while it ran, or the process was killed
+            self._state.cut_off += 1
+            self._state.counted = True
+            if self._state.cut_off >= MOST_CUT_OFF:
+                self._bar(self._state.trial, f"its trial was cut off {self._state.cut_off} times")
+            else:
+                self._save()
+
+    def close(self) -> None:
+        """Let another one have the folder; nothing else may be called any more."""
+        self._lock = None
+
+    def _take_folder(self) -> bool:
+        """Lock the folder, unless the disk does not let it be made.
+
+        Then nothing can be remembered either.
+        """
+        try:
+            self._lock = self._lock or lock_folder(self._folder, self._plan_path)
+        except OSError as error:
+            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
+        return self._lock is not None
+
+    def _adopt(self, earlier: Path) -> None:
+        """Begin with what an earlier release remembers.
+
+        Of another node's roll-out, with its roll-backs only.
+        """
+        state, _ = load_state(earlier)
+        if state == VehicleState():
+            return
+        self._state, own = state, None
+        last = self._last_accepted()
+        with contextlib.suppress(OSError, PlanError):  # `look` says so
+            own = read_signed(read_bounded(self._plan_path), self._key, "")
+        self.adopted = (
+            f"begins with what {earlier / STATE_FILE} remembers; from now on each node has its own"
+        )
+        if own is not None and last is not None and (own.name, own.stage) != (last.name, last.stage):
+            self._state = VehicleState(barred=state.barred, lost=state.lost)
+            self.adopted = (
+                f"begins anew, as {earlier / STATE_FILE} is of roll-out {last.name} and {self._plan_path}"
+                f" of {own.name}"
+            )
+        self._save()
+
+    def learn(self, facts: Mapping[str, object]) -> None:
+        """Take other facts: the card is known once a worker is up, and a vehicle comes into another region.
+
+        Raises:
+            TargetingError: a fact is none; those before hold.
+        """
+        self.facts = self.records.facts = facts_of(facts)
+
+    @property
+    def running(self) -> Version:
+        """The one version to begin with after a start.
+
+        The last good one whose files are as they were signed.
+        """
+        return self._last_good()
+
+    def _last_good(self, without: str = "") -> Version:
+        good = (one for one in reversed(self._state.good) if one.name != without)
+        return next((one for one in good if not self._changed_file(one.files)), Version())
+
+    @property
+    def state(self) -> VehicleState:
+        """What is remembered, to look at."""
+        return self._state
+
+    @property
+    def probation_left_s(self) -> float:
+        """How long the candidate has to serve until `confirmed` may be called; 0: now."""
+        plan = self._decision.plan
+        served = self._state.serving_s.get(self._state.trial, 0.0)
+        return max(plan.probation_min * _MIN_S - served, 0.0) if plan and self._state.trial else 0.0
+
+    def look(self) -> Decision:
+        """Read the plan and say what has to run; call it at the start, and every few seconds.
+
+        It takes about 1 ms, and longer where a file of the plan is new or was touched: its sum is made.
+        It changes what is remembered where the plan says so: a newer serial, a version that is revoked. It
+        never
+        raises: what is wrong stands in `problem`, and the last accepted plan, or the last good version,
+            holds.
+        """
+        if self._unsaved:
+            self._save()
+        plan, problem = self._current_plan()
+        problem = "; ".join(filter(None, (self._damage, problem)))
+        role, why, is_out = (Role.NONE, "there is no plan", False) if plan is None else self._role(plan)
+        if self._unsaved and role is not Role.NONE and not self._confirmed(plan):
+            role, why = Role.NONE, "nothing begins that cannot be remembered"
+        problem = "; ".join(filter(None, (problem, self._unsaved)))
+        if self._state.trial and (
+            role is not Role.SERVING or plan is None or plan.version != self._state.trial
+        ):
+            self._state.trial, self._state.cut_off = "", 0
+            self._save()
+        self._decision = self._decide(role, plan, why, problem, is_out=is_out)
+        return self._decision
+
+    def begins_trial(self) -> None:
+        """To be called before the candidate is let serve, whenever `look` says SERVING.
+
+        It is on the disk on return.
+
+        Raises:
+            RolloutStateError: `look` did not say so, or it cannot be written down; then the candidate must
+                not serve.
+        """
+        plan = self._serving_plan("begins_trial")
+        self.runs(plan.version)
+        if self._confirmed(plan) or self._state.trial == plan.version:
+            return
+        self._state.trial, self._state.cut_off, self._state.counted = plan.version, 0, False
+        if not self._save():
+            self._state.trial = ""
+            raise RolloutStateError(
+                f"version {plan.version} does not serve: {self._unsaved}; free or mend that disk"
+            )
+        self.records.event("trial", plan.version, plan.serial)
+
+    def runs(self, version: str) -> None:
+        """To be called before workers of a version start, or it serves.
+
+        If it is on trial, what ends it now counts.
+        """
+        if version == self._state.trial and self._state.counted:
+            self._state.counted = False
+            self._save()
+
+    def confirmed(self) -> None:
+        """To be called when the candidate has served its probation.
+
+        It is the last good version from now on.
+
+        Raises:
+            RolloutStateError: it is not on trial, has not served long enough, or it cannot be written down;
+                the vehicle then comes up with the version before it after a loss of power.
+        """
+        plan = self._serving_plan("confirmed")
+        if self._confirmed(plan):
+            return
+        if self._state.trial != plan.version or self.probation_left_s:
+            raise RolloutStateError(
+                f"version {plan.version} is not good yet: {self.probation_left_s:.0f} s of its "
+                f"probation of {plan.probation_min:g} min are left"
+            )
+        self._state.good.append(_candidate(plan))
+        self._state.trial, self._state.cut_off = "", 0
+        self.records.event("confirmed", plan.version, plan.serial)
+        if not self._save():
+            raise RolloutStateError(
+                f"version {plan.version} is good, and after a loss of power the one before it comes up:"
+                f" {self._unsaved}"
+            )
+
+    def rolled_back(self, reason: str) -> Decision:
+        """To be called after the candidate was taken out of service, or its shadow ended: it stays out.
+
+        Args:
+            reason: the figure and its limit, as `broken_guard` has it.
+
+        Returns:
+            What runs now: the last good version that is not this one. It holds even where it cannot be written down,
+            which `look` then tries again.
+        """
+        plan = self._decision.plan
+        if plan is not None:
+            self._bar(plan.version, reason)
+            self.records.event("rolled_back", plan.version, plan.serial, reason)
+        self._decision = self._decide(Role.NONE, plan, f"rolled back here: {reason}", self._unsaved)
+        return self._decision
+
+    def stops(self) -> None:
+        """To be called when the node is stopped in order: the trial goes on later, and was not cut off.
+
+        What was cut off before still counts where the version has not run since.
+        """
+        if self._state.trial and not self._state.counted:
+            self._state.trial, self._state.cut_off = "", 0
+            self._save()
+
+    def minute(self, block: Block) -> str:
+        """Keep a minute of both versions, count its exposure, and look at the guards.
+
+        The guards can be asked at any moment (`broken_guard` with `Decision.limits`): a roll-back need not
+        wait.
+
+        Returns:
+            The guard that is broken within the last hour, "" for none.
+        """
+        served = self._state.serving_s if block.role == SERVING else self._state.shadow_s
+        if (
+            block.frames or block.role == SERVING
+        ):  # a minute beside it without a frame of both shows nothing
+            served[block.version] = served.get(block.version, 0.0) + BLOCK_S
+            self._save()
+        self.records.minute(block)
+        self._recent.append(block.figures)
+        return broken_guard(self._decision.limits, sum(self._recent, Figures()))
+
+    def _current_plan(self) -> tuple[RolloutPlan | None, str]:
+        problem = ""
+        try:
+            text = read_bounded(self._plan_path)
+            if why := self._exposure(self._plan_path):
+                raise PlanError(f"plan {self._plan_path}: is not taken: {why}")
+            self._accept(text)
+        except FileNotFoundError:
+            problem = f"plan {self._plan_path}: is not there" if self._state.plan else ""
+        except OSError as error:
+            problem = f"plan {self._plan_path}: cannot be read: {error.strerror or error}"
+        except PlanError as error:
+            problem = str(error)
+            if problem != self._refused:  # once, not at every look
+                self.records.event("refused", "", self._state.serial, problem)
+            self._refused = problem
+        if not self._state.plan:
+            return None, problem
+        where = f"the last accepted plan, serial {self._state.serial}"
+        try:
+            plan = read_signed(self._state.plan.encode(), self._key, where)
+            check_time(plan, self._now(plan), where)
+        except PlanError as error:
+            return None, problem or str(error)
+        return plan, f"{problem}; {where} holds" if problem else ""
+
+    def _accept(self, text: bytes) -> None:
+        """Remember a plan that is signed, valid now, and not older than the one before.
+
+        A `PlanError` says why not.
+        """
+        where = f"plan {self._plan_path}"
+        state = self._state
+        if text == state.plan.encode():
+            return
+        plan = read_signed(text, self._key, where)
+        if plan.stage != self._stage:
+            raise PlanError(f"{where}: is for stage {plan.stage!r}; this is {self._stage!r}")
+        if plan.serial <= state.serial:
+            same = (
+                "another plan with that serial was accepted" if plan.serial == state.serial else "a replay"
+            )
+            raise PlanError(
+                f"{where}: has serial {plan.serial}, and {state.serial} was accepted before: {same}; sign "
+                "the newest plan with a greater one"
+            )
+        before = self._last_accepted()
+        check_time(plan, self._now(before), where)
+        same_rollout = before is not None and (before.name, before.version) == (plan.name, plan.version)
+        if same_rollout and before and plan.share < before.share and plan.state != ROLLED_BACK:
+            raise PlanError(
+                f"{where}: exposes {plan.share:g} %, less than the {before.share:g} % of serial "
+                f"{before.serial}; to take a version back: `torchperf rollout rollback`"
+            )
+        state.serial, state.plan = plan.serial, text.decode()
+        for version in (*plan.again, *((before.version,) if before and not same_rollout else ())):
+            state.shadow_s.pop(version, None)
+            state.serving_s.pop(version, None)
+        for version in plan.again:
+            state.barred.pop(version, None)
+        if state.lost and plan.version not in plan.again:
+            state.barred[plan.version] = (
+                f"in doubt, for what was rolled back here is not known: {state.lost}"
+            )
+        state.lost = ""
+        self._recent.clear()
+        for version in plan.revoked:
+            if version in {
+                state.trial,
+                *state.shadow_s,
+                *state.serving_s,
+                *(one.name for one in state.good),
+            }:
+                self._bar(version, f"revoked by serial {plan.serial}")
+                self.records.event("rolled_back", version, plan.serial, f"revoked by serial {plan.serial}")
+        self._save()
+
+    def _last_accepted(self) -> RolloutPlan | None:
+        """The plan before; None for none, or where the vehicle has been given another key since."""
+        try:
+            return read_signed(self._state.plan.encode(), self._key, "the last accepted plan")
+        except PlanError:
+            return None
+
+    def _now(self, plan: RolloutPlan | None) -> datetime.datetime:
+        """The clock, or the time of a signature that was accepted.
+
+        A clock that jumps back makes no plan valid anew.
+        """
+        now = self._clock()
+        return now if plan is None else max(now, plan.issued)
+
+    def _role(self, plan: RolloutPlan) -> tuple[Role, str, bool]:
+        """What the candidate does here, why, and whether it must not even serve where it is good already."""
+        state, version, name = self._state, plan.version, self.facts["vehicle"]
+        is_back = plan.state == ROLLED_BACK or version in plan.revoked
+        if is_back or version in state.barred:
+            by = f"is rolled back by serial {plan.serial}"
+            here = f"was rolled back here: {state.barred[version]}" if version in state.barred else by
+            return Role.NONE, f"version {version} {here}", True
+        if changed := self._changed_file(plan.files):
+            return (
+                Role.NONE,
+                changed,
+                False,
+            )  # nothing of it is loaded anew; the last good version may be another one
+        try:
+            unit = unit_of(self.facts, plan.unit)
+            bucket = bucket_percent(plan.name, unit)
+            if not is_for(plan.name, plan.targeting, self.facts, unit):
+                return Role.NONE, f"the plan's targeting leaves vehicle {name} out", True
+        except PlanError as error:  # not known, so that what serves goes on
+            return Role.NONE, str(error), False
+        if self._confirmed(plan) and plan.state == DONE:
+            return Role.NONE, f"version {version} is in service: the roll-out is done", False
+        begun = version in state.shadow_s or version in state.serving_s
+        role, remark = role_of(plan, bucket, state.shadow_s.get(version, 0.0), begun, self._confirmed(plan))
+        of = name if plan.unit == UNITS[0] else f"{name}, drive {self.facts['drive']},"
+        why = f"vehicle {of} is in bucket {bucket:.2f} %, step {plan.step} exposes {plan.share:g} %{remark}"
+        return role, why, plan.unit != UNITS[0] and bucket >= plan.share  # another drive may have it again
+
+    def _decide(
+        self, role: Role, plan: RolloutPlan | None, why: str, problem: str, *, is_out: bool = False
+    ) -> Decision:
+        limits = plan.limits if plan else Guards()
+        if role is Role.NONE or plan is None:
+            good = self._last_good(plan.version if plan and is_out else "")
+            return Decision(Role.NONE, good, None, why, plan, limits, problem)
+        if role is Role.SHADOW:
+            return Decision(role, self._last_good(), _candidate(plan), why, plan, limits, problem)
+        return Decision(role, _candidate(plan), self._last_good(plan.version), why, plan, limits, problem)
+
+    def _serving_plan(self, method: str) -> RolloutPlan:
+        plan = self._decision.plan
+        if plan is None or self._decision.role is not Role.SERVING:
+            raise RolloutStateError(f"{method}: no candidate is to serve here: {self._decision.why}")
+        return plan
+
+    def _confirmed(self, plan: RolloutPlan | None) -> bool:
+        return plan is not None and self._state.last_good.name == plan.version
+
+    def _bar(self, version: str, reason: str) -> None:
+        state = self._state
+        state.barred[version] = reason
+        state.good = [one for one in state.good if one.name != version]
+        if state.trial == version:
+            state.trial, state.cut_off = "", 0
+        self._recent.clear()
+        self._save()
+
+    def _save(self) -> bool:
+        try:
+            if not self._take_folder():
+                return False
+        except RolloutStateError as error:
+            self._unsaved = str(error)
+            return False
+        try:
+            save_state(self._folder, self._state)
+        except OSError as error:
+            self._unsaved = f"state {self._folder}: cannot be written: {error.strerror or error}"
+            return False
+        self._unsaved = ""
+        return True
+
+    def _changed_file(self, files: Mapping[str, str]) -> str:
+        """Which of a version's files is not what was signed.
+
+        A sum is made anew only for a file that was touched.
+        """
+        for name, wanted in files.items():
+            path = self._plan_path.parent / name
+            try:
+                with open_regular(path) as file:
+                    status = os.fstat(file.fileno())
+                    # Times of a change can be set back by hand, but not st_ctime, which is that of the
+                    # setting.
+                    mark = (
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                        status.st_size,
+                        status.st_ino,
+                        status.st_dev,
+                    )
+                    if self._hashed.get(path, (None,))[0] != mark:
+                        self._hashed[path] = mark, sha256_of(file)
+            except OSError as error:
+                return f"file {path}: cannot be read ({error.strerror or error}); the plan needs it"
+            if why := self._exposure(path):
+                return f"file {path}: is not loaded: {why}"
+            if self._hashed[path][1] != wanted:
+                return (
+                    f"file {path}: has SHA-256 {self._hashed[path][1][:16]}..., and {wanted[:16]}... was"
+                    " signed"
+                )
+        return ""
+
+
+def _candidate(plan: RolloutPlan) -> Version:
+    return Version(plan.version, dict(plan.candidate), dict(plan.files))

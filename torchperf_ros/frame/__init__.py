@@ -1,1 +1,0 @@
-"""The rules of answering one frame: no ROS, no torch, the clock is an argument."""

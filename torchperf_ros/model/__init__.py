@@ -1,1 +1,0 @@
-"""Inside a worker: adapter, session, histories, output checks. Imports torch."""

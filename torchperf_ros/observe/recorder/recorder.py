@@ -1,0 +1,246 @@
+"""The recorder's process.
+
+Takes what the node tells, and gives it to the records, the black box and the watch.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.observe.recorder.black_box import BlackBox
+from torchperf_ros.observe.recorder.record_log import RecordLog
+from torchperf_ros.observe.telemetry.record_stream import (
+    EventRecord,
+    FrameRecord,
+    MessageRecord,
+    StreamReader,
+    event_bytes,
+)
+from torchperf_ros.observe.watch.watch import COUNTERS, Watch
+from torchperf_ros.workers.incident_folder import open_incidents
+from torchperf_ros.workers.process_setup import keep_freed_memory
+
+_TICK_S = 1.0
+_LOOK_S = 0.05  # in this time a camera of 60 Hz fills no ring of four of the largest frames
+_MOST_AT_ONCE = 256
+_MIB = 1 << 20
+_LAST_WORDS_S = 60
+
+
+class Recorder:
+    """Everything that is recorded of a node, in a process that no frame waits for."""
+
+    def __init__(self, setup: Mapping[str, Any], reader: StreamReader) -> None:
+        """Take what the node said at the start, and its stream, on whose socket it also listens."""
+        self._reader = reader
+        self._setup = setup
+        self._ended = False
+        self._t_ns = 0
+        self._lost = self._refused = 0
+        self._refusal = ""
+        self._evidence = open_incidents(
+            setup["evidence_dir"], setup["evidence_count"], setup["evidence_mib"]
+        )
+        self._folder = Path(setup["record_dir"])
+        stages = []
+        for stage in setup["stages"]:
+            trigger = next(iter(stage["inputs"]), None)
+            facts = {key: stage[key] for key in ("name", "tiers", "budget_ms")}
+            stages.append({**facts, "trigger": trigger and trigger[0], "output": stage["output"][0]})
+        start = {"node": setup["node"], "versions": setup["versions"], "stages": stages}
+        self._log = (
+            RecordLog(self._folder, setup["record_mib"] * _MIB, start) if setup["record_mib"] else None
+        )
+        self._box = BlackBox(setup, self._evidence)
+        self._watch: Watch | None = None
+        self._watch_problem = ""
+        with self._without_fail():  # there may be a message type that nobody thought of
+            self._watch = Watch(setup) if setup["watch"] else None
+        self._known_ns = time.monotonic_ns()
+        self._behind = False
+
+    def run(self) -> None:
+        """Until the node says that it ends, or is gone: then what is known of its end is written.
+
+        It looks again and again instead of being woken: waking it would be the work of who answers frames.
+        """
+        next_tick = time.monotonic() + _TICK_S
+        while not self._ended:
+            time.sleep(_LOOK_S)
+            looked_ns, self._behind = time.monotonic_ns(), False
+            if not self._take_some() and not self._ended:
+                self._node_died()
+                return
+            if not self._behind:
+                self._known_ns = looked_ns
+            if time.monotonic() >= next_tick:
+                self._tick()
+                next_tick = time.monotonic() + _TICK_S
+        self._tick()
+        self._box.finish()
+
+    def _take_some(self) -> bool:
+        """Take what the node has told, but not so much that all else waits; False at its end."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                record = self._reader.read()
+                if record is None:
+                    return False
+                self._take(record)
+            except BlockingIOError:
+                return True
+            except (
+                ConnectionResetError
+            ):  # the node died with a word of ours unread: what it sent before comes next
+                continue
+            except OSError:
+                return False
+            except Exception:  # one record that nobody thought of must not end the black box
+                self._refused += 1
+                self._refusal = (
+                    f"{self._refused} records were not understood, the last one:\n{traceback.format_exc()}"
+                )
+        self._behind = True
+        return True
+
+    def _take(self, record: FrameRecord | MessageRecord | EventRecord) -> None:
+        self._t_ns = record.t_ns
+        with self._without_fail():
+            if self._watch is not None:
+                self._watch.take(record)
+        if isinstance(record, FrameRecord):
+            self._box.frame(record)
+            if self._log is not None:
+                self._log.frame(record)
+        elif isinstance(record, MessageRecord):
+            self._box.message(record)
+        elif record.fields["kind"] == "end":
+            self._ended = True
+        elif record.fields["kind"] == "record":
+            self._record(record.fields["name"], record.fields["why"], record.fields["stacks"])
+        elif self._log is not None and record.fields["kind"] != COUNTERS:
+            self._log.event(record.t_ns, record.fields)
+
+    def _record(self, name: str, why: str, stacks: str) -> None:
+        stages = [
+            {
+                "name": one["name"],
+                "inputs": [topic and topic[0] for topic in one["inputs"]],
+                "output": one["output"][0],
+            }
+            for one in self._setup["stages"]
+        ]
+        incident = {
+            "name": name,
+            "why": why,
+            "t_ns": self._t_ns,
+            "node": self._setup["node"],
+            "stages": stages,
+        }
+        files = {
+            "incident.json": json.dumps({**incident, "versions": self._setup["versions"]}, indent=2),
+            "parameters.json": json.dumps(self._setup["parameters"], indent=2),
+            "stacks.txt": stacks,
+        }
+        self._box.record(name, time.monotonic(), files, self._records_since)
+
+    def _records_since(self, t_ns: int) -> dict[str, str]:
+        return {} if self._log is None else {"records.jsonl": self._log.since(t_ns)}
+
+    def _node_died(self) -> None:
+        """The stream ended without a word: nobody else is left to say what came before."""
+        signal.alarm(_LAST_WORDS_S)  # nobody is left to end this process, either, should a disk hang
+        name = self._evidence.name("node-died")
+        self._record(
+            name, f"node {self._setup['node']} (pid {self._setup['pid']}) is gone without a word", ""
+        )
+        if self._log is not None:
+            self._log.event(
+                self._t_ns, {"kind": "log", "severity": "error", "text": "the node is gone without a word"}
+            )
+        self._tick()
+        self._box.finish()
+
+    def _tick(self) -> None:
+        lost = self._reader.lost
+        self._tell_findings()
+        if self._log is not None:
+            self._log.tick(self._t_ns, lost - self._lost)
+        self._lost = lost
+        self._box.tick(time.monotonic())
+        problems = [
+            self._log.problem if self._log else "",
+            self._box.problem,
+            self._watch_problem,
+            self._refusal,
+        ]
+        more = {} if self._watch is None else {"gpu": self._watch.gpu}
+        self._say(
+            kind="status",
+            problem="; ".join(filter(None, problems)),
+            written=self._log.written if self._log else 0,
+            incidents=self._box.incidents,
+            held_mib=round(self._box.held_bytes / _MIB, 1),
+            lost=lost,
+            overwritten=self._reader.overwritten,
+            **more,
+        )
+
+    def _tell_findings(self) -> None:
+        findings: list[Alert] = []
+        with self._without_fail():
+            findings = [] if self._watch is None else self._watch.tick(time.monotonic_ns(), self._known_ns)
+        for found in findings:
+            values = dict(found.values)
+            self._say(
+                kind="finding",
+                level=found.level.name,
+                name=found.name,
+                message=found.message,
+                values=values,
+            )
+        if self._watch is not None and self._log is not None and self._t_ns:
+            self._log.event(self._t_ns, {"kind": "signals", **self._watch.signals})
+
+    @contextlib.contextmanager
+    def _without_fail(self) -> Iterator[None]:
+        """An error of the watch ends the watch: what is recorded must not depend on it."""
+        try:
+            yield
+        except Exception:  # the watch's boundary: said in each status from now on
+            self._watch = None
+            self._watch_problem = (
+                f"the watch has ended, nothing is judged any more:\n{traceback.format_exc()}"
+            )
+
+    def _say(self, **fields: Any) -> None:  # noqa: ANN401 - JSON
+        with contextlib.suppress(OSError):  # the node does not listen at present; it hears the next one
+            self._reader.socket.send(event_bytes(fields)[0])
+
+
+def main(node_fd: int, setup_fd: int, ring_fd: int, *stage_fds: int) -> None:
+    """Take the setup, record, and end some time after the node at the latest.
+
+    Spawned by `RecorderProcess`.
+    """
+    # The images of an incident, up to twice black_box_mib, go back to the system once they are written.
+    # Without these bounds the C library learns from the first ones to keep such buffers: 280 MiB for the
+    # rest of the drive.
+    keep_freed_memory(_MIB, _MIB)
+    with contextlib.suppress(psutil.Error, OSError):  # a kernel without it: then the disk is shared evenly
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with os.fdopen(setup_fd, "rb") as file:
+        setup = json.load(file)
+    node = socket.socket(fileno=node_fd)
+    node.setblocking(False)
+    Recorder(setup, StreamReader(node, ring_fd, list(stage_fds))).run()

@@ -1,0 +1,178 @@
+"""The page of `torchperf compare`: one file that needs no network."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import plotly.graph_objects as go
+
+from torchperf_ros import __version__
+from torchperf_ros.observe.runs.compare import verdict_text as text
+from torchperf_ros.observe.runs.compare.comparison import Comparison, StageComparison
+from torchperf_ros.observe.runs.compare.verdict import Finding, Verdict
+from torchperf_ros.observe.runs.report import report_pictures as draw
+from torchperf_ros.observe.runs.report.page import Block, Page
+from torchperf_ros.observe.runs.run_log import RunLog
+
+_POINTS: Final = 1500
+_WHOLE: Final = 100.0
+_BUDGET_SHOWN: Final = 3.0
+_COLOURS: Final = {"base": draw.BLUE, "new": draw.ORANGE}
+_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
+_MACHINE: Final = ("cpu", "cores", "memory_mib", "device", "torch")
+
+
+def verdict_page(comparison: Comparison) -> str:
+    """The page as HTML."""
+    page = Page()
+    bad = comparison.with_verdict(Verdict.WORSE) or comparison.broken_limits or text.conspicuous(comparison)
+    notes = text.remarks(comparison)
+    known = comparison.with_verdict(Verdict.BETTER, Verdict.EQUIVALENT)
+    page.top.append(
+        {
+            "kind": "verdict",
+            "lines": [("bad" if bad else "good" if known else "fair", text.headline(comparison))],
+        }
+    )
+    page.section(
+        "",
+        [
+            {"kind": "words", "lines": text.samples(comparison)},
+            {"kind": "note", "title": "What to know", "items": notes} if notes else None,
+        ],
+    )
+    for stage in comparison.stages:
+        findings = [one for one in comparison.findings if one.stage == stage.name]
+        page.section(
+            stage.name,
+            [
+                _table(comparison, findings),
+                page.plots(("Latency: how many frames took longer", exceedance(stage))),
+                page.plots(("Latency over time", over_frames(stage))),
+            ],
+        )
+    sides = {"base": comparison.base, "new": comparison.new}
+    if findings := [one for one in comparison.findings if not one.stage]:
+        sampled = any(len(run.used_memory[1]) for runs in sides.values() for run in runs)
+        picture = page.plots(("Memory of the workers", memory(sides))) if sampled else None
+        page.section("The whole run", [_table(comparison, findings), picture])
+    page.section(
+        "The runs",
+        [
+            {
+                "kind": "table",
+                "css": "stack",
+                "head": [(name, "") for name in ("side", "file", "commit", "log", "machine")],
+                "rows": [_run(word, run) for word, runs in sides.items() for run in runs],
+            }
+        ],
+    )
+    count = len(comparison.base) + len(comparison.new)
+    return page.render(
+        f"{text.side_name(comparison.new)} against {text.side_name(comparison.base)}",
+        f"{count} runs compared; intervals are of {1 - comparison.rules.alpha:.0%}.",
+        f"torchperf compare {__version__}. Long series are thinned so that no spike is lost; every number"
+        " is of all frames.",
+    )
+
+
+def exceedance(stage: StageComparison) -> go.Figure:
+    """What share of the frames took as long or longer.
+
+    The ECDF turned over, whose logarithmic axis shows the tail.
+    """
+    figure = go.Figure()
+    longest_ms = 0.0
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        values = np.sort(frames.total_ms[np.isfinite(frames.total_ms)])
+        longest_ms = max(longest_ms, float(values.max(initial=0.0)))
+        shares = _WHOLE * (1.0 - np.arange(len(values)) / max(len(values), 1))
+        shown = np.unique(np.round(len(values) - np.geomspace(max(len(values), 1), 1, _POINTS)).astype(int))
+        shown = shown[: len(values)]  # none of none
+        _line(
+            figure,
+            word,
+            draw.rounded(values[shown]),
+            shares[shown],
+            "%{y:.2f} % took %{x:.2f} ms or more",
+            name=f"{word} ({len(values):,})",
+            line={"color": _COLOURS[word], "width": 2, "shape": "hv"},
+        )
+    if (
+        stage.new.budget_ms <= _BUDGET_SHOWN * longest_ms
+    ):  # of other paces than real the budget may be a day
+        draw.mark_budget(figure, stage.new.budget_ms)
+    figure.update_yaxes(type="log", dtick=1)
+    return draw.laid_out(
+        figure, 340, "ms, receipt to publish", "% of frames took as long or longer", showlegend=True
+    )
+
+
+def over_frames(stage: StageComparison) -> go.Figure:
+    """Latency of every frame, in order; of several runs one after the other."""
+    figure = go.Figure()
+    for word, frames in (("base", stage.base), ("new", stage.new)):
+        shown = draw.envelope(frames.total_ms, _POINTS)
+        _line(
+            figure,
+            word,
+            shown.tolist(),
+            frames.total_ms[shown],
+            "frame %{x}: %{y:.2f} ms",
+            opacity=0.75,
+            line={"color": _COLOURS[word], "width": 1},
+        )
+    return draw.laid_out(figure, 300, "frame", "ms", showlegend=True)
+
+
+def memory(sides: dict[str, tuple[RunLog, ...]]) -> go.Figure:
+    """What the workers of each run used over time."""
+    figure = go.Figure()
+    for word, run in ((word, run) for word, runs in sides.items() for run in runs):
+        _, seconds, mib = run.used_memory
+        shown = draw.envelope(mib, _POINTS)
+        _line(
+            figure,
+            word,
+            draw.rounded(seconds[shown] - seconds[:1]),
+            mib[shown],
+            "%{x:.0f} s: %{y:,.1f} MiB",
+        )
+    return draw.laid_out(figure, 260, "s", "MiB", showlegend=True)
+
+
+# plotly's
+def _line(figure: go.Figure, word: str, x: list[Any], y: Any, hover: str, **look: Any) -> None:  # noqa: ANN401
+    look = {"name": word, "line": {"color": _COLOURS[word], "width": 2}, **look}
+    figure.add_scatter(x=x, y=draw.rounded(y), mode="lines", hovertemplate=hover, **look)
+
+
+def _table(comparison: Comparison, findings: Sequence[Finding]) -> Block:
+    heads = text.columns(comparison)
+    lines: list[list[Any]] = []
+    for finding, row in zip(findings, text.rows(findings), strict=True):
+        verdict: Any = row[-1]
+        if finding.breaks_limit or finding.conspicuous:
+            verdict = {"text": row[-1], "bold": True}
+        elif finding.verdict in _CLASS:
+            verdict = {"text": row[-1], "tag": _CLASS[finding.verdict]}
+        title = f"{finding.metric.title} [{finding.metric.unit}]"
+        lines.append([title, verdict, *({"text": cell, "css": "n"} for cell in row[1:-1])])
+    head = [
+        (heads[0], ""),
+        (heads[-1], ""),
+        *((name, "n") for name in heads[1:-1]),
+    ]  # a phone shows the verdict, too
+    return {"kind": "table", "head": head, "rows": lines}
+
+
+def _run(word: str, run: RunLog) -> list[Any]:
+    machine = ", ".join(str(run.fact("machine", key)) for key in _MACHINE if run.fact("machine", key))
+    shown = (
+        Path(run.name).as_posix(),
+        run.fact("commit") or "-",
+        run.fact("log", "path") or "-",
+        machine or "-",
+    )
+    return [word, *({"text": str(cell), "css": "text"} for cell in shown)]

@@ -1,0 +1,257 @@
+"""A comparison in words and cells for terminals, pages and pull requests, and as JSON for machines."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torchperf_ros.api.text import markdown_table
+from torchperf_ros.observe.runs.compare.comparison import Comparison
+from torchperf_ros.observe.runs.compare.verdict import MEMORY_SLOPE, Finding, Verdict
+from torchperf_ros.observe.runs.run_log import RunLog
+from torchperf_ros.replay.logs.log_storage import listed
+
+JSON_VERSION: Final = 1
+_COLUMNS: Final = (
+    "metric",
+    "base",
+    "new",
+    "change",
+    "{:.0%} interval of the change",
+    "margin",
+    "p",
+    "verdict",
+)
+_FACTS: Final = ("log", "model", "params_sha256", "pace", "seed", "machine", "commit", "complete")
+_MOST_NAMED: Final = 3
+_TINY_P: Final = 0.001
+_LEAST_RELATIVE: Final = 1e-12
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """The heads of `rows`."""
+    return [name.format(1 - comparison.rules.alpha) for name in _COLUMNS]
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict in one line.
+
+    What breaks a limit, what is worse or else what is not, what people have to look at.
+    """
+    verdicts = Verdict.WORSE, Verdict.BETTER, Verdict.EQUIVALENT, Verdict.NOT_ENOUGH
+    worse, better, same, short = map(comparison.with_verdict, verdicts)
+    broken = comparison.broken_limits
+    parts = [f"limit broken: {listed([_measured(one) for one in broken], _MOST_NAMED)}"] if broken else []
+    parts += [f"{_count(worse)} worse: {_named(worse)}"] if worse else []
+    look = conspicuous(comparison)
+    parts += [f"WARNING, not judged: {listed(look, _MOST_NAMED)}"] if look else []
+    if not worse and (better or same):
+        parts.append("nothing is worse")
+        parts += [f"{_count(better)} better: {_named(better)}"] if better else []
+        parts += [f"{len(same)} equivalent"] if same else []
+        parts += [f"not enough data for {len(short)}"] if short else []
+    elif not worse:
+        parts.append(f"no verdict: not enough data for any of {len(short)} metrics")
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]
+
+
+def conspicuous(comparison: Comparison) -> list[str]:
+    """What has no verdict and should be looked at all the same, in words, unless it breaks its limit."""
+    found = [f"{stage} has no answered frame in the new run" for stage in comparison.silent]
+    return found + [
+        (
+            f"{one.title} {_with_unit(one)} is {one.difference / one.margin:,.0f} times its margin"
+            if math.isfinite(one.difference)
+            else f"{one.title} is missing in the new run"
+        )
+        for one in comparison.findings
+        if one.conspicuous and not one.breaks_limit and one.stage not in comparison.silent
+    ]
+
+
+def rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
+    """A row of `columns` for each finding."""
+    found: list[tuple[str, ...]] = []
+    for one in findings:
+        bounds = (
+            [number(value, signed=True) for value in (one.interval.low, one.interval.high)]
+            if one.interval
+            else []
+        )
+        p = "-" if not math.isfinite(one.p) else f"< {_TINY_P}" if one.p < _TINY_P else f"{one.p:.3f}"
+        found.append(
+            (
+                f"{one.title} [{one.metric.unit}]",
+                number(one.base),
+                number(one.new),
+                _change(one),
+                " to ".join(bounds) or "-",
+                f"±{number(one.margin)}",
+                p,
+                _verdict(one),
+            )
+        )
+    return found
+
+
+def number(value: float, signed: bool = False) -> str:
+    """A value for people: three or four digits that matter, a dash for what is not known."""
+    if not math.isfinite(value):
+        return "-"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3  # noqa: PLR2004
+    return f"{value:{'+' if signed else ''}{',' if not digits else ''}.{digits}f}"
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What is different about the runs, and why metrics have no verdict or did not decide."""
+    undecided = comparison.with_verdict(Verdict.WORSE, Verdict.NOT_ENOUGH, Verdict.INFORMATIVE)
+    found = []
+    for reason in dict.fromkeys(one.why for one in undecided if one.why):
+        findings = [one for one in undecided if one.why == reason]
+        stages = " and ".join(dict.fromkeys(one.stage for one in findings if one.stage))
+        titles = ", ".join(dict.fromkeys(one.metric.title for one in findings))
+        found.append(f"{' '.join(filter(None, [stages, titles]))}: {reason}")
+    return [*comparison.notes, *found]
+
+
+def samples(comparison: Comparison) -> list[str]:
+    """What each stage's verdicts rest on, a sentence each."""
+    runs = f"of {len(comparison.base)} and {len(comparison.new)} runs"
+    return [
+        f"{stage.name}: {len(stage.base):,} and {len(stage.new):,} frames"
+        + (f", in blocks of {stage.block}" if stage.block else f" {runs}")
+        for stage in comparison.stages
+    ]
+
+
+def side_name(runs: Sequence[RunLog]) -> str:
+    """What a side is called: its run, or its first run and how many more there are."""
+    name = Path(runs[0].name).name or runs[0].name
+    return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
+
+
+def markdown(comparison: Comparison) -> str:
+    """For a pull request: the verdict, what decided it, and everything else folded away."""
+    decided = [
+        one
+        for one in comparison.findings
+        if one.verdict in {Verdict.WORSE, Verdict.BETTER} or one.breaks_limit or one.conspicuous
+    ]
+    heads = columns(comparison)
+    lines = [
+        f"**{headline(comparison)}**",
+        "",
+        f"`{side_name(comparison.new)}` against `{side_name(comparison.base)}`",
+    ]
+    lines += [f"- {note}" for note in comparison.notes]
+    if decided:
+        lines += ["", *markdown_table("", heads, rows(decided))[3:]]
+    lines += ["", f"<details><summary>all {len(comparison.findings)} metrics</summary>"]
+    lines += ["", *markdown_table("", heads, rows(comparison.findings))[3:], ""]
+    lines += [f"- {text}" for text in [*remarks(comparison)[len(comparison.notes) :], *samples(comparison)]]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def to_json(comparison: Comparison, status: int) -> str:
+    """Everything that the verdict rests on, and the exit status."""
+    rules = comparison.rules
+    content = {
+        "v": JSON_VERSION,
+        "kind": "regress",
+        "status": status,
+        "verdict": headline(comparison),
+        "notes": list(comparison.notes),
+        "base": _side(comparison.base),
+        "new": _side(comparison.new),
+        "alpha": rules.alpha,
+        "resamples": rules.resamples,
+        "seed": rules.seed,
+        "findings": [_finding(finding) for finding in comparison.findings],
+        "stages": [
+            {
+                "name": stage.name,
+                "frames": [len(stage.base), len(stage.new)],
+                "block": stage.block,
+                "agreement": stage.agreement,
+            }
+            for stage in comparison.stages
+        ],
+    }
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is null in JSON
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+
+
+def _side(runs: Sequence[RunLog]) -> dict[str, Any]:
+    facts = runs[0].facts
+    known = {key: facts[key] for key in _FACTS if key in facts}
+    return {"name": runs[0].name, "runs": [run.name for run in runs], **known}
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    low, high, p = (one.interval.low, one.interval.high, one.interval.p) if one.interval else (None,) * 3
+    return {
+        "stage": one.stage,
+        "metric": one.metric.key,
+        "unit": one.metric.unit,
+        "base": one.base,
+        "new": one.new,
+        "low": low,
+        "high": high,
+        "p": p,
+        "p_corrected": one.p,
+        "margin": one.margin,
+        "limit": one.limit,
+        "breaks_limit": one.breaks_limit,
+        "conspicuous": one.conspicuous,
+        "verdict": one.verdict.value,
+        "samples": one.samples,
+        "needed": one.needed,
+        "counted_in": one.kind,
+        "notes": [one.why] if one.why else [],
+    }
+
+
+def _change(one: Finding) -> str:
+    if not math.isfinite(one.difference):
+        return "-"
+    text = number(one.difference, signed=True)
+    if one.metric.unit == "%":
+        return f"{text} pp"
+    # a slope may be zero or below: no share of it says anything
+    relative = one.metric is not MEMORY_SLOPE and abs(one.base) >= _LEAST_RELATIVE
+    return f"{text} ({one.difference / abs(one.base):+.1%})" if relative else text
+
+
+def _verdict(finding: Finding) -> str:
+    text = finding.verdict.value
+    if finding.verdict is Verdict.NOT_ENOUGH and math.isfinite(finding.needed):
+        text += f": about {finding.needed:,.0f} {finding.kind} would be"
+    if math.isfinite(finding.limit):
+        word = "BREAKS" if finding.breaks_limit else "within"
+        text += f", {word} the limit of {finding.limit:g} {finding.metric.unit}"
+    return text
+
+
+def _named(findings: Sequence[Finding]) -> str:
+    return listed([f"{one.title} {_with_unit(one)}" for one in findings], _MOST_NAMED)
+
+
+def _measured(finding: Finding) -> str:
+    value, unit = finding.new, finding.metric.unit
+    measured = f"{number(value)} {unit}" if math.isfinite(value) else "not measured"
+    return f"{finding.title} {measured} (limit {finding.limit:g} {unit})"
+
+
+def _with_unit(finding: Finding) -> str:
+    value, _, relative = _change(finding).partition(" ")
+    unit = finding.metric.unit
+    return " ".join(filter(None, [value, unit if unit != "%" else "", relative]))
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    return f"{len(findings)} {'metric is' if len(findings) == 1 else 'metrics are'}"

@@ -1,0 +1,57 @@
+"""The row of `/perf/latency_stages` that a frame leaves behind, and arrays whose entries their layout names."""
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchperf_ros.api.messages import encode, message_class
+from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.frame_table import WIRE, wire_row
+
+_FLOAT64 = struct.Struct("<d")
+_TYPE = "std_msgs/msg/Float64MultiArray"
+
+
+def float64_bytes(value: float) -> bytes:
+    """CDR of a `std_msgs/Float64`: little-endian encapsulation, then the number."""
+    return b"\x00\x01\x00\x00" + _FLOAT64.pack(value)
+
+
+class LabelledArray:
+    """Encodes rows of numbers under labels that never change.
+
+    Only the numbers at the end of the bytes do.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        """Lay the message out once: one dimension of size 1 per label."""
+        dimension = message_class("std_msgs/msg/MultiArrayDimension")
+        layout = message_class("std_msgs/msg/MultiArrayLayout")
+        dims = [dimension(label=label, size=1, stride=1) for label in labels]
+        message = message_class(_TYPE)(layout=layout(dim=dims, data_offset=0), data=np.zeros(len(labels)))
+        numbers = struct.Struct(f"<{len(labels)}d")
+        self.pack = numbers.pack  # makes those of the numbers
+        self.prefix = bytes(encode(message, _TYPE))[: -numbers.size]  # the bytes before the numbers
+
+    def encode(self, values: Sequence[float]) -> bytes:
+        """CDR bytes with these values, one per label."""
+        return self.prefix + self.pack(*values)
+
+
+LABELS = ("stage", *(name for name, _ in WIRE))
+
+
+class LatencyRecord:
+    """Encodes answers of one stage, the one at `stage_index` of the parameter `stages`."""
+
+    def __init__(self, stage_index: int) -> None:
+        """Take the stage's index."""
+        self.stage_index = stage_index
+        array = LabelledArray(LABELS)
+        self._prefix, self._pack = array.prefix, array.pack  # a call less for each frame
+
+    def encode(self, answer: Answer) -> bytes:
+        """CDR bytes of the row; NaN where unknown, where no fallback was needed, or without a guard."""
+        return self._prefix + self._pack(self.stage_index, *wire_row(answer, math.nan))

@@ -1,0 +1,317 @@
+"""What the node tells its recorder.
+
+A packet for each frame, message and event; the bytes stay in shared memory.
+
+A `SOCK_SEQPACKET` socket carries fixed structs with small payloads, and JSON for what is rare. A frame's
+inputs are read from the ring that its stage wrote for the workers, large outputs from a ring of the
+sender's. Nobody waits: what finds the socket full, or its bytes overwritten, is lost and counted; texts too
+large for a packet are cut.
+"""
+
+import json
+import math
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.errors import FrameOverwritten, ProtocolError
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
+from torchperf_ros.stage.frame_table import KEPT, frame_row
+from torchperf_ros.workers.frame_ring import FrameReader, FrameRing, InputBytes
+from torchperf_ros.workers.protocol import SHAPES_BYTES
+
+VERSION = 4
+MAX_PACKET_BYTES = 131_072
+_MAX_INLINE = 16_384
+"""A payload up to this size travels in the packet itself, which takes less time than a ring does."""
+_MAX_REASON = 4_000
+_HEAD = struct.Struct("<BBHIqQII")
+"""Version, kind, index, lost, ROS time.
+
+Of the payload: offset and length in the ring, length in the packet.
+"""
+_ROW = "".join({"i8": "q", "f8": "d"}[kind] for _, kind in KEPT)
+_NAMES = tuple(name for name, _ in KEPT)
+_FRAME = struct.Struct(f"<{_ROW}qQQ?H{SHAPES_BYTES}s")
+"""The frame's row, see `KEPT`.
+
+Receipt, place in the stage's ring, profiled, step, shapes of the model's inputs.
+"""
+_STEPS = ("decode", "preprocess", "inference", "postprocess")
+_FRAME_PACKET = struct.Struct(_HEAD.format + _FRAME.format[1:])
+_NONE = -1
+_MOST_STEPS = 2**16 - 1
+_FRAME_KIND, _MESSAGE_KIND, _EVENT_KIND = range(3)
+_MAX_EVENT = MAX_PACKET_BYTES - _HEAD.size
+_CUT_TO = (_MAX_EVENT, 16_384, 2_048, 64)
+"""Characters that each text of an event may have, tried in this order until the event fits."""
+
+
+@dataclass(slots=True)
+class FrameRecord:
+    """An answered frame, as the recorder has it.
+
+    Attributes:
+        inputs: the messages that it was computed from, the trigger as a view on the stage's ring; empty
+            where they were overwritten, or never handed over.
+    """
+
+    t_ns: int  # ROS time of the answer
+    stage: int  # index of the stage
+    # as in the node, but for the frame's bytes; its payload is None also where its bytes are lost
+    answer: Answer
+    answer_ms: float = math.nan  # what `/perf/latency` said of it, NaN for a stage that is not the last
+    inputs: list[InputBytes] = field(default_factory=list)
+    ring: FrameReader | None = None  # where the trigger is, at the answer's offset
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the trigger has not been overwritten; to be asked again once it has been copied."""
+        return self.ring is None or self.ring.holds(self.answer.offset)
+
+
+@dataclass(slots=True)
+class MessageRecord:
+    """A message that the node published: index of its topic, ROS time, CDR bytes."""
+
+    t_ns: int
+    topic: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """Anything else: ROS time, and a JSON object with its `kind`."""
+
+    t_ns: int
+    fields: dict[str, Any]
+
+
+class StreamWriter:
+    """One sender, for one thread at a time. Never waits; while it is not connected it does nothing.
+
+    Attributes:
+        cut: events that were too large for a packet, and had their texts cut.
+    """
+
+    def __init__(self, ring_bytes: int) -> None:
+        """Make the ring that payloads pass through."""
+        self.lost = self.cut = 0  # packets that found no room, not yet told to the recorder
+        self._socket: socket.socket | None = None
+        self.ring = FrameRing(ring_bytes)
+
+    def connect(self, own: socket.socket) -> None:
+        """Send to a recorder from now on."""
+        self.disconnect()
+        self._socket = own
+
+    def disconnect(self) -> None:
+        """Send no more."""
+        own, self._socket = self._socket, None
+        if own is not None:
+            own.close()
+
+    def frame(self, stage: int, t_ns: int, answer: Answer, answer_ms: float) -> None:
+        """Tell of an answered frame."""
+        if self._socket is None:
+            return
+        inline, offset, length = answer.payload or b"", 0, 0
+        if len(inline) > _MAX_INLINE:
+            inline, offset, length = self._put(inline)
+        packet = _FRAME_PACKET.pack(
+            VERSION,
+            _FRAME_KIND,
+            stage,
+            self.lost,
+            t_ns,
+            offset,
+            length,
+            len(inline),
+            *frame_row(answer, t_ns, answer_ms),
+            answer.frame.received_ns,
+            answer.offset,
+            answer.length,
+            answer.profiled,
+            min(answer.step, _MOST_STEPS),
+            answer.shapes,
+        )
+        if answer.reason:
+            self._send(packet + inline + answer.reason[:_MAX_REASON].encode(errors="replace")[:_MAX_REASON])
+        else:
+            self._send(packet + inline)
+
+    def message(self, topic: int, t_ns: int, data: bytes) -> None:
+        """Tell of a message that was published."""
+        inline, offset, length = (data, 0, 0) if len(data) <= _MAX_INLINE else self._put(data)
+        self._send(
+            _HEAD.pack(VERSION, _MESSAGE_KIND, topic, self.lost, t_ns, offset, length, len(inline)) + inline
+        )
+
+    def event(self, t_ns: int, fields: dict[str, Any]) -> None:
+        """Tell of anything else, as JSON.
+
+        Of what is too large for a packet the texts are cut, and say by how much.
+        """
+        data, was_cut = event_bytes(fields)
+        self.cut += was_cut
+        self._send(_HEAD.pack(VERSION, _EVENT_KIND, 0, self.lost, t_ns, 0, 0, 0) + data)
+
+    def _put(self, payload: bytes) -> tuple[bytes, int, int]:
+        """What remains to be sent of a payload that goes through the ring: nothing, and where it is."""
+        try:
+            return b"", *self.ring.write(0, [InputBytes(0, 0, 0.0, payload)])
+        except ValueError:  # larger than any output may be
+            self.lost += 1
+            return b"", 0, 0
+
+    def _send(self, packet: bytes) -> None:
+        own = self._socket
+        if own is None:
+            return
+        try:
+            own.send(packet)
+        except OSError:  # full, or the recorder is gone, or just disconnected by another thread
+            self.lost += 1
+        else:
+            self.lost = 0
+
+    def close(self) -> None:
+        """Release the ring."""
+        self.disconnect()
+        self.ring.close()
+
+
+def event_bytes(fields: dict[str, Any]) -> tuple[bytes, bool]:
+    """An event as JSON that fits into a packet, and whether its texts had to be cut for that."""
+    data = b""
+    for longest in _CUT_TO:
+        data = json.dumps(_cut(fields, longest), default=str).encode()
+        if len(data) <= _MAX_EVENT:
+            return data, longest != _CUT_TO[0]
+    text = f"an event {fields['kind']!r} of {len(data):,} bytes was too large to be recorded"
+    return json.dumps({"kind": "log", "severity": "error", "text": text}).encode(), True
+
+
+def _cut(value: Any, longest: int) -> Any:  # noqa: ANN401 - JSON
+    """The same with no text longer than that, but for the words that say how much is missing."""
+    if isinstance(value, str):
+        missing = len(value) - longest
+        return value if missing <= 0 else f"{value[:longest]}... ({missing:,} more characters were cut)"
+    if isinstance(value, dict):
+        return {key: _cut(item, longest) for key, item in value.items()}
+    return [_cut(item, longest) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class StreamReader:
+    """The recorder's end of one sender.
+
+    Attributes:
+        overwritten: records whose bytes were gone before they were read.
+    """
+
+    def __init__(self, own: socket.socket, ring_fd: int, stage_fds: list[int]) -> None:
+        """Take the socket, the node's ring, and the rings of the stages, in their order."""
+        self.socket = own
+        self.lost = self.overwritten = 0  # packets that the sender could not send
+        self._payloads = FrameReader(ring_fd)
+        self._stages = [FrameReader(descriptor) for descriptor in stage_fds]
+
+    def read(self) -> FrameRecord | MessageRecord | EventRecord | None:
+        """The next record, None at the end of the stream.
+
+        Raises:
+            BlockingIOError: there is none yet.
+            ProtocolError: the packet has another version or length.
+        """
+        data = self.socket.recv(MAX_PACKET_BYTES)
+        if not data:
+            return None
+        if len(data) < _HEAD.size or data[0] != VERSION:
+            raise ProtocolError(
+                f"a packet of {len(data)} bytes and version {data[0]}; it has to be version {VERSION}"
+            )
+        _, kind, index, lost, t_ns, offset, length, inline = _HEAD.unpack_from(data)
+        self.lost += lost
+        if kind == _EVENT_KIND:
+            return EventRecord(t_ns, json.loads(data[_HEAD.size :]))
+        begin = _HEAD.size if kind == _MESSAGE_KIND else _FRAME_PACKET.size
+        payload: bytes | None = data[begin : begin + inline]
+        if length:
+            items = self._items(self._payloads, offset, length, 0, copied=0)
+            payload = bytes(items[0].data) if items else None
+        if kind == _MESSAGE_KIND:
+            return MessageRecord(t_ns, index, payload or b"")
+        return self._frame(
+            index, t_ns, data, payload or None, data[begin + inline :].decode(errors="replace")
+        )
+
+    def _frame(self, stage: int, t_ns: int, data: bytes, output: bytes | None, reason: str) -> FrameRecord:
+        *values, received_ns, offset, length, profiled, step, shapes = _FRAME.unpack_from(data, _HEAD.size)
+        row = dict(zip(_NAMES, values, strict=True))
+        fallback, check = row["fallback"], row["check"]
+        frame = Frame(
+            row["seq"],
+            None,
+            row["stamp_ns"],
+            row["age_ms"],
+            received_ns,
+            received_ns + _ns(row["deadline_ms"]),
+            Origin(received_ns, row["age_ms"]),
+            "",
+            row["scene"],
+            row["budget_ms"],
+            bool(row["stale"]),
+        )
+        answer = Answer(
+            frame,
+            Outcome(row["outcome"]),
+            None if fallback == _NONE else Fallback(fallback),
+            reason,
+            row["tier"],
+            row["wait_ms"],
+            row["total_ms"],
+            row["budget_ms"],
+            row["lateness_ms"],
+            received_ns + _ns(row["total_ms"]),
+            StepTimes(*(row[f"{name}_ms"] for name in _STEPS)),
+            output,
+            shapes.rstrip(b"\0"),
+            offset,
+            length,
+            profiled,
+            None if check == _NONE else GuardVerdict(check),
+            step,
+            row["missing_inputs"],
+        )
+        ring = self._stages[stage]
+        return FrameRecord(
+            t_ns, stage, answer, row["answer_ms"], self._items(ring, offset, length, row["seq"]), ring
+        )
+
+    def _items(
+        self, ring: FrameReader, offset: int, length: int, seq: int, *, copied: int = 1
+    ) -> list[InputBytes]:
+        """What a record of a ring holds, as copies from the index `copied` on.
+
+        Nothing if it is overwritten.
+        """
+        if not length:
+            return []
+        try:
+            items = ring.read(offset, length, seq)
+            for item in items:
+                if item.index >= copied:
+                    item.data = bytes(item.data)
+            ring.check(offset, seq)
+        except (FrameOverwritten, ProtocolError):
+            self.overwritten += 1
+            return []
+        return items
+
+
+def _ns(ms: float) -> int:
+    """A time in ns; 0 where it is unknown."""
+    return round(ms * NS_PER_MS) if math.isfinite(ms) else 0

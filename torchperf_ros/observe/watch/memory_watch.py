@@ -1,0 +1,373 @@
+"""Follows the memory of the node and of every worker.
+
+What grows for good, how fast, and how long that can last.
+
+It tells a leak from noise, steps, warm-up and the sawtooth of a garbage collector; `docs/watching.md` says
+how and the reason of each.
+"""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from torchperf_ros.api.alert import Alert, Level
+
+if TYPE_CHECKING:
+    from torchperf_ros.observe.telemetry.memory import MemoryUse
+    from torchperf_ros.stage.stage import Stage
+
+NODE = "node"
+_MIB = 1 << 20
+_S_PER_H = 3600.0
+_ERROR_S = 600.0  # memory that is used up within these is an error
+_SERIES = {"history": "histories", "allocated": "CUDA memory in use", "reserved": "CUDA memory reserved"}
+
+_BUCKETS_S = (
+    2.0,
+    16.0,
+    128.0,
+    1024.0,
+)  # of one point at each scale; the windows are 2 min, 16 min, 2.1 h and 17 h
+_POINTS, _LEAST_POINTS = 60, 40  # of a window, and those that a verdict needs
+_SETTLE_S = 60.0  # what comes first is not looked at: caches fill
+_P_VALUE = 0.01  # of the Mann-Kendall test, one-sided
+_LEAST_MIB = 8.0  # growth over the window that is worth a word
+_OVER_NOISE = 4.0  # growth over the window in standard deviations of what is left without the trend
+_THIRDS, _THIRD_SHARE = (
+    3,
+    0.25,
+)  # each third grows by this part of the slope: not so a step, or what has stopped
+# the last third lies above all before the window by this part of its range: not so what comes back
+_OVER_BEFORE = 0.5
+_BRIEF_S, _URGENT_S = (
+    300.0,
+    1800.0,
+)  # a shorter window counts only if memory would be used up within so long,
+# or if the growth in it is large and even: what fills up slows down.
+# verdicts, where what came before the growth is known: with the window that is under 3 min
+_EVEN_IN_A_ROW = 24
+_EVEN_POINTS, _EVEN_MIB, _EVEN_OVER_NOISE, _EVEN_SHARE = 55, 60.0, 10.0, 0.8
+_IN_A_ROW = 2  # verdicts that raise or clear a suspicion
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+_Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A trend over one window."""
+
+    mib_per_hour: float  # Theil-Sen slope
+    confidence: float  # one less the p-value of the Mann-Kendall test, 0 to 1
+    window_s: float  # how long the window is that it was seen in
+
+    def lasts_s(self, room_mib: float) -> float:
+        """Seconds until `room_mib` more are used up if it goes on; infinite if it does not grow."""
+        return max(0.0, room_mib) / self.mib_per_hour * _S_PER_H if self.mib_per_hour > 0 else math.inf
+
+
+@dataclass
+class _Scale:
+    """One window of bucket medians, and how its last verdicts went."""
+
+    bucket_s: float
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    pending: list[tuple[float, float]] = field(default_factory=list)
+    growth: Growth | None = None
+    suspicious: bool = False
+    against: int = 0
+    evens: int = 0  # verdicts in a row that it grows evenly
+    is_even: bool = False
+
+    def take(self, time_s: float, mib: float) -> tuple[float, float] | None:
+        """Add to the bucket; the bucket's point once it is over."""
+        closed = None
+        if self.pending and time_s - self.pending[0][0] >= self.bucket_s * 0.999:
+            closed = (self.pending[0][0], median(value for _, value in self.pending))
+            self.points.append(closed)
+            self.pending.clear()
+        self.pending.append((time_s, mib))
+        return closed
+
+
+class MemoryTrend:
+    """One series of memory samples, kept as bucket medians at several time scales.
+
+    Bounded, however long it runs.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._scales = [_Scale(bucket_s) for bucket_s in _BUCKETS_S]
+        self._began_s: float | None = None
+
+    def add(self, time_s: float, mib: float) -> None:
+        """Take a sample; NaN is passed over. Times rise, about one second apart."""
+        if math.isnan(mib):
+            return
+        self._began_s = time_s if self._began_s is None else self._began_s
+        if time_s - self._began_s < _SETTLE_S:
+            return
+        point: tuple[float, float] | None = (time_s, mib)
+        for scale in self._scales:
+            if point is None:
+                return
+            point = scale.take(*point)
+            if point is not None and len(scale.points) >= _LEAST_POINTS:
+                self._judge(scale)
+
+    def suspicion(self, room_mib: float = math.inf) -> Growth | None:
+        """The growth that is suspected, by the longest window that shows it; None if none is.
+
+        With less room for more (`room_mib`), or where the growth is even, shorter windows are believed.
+        """
+        found = [(scale.growth, scale.is_even) for scale in self._scales if scale.suspicious]
+        growth, is_even = found[-1] if found else (None, False)
+        if growth is None or (
+            growth.window_s < _BRIEF_S and not is_even and growth.lasts_s(room_mib) > _URGENT_S
+        ):
+            return None
+        return growth
+
+    @property
+    def growth(self) -> Growth | None:
+        """What the longest window with a verdict shows, suspicious or not; None while there is none."""
+        found = [scale.growth for scale in self._scales if scale.growth is not None]
+        return found[-1] if found else None
+
+    def _judge(self, scale: _Scale) -> None:
+        """Look at the window anew; a suspicion is raised and cleared by several verdicts in a row."""
+        times, values = np.array(scale.points, dtype=np.float64).T
+        slope = theil_sen_slope(times, values)
+        p_value = mann_kendall_p(values)
+        window_s = float(times[-1] - times[0]) + scale.bucket_s
+        scale.growth = Growth(slope * _S_PER_H, 1.0 - p_value, window_s)
+        residuals = values - slope * times
+        noise = _MAD_TO_SIGMA * float(np.median(np.abs(residuals - np.median(residuals))))
+        growth = slope * float(times[-1] - times[0])
+        thirds = zip(np.array_split(times, _THIRDS), np.array_split(values, _THIRDS), strict=True)
+        least = min(_end_slope(*third) for third in thirds)
+        grows = (
+            p_value < _P_VALUE
+            and growth >= max(_LEAST_MIB, _OVER_NOISE * noise)
+            and least >= _THIRD_SHARE * slope
+            and (scale.suspicious or self._is_new(times, values))
+        )
+        scale.against = 0 if grows is scale.suspicious else scale.against + 1
+        if scale.against >= _IN_A_ROW:
+            scale.suspicious, scale.against = grows, 0
+        scale.evens = (
+            scale.evens + 1 if growth >= _EVEN_OVER_NOISE * noise and _grows_evenly(times, values) else 0
+        )
+        enough = scale.evens >= (_EVEN_IN_A_ROW if len(values) == _POINTS else _IN_A_ROW)
+        scale.is_even = scale.suspicious and (scale.is_even or enough)
+
+    def _is_new(self, times: _Array, values: _Array) -> bool:
+        """Whether there is more in use than ever before the window, and not what comes and goes."""
+        before = list(self._before(float(times[0])))
+        last = float(np.median(np.array_split(values, _THIRDS)[-1]))
+        return not before or last > max(before) + _OVER_BEFORE * (max(before) - min(before))
+
+    def _before(self, time_s: float) -> Iterator[float]:
+        """What was in use before this time, as far as it is remembered."""
+        return (
+            mib
+            for scale in self._scales
+            for began_s, mib in scale.points
+            if began_s + scale.bucket_s <= time_s
+        )
+
+
+class _Sample(NamedTuple):
+    """One series of an owner (a stage, or the node) now."""
+
+    owner: str
+    key: str  # of the process and what it takes: the same as long as both are
+    what: str  # in words, with the worker and what it runs
+    mib: float
+    room_mib: float  # how much more memory there is for it
+    worker: Mapping[str, str]  # number, process and tier; empty for the node
+
+
+class _Series(NamedTuple):
+    """A sample with what came before it."""
+
+    now: _Sample
+    trend: MemoryTrend
+    first_mib: float
+
+    @property
+    def grown_mib(self) -> float:
+        """Since the worker was ready."""
+        return self.now.mib - self.first_mib
+
+
+class MemoryWatch:
+    """One trend for each series; a replaced worker begins new ones. Called once a second, by one thread."""
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._series: list[_Series] = []
+
+    def step(
+        self, use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int, now_s: float
+    ) -> list[Alert]:
+        """Take a sample, at a monotonic time.
+
+        Returns what is suspected, one alert per owner, as long as it is.
+        """
+        known = {(series.now.owner, series.now.key): series for series in self._series}
+        self._series = []
+        for sample in _samples(use, stages, limit_mib):
+            before = known.get((sample.owner, sample.key)) or _Series(sample, MemoryTrend(), sample.mib)
+            before.trend.add(now_s, sample.mib)
+            self._series.append(before._replace(now=sample))
+        owners = dict.fromkeys(series.now.owner for series in self._series)
+        return [_alert(*worst) for owner in owners if (worst := self._worst(owner)) is not None]
+
+    def suspect(self) -> tuple[str, Mapping[str, str]]:
+        """The worker that has taken the most memory since it was ready, in words and as values.
+
+        Both are empty if none took much. A fast leak fills the memory before its trend is certain: what is
+        said of that names the worker as well.
+        """
+        taken = [series for series in self._series if series.now.worker and series.grown_mib >= _LEAST_MIB]
+        most = max(taken, key=lambda series: series.grown_mib, default=None)
+        if most is None:
+            return "", {}
+        text = (
+            f"the most is {most.now.owner}'s {most.now.what}: {most.grown_mib:.0f} MiB more since it was"
+            " ready"
+        )
+        return text, {"stage": most.now.owner, **most.now.worker, "grown_mib": f"{most.grown_mib:.1f}"}
+
+    def values(self, owner: str) -> Mapping[str, str]:
+        """What `/diagnostics` says of a stage, or of the node.
+
+        MiB/h, and seconds to exhaustion; nan while unknown.
+        """
+        if (worst := self._worst(owner)) is not None:
+            series, growth = worst
+            return _values(growth, series.now.room_mib)
+        known = [series.trend.growth for series in self._series if series.now.owner == owner]
+        most = max((growth.mib_per_hour for growth in known if growth is not None), default=math.nan)
+        return {"memory_growth_mib_per_hour": f"{most:.3f}", "memory_exhausted_in_s": "nan"}
+
+    def _worst(self, owner: str) -> tuple[_Series, Growth] | None:
+        """The owner's series whose memory is used up first."""
+        judged = [
+            (one, one.trend.suspicion(one.now.room_mib)) for one in self._series if one.now.owner == owner
+        ]
+        found = [(series, growth) for series, growth in judged if growth is not None]
+        return min(found, key=lambda each: each[1].lasts_s(each[0].now.room_mib), default=None)
+
+
+def _alert(series: _Series, growth: Growth) -> Alert:
+    now = series.now
+    left_s = growth.lasts_s(now.room_mib)
+    left = f"{left_s / 3600:.1f} h" if left_s >= 3600 else f"{left_s / 60:.0f} min"  # noqa: PLR2004
+    return Alert(
+        Level.ERROR if left_s < _ERROR_S else Level.WARN,
+        f"{now.owner}: memory grows",
+        f"{now.what} grows by {growth.mib_per_hour:.1f} MiB/h, as seen over {growth.window_s / 60:.0f} min;"
+        f" the {now.room_mib:.0f} MiB that are left last {left}",
+        {
+            "series": now.what,
+            "confidence": f"{growth.confidence:.4f}",
+            "window_s": f"{growth.window_s:.0f}",
+            **now.worker,
+            **_values(growth, now.room_mib),
+        },
+    )
+
+
+def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_Sample]:
+    """Every series; of workers only those that are ready, as loading is growth, too."""
+    available = psutil.virtual_memory().available / _MIB
+    on_cuda = "allocated" in use.told
+    room = max(0.0, limit_mib - use.workers_mib) if limit_mib else math.inf
+    rss_room = available if on_cuda else min(room, available)
+    yield _Sample(NODE, "", "resident memory of the node", use.node_rss / _MIB, available, {})
+    for stage in stages:
+        name, shadow = stage.config.name, stage.shadow
+        workers = [(name, worker) for worker in stage.pool.everyone]
+        workers += (
+            []
+            if shadow is None
+            else [(f"{name}/{shadow.version}", worker) for worker in shadow.pool.everyone]
+        )
+        for owner, worker in workers:
+            if worker.ready_at_ns is None:
+                continue
+            tier = "" if worker.tier is None else stage.config.tiers[worker.tier]
+            runs = f", tier {tier}" if tier else ""
+            of = f"of worker {worker.number} (pid {worker.pid}{runs})"
+            named = {"worker": str(worker.number), "pid": str(worker.pid), "tier": tier}
+            if (rss := use.rss_by_pid.get(worker.pid)) is not None:
+                key = f"{worker.pid} resident"
+                yield _Sample(owner, key, f"resident memory {of}", rss / _MIB, rss_room, named)
+            for kind, words in _SERIES.items():
+                if (used := worker.memory_bytes.get(kind)) is not None:
+                    left = rss_room if kind == "history" else min(room, use.told["free"] / _MIB)
+                    yield _Sample(owner, f"{worker.pid} {kind}", f"{words} {of}", used / _MIB, left, named)
+
+
+def _values(growth: Growth, room_mib: float) -> dict[str, str]:
+    lasts = f"{growth.lasts_s(room_mib):.0f}"
+    return {"memory_growth_mib_per_hour": f"{growth.mib_per_hour:.3f}", "memory_exhausted_in_s": lasts}
+
+
+@functools.lru_cache(
+    maxsize=2
+)  # asked for twice for each window; those of every size there ever was would be a leak
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Places of the first and of the second point of every pair."""
+    first, second = np.triu_indices(n, 1)
+    return first, second
+
+
+def theil_sen_slope(times: _Array, values: _Array) -> float:
+    """Median of the slopes of all pairs (Theil 1950, Sen 1968): a third of the points may lie anywhere.
+
+    Both have the shape (n,), n >= 2; times rise.
+    """
+    first, second = _pairs(len(times))
+    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
+
+
+def mann_kendall_p(values: _Array) -> float:
+    """One-sided p-value of the Mann-Kendall test against "no growth".
+
+    `values`: shape (n,), in order of time.
+    """
+    n = len(values)
+    first, second = _pairs(n)
+    score = float(np.sum(np.sign(values[second] - values[first])))
+    return 1.0 - NormalDist().cdf(score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18))
+
+
+def _grows_evenly(times: _Array, values: _Array) -> bool:
+    """Whether the growth over a window is large, and as fast in its first half as in its second."""
+    if len(times) < _EVEN_POINTS:
+        return False
+    halves = zip(np.array_split(times, 2), np.array_split(values, 2), strict=True)
+    slower, faster = sorted(theil_sen_slope(*half) for half in halves)
+    return slower >= max(_EVEN_SHARE * faster, _EVEN_MIB / float(times[-1] - times[0]))
+
+
+def _end_slope(times: _Array, values: _Array) -> float:
+    """Slope of a third from the median of its first to that of its last third.
+
+    Sees a stair wherever it lies.
+    """
+    size = max(1, len(times) // _THIRDS)
+    rise = float(np.median(values[-size:]) - np.median(values[:size]))
+    return rise / float(np.median(times[-size:]) - np.median(times[:size]))

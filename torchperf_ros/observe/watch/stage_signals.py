@@ -1,0 +1,359 @@
+"""The signals of one stage, second by second.
+
+Its input, its answers, its counters; and what is unusual about them.
+"""
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from statistics import fmean, median
+from typing import NamedTuple
+
+from torchperf_ros.api.alert import Alert, Level
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.observe.watch.signals import Signal, SignalRule, alert, number, since
+from torchperf_ros.stage.frame import Answer, Frame
+from torchperf_ros.workers.calibration import SortedWindow
+
+Judged = tuple[dict[str, float], list[Alert]]
+"""What the last second was, by name, and what is unusual about it."""
+
+_STOPPED_S, _STOPPED_INTERVALS = 3.0, 5.0
+_STOPPED_AFTER = 10  # frames that make an input one that comes regularly
+_FEWEST_INTERVALS = 3
+_MISSES, _FEW_MISSES = 0.1, 0.02  # an alert from this share of the frames on, until this one,
+_MISSES_S, _FEWEST_MISSES = 10, 3  # over so many seconds, with so many misses in them at least
+_MOSTLY = 0.5
+_KNOWN_FRAMES = 600  # after which it is known how many misses are usual
+_LATENCIES = {"p50": (0.15, 3), "maximum": (1.0, 5), "jitter": (1.0, 5)}
+"""What is judged of a second's latencies.
+
+Which share of the usual is unusual, and for how many seconds; the first that is found is the alert.
+"""
+_MOST_FRAMES = 0.75  # within the jitter around the median: single stalls are no jitter
+_STEPS = ("decode", "preprocess", "inference", "postprocess")
+_STEP_WINDOW = 300  # seconds
+
+
+class StageSignals:
+    """One stage's frames: how they come in, and how they are answered.
+
+    Attributes:
+        superseded: frames of this second that will never be answered; set by whoever hears of them.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        tiers: Sequence[str],
+        budget_ms: float,
+        trigger: str = "",
+        scenes: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Name the stage, its tiers, and the topic of its trigger; empty where another stage gives it out.
+
+        `scenes` have the tiers of each scene; none: there is one, which has all.
+        """
+        self._scenes = scenes or [range(len(tiers))]
+        self.missed = 0  # deadlines missed in the last second, but for bad input, which no load explains
+        self.harmed = False  # whether the last second had misses, or an unusual latency
+        self.superseded = 0
+        self._stage, self._tiers, self._budget_ms, self._trigger = stage, tiers, budget_ms, trigger
+        least_age_ms = max(5.0, 0.1 * budget_ms)
+        self._input = {
+            "rate_hz": Signal(SignalRule("input rate", "input rate", "Hz", "both", 0.5, 0.2)),
+            "jitter_ms": Signal(
+                SignalRule("jitter of the input", "jitter", "ms", "up", 2.0, 2.0, confirm_s=6)
+            ),
+            "age_ms": Signal(SignalRule("age at receipt", "age", "ms", "up", least_age_ms, 0.3)),
+        }
+        self._latency: dict[int, dict[str, Signal]] = {}
+        self._usual_steps: dict[int, dict[str, SortedWindow]] = {}
+        self._tier = Signal(SignalRule("tier", "tier", "", "up", 0.5, confirm_s=5))
+        self._drops = Signal(SignalRule("share of dropped frames", "drops", "%", "up", 10.0, 0.5))
+        self._missing_since_s: float | None = None
+        self._counted = Counter[str]()
+        self._recent: deque[Counter[str]] = deque(maxlen=_MISSES_S)
+        self._answers: list[Answer] = []
+        self._answered_before = 0
+        self._last: Frame | None = None
+        self._last_before: Frame | None = None  # of the second before
+        self._received = 0
+
+    def answered(self, answer: Answer) -> None:
+        """Take an answered frame."""
+        self._answers.append(answer)
+
+    def second(self, now_ns: int, others: str = "", *, active: bool = True) -> Judged:
+        """Judge the second that ends at this monotonic time.
+
+        Other processes took so many percent (`others`) of the processor; the node takes frames at all if
+        `active`.
+        """
+        answers, self._answers = self._answers, []
+        values, alerts = self._judge_input(now_ns, [answer.frame for answer in answers], active=active)
+        answers = [answer for answer in answers if answer.outcome is not Outcome.STARTING]
+        time_s = now_ns / NS_PER_S
+        values |= dict.fromkeys(("latency_p50_ms", "latency_max_ms", "tier", "drops_share"), math.nan)
+        dropped, self.superseded = self.superseded, 0
+        received = dropped + max(
+            len(answers), self._answered_before
+        )  # drops are heard of up to a second later
+        self._answered_before = len(answers)
+        stale = sum(answer.frame.stale for answer in answers)
+        values |= {"frames": float(len(answers)), "superseded": float(dropped), "stale": float(stale)}
+        alerts += self._judge_misses(time_s, answers, others)
+        values["misses"] = float(sum(answer.outcome not in IN_TIME for answer in answers))
+        if received:
+            values["drops_share"] = dropped / received
+            if self._drops.update(time_s, 100 * values["drops_share"]):
+                alerts.append(self._drops.alert(self._stage))
+        answers = [answer for answer in answers if answer.tier >= 0]  # no worker ran the others
+        if answers:
+            values["tier"] = fmean(self._place(answer) for answer in answers)
+            if self._tier.update(time_s, values["tier"]):
+                tiers = self._scenes[answers[-1].frame.scene]
+                places = (
+                    min(round(place), len(tiers) - 1) for place in (self._tier.value, self._tier.baseline)
+                )
+                now, usual = (self._tiers[tiers[place]] for place in places)
+                alerts.append(self._tier.alert(self._stage, text=f"tier {now}, usually {usual}"))
+            alerts += self._judge_latency(time_s, answers, values)
+        self.harmed = self.missed > 0 or any(found.name.endswith(": latency") for found in alerts)
+        return values, alerts
+
+    def _place(self, answer: Answer) -> int:
+        """Of its tier in the ladder of its scene: another scene's best tier is no lower one."""
+        tiers = self._scenes[answer.frame.scene]
+        return tiers.index(answer.tier) if answer.tier in tiers else 0
+
+    def _judge_input(self, now_ns: int, frames: list[Frame], *, active: bool) -> Judged:
+        """The receipt of the trigger.
+
+        Frames that were dropped count, too: they leave gaps in the numbers.
+        """
+        if not self._trigger:
+            return {}, []
+        intervals_ms = []
+        before, self._last_before = self._last_before, None
+        for frame in frames:
+            last, self._last = self._last, frame
+            if last is None or frame.seq <= last.seq:  # the first, or of a stage that was configured again
+                before = frame
+            elif frame.seq == last.seq + 1:
+                intervals_ms.append((frame.received_ns - last.received_ns) / NS_PER_MS)
+        self._received += len(frames)
+        self._last_before, rate_hz, jitter_ms = self._last, math.nan, math.nan
+        if before is not None and self._last is not None and self._last.received_ns > before.received_ns:
+            rate_hz = (
+                (self._last.seq - before.seq) * NS_PER_S / (self._last.received_ns - before.received_ns)
+            )
+        if len(intervals_ms) >= _FEWEST_INTERVALS:
+            middle = median(intervals_ms)
+            jitter_ms = fmean(abs(interval - middle) for interval in intervals_ms)
+        values = {
+            "rate_hz": rate_hz,
+            "jitter_ms": jitter_ms,
+            "age_ms": _middle(frame.age_ms for frame in frames),
+        }
+        if not active:
+            self._last = self._last_before = None
+            self._received = 0
+            return values, []
+        alerts = self._stopped(now_ns)
+        for name, signal in self._input.items():
+            if signal.update(now_ns / NS_PER_S, values[name]):
+                alerts.append(signal.alert(self._stage, f" ({self._trigger})"))
+        return values, alerts
+
+    def _stopped(self, now_ns: int) -> list[Alert]:
+        usual_hz = self._input["rate_hz"].usual
+        if self._last is None or self._received < _STOPPED_AFTER or not usual_hz > 0:
+            return []
+        silent_s = (now_ns - self._last.received_ns) / NS_PER_S
+        if silent_s < max(_STOPPED_S, _STOPPED_INTERVALS / usual_hz):
+            return []
+        usual = number(usual_hz)
+        text = f"nothing on {self._trigger} for {silent_s:.0f} s, usually {usual} Hz"
+        return [
+            alert(Level.ERROR, f"{self._stage}: input stopped", text, ("0", usual, "Hz"), "level", silent_s)
+        ]
+
+    def _judge_latency(self, time_s: float, answers: list[Answer], values: dict[str, float]) -> list[Alert]:
+        """By what is usual for the tier that most frames ran on.
+
+        Another tier's latency is another signal.
+        """
+        ((tier, _),) = Counter(answer.tier for answer in answers).most_common(1)
+        answers = [answer for answer in answers if answer.tier == tier]
+        totals = [answer.total_ms for answer in answers]
+        values["latency_p50_ms"], values["latency_max_ms"] = median(totals), max(totals)
+        budget_ms = self._budget_ms
+        if tier not in self._latency:
+            on = f" on tier {self._tiers[tier]}" if len(self._tiers) > 1 else ""
+            least_ms = {
+                "p50": max(1.0, 0.05 * budget_ms),
+                "maximum": max(5.0, 0.25 * budget_ms),
+                "jitter": max(1.0, 0.03 * budget_ms),
+            }
+            self._latency[tier] = {
+                which: Signal(
+                    SignalRule(
+                        f"latency {which}{on}", "latency", "ms", "up", least_ms[which], share, confirm_s
+                    )
+                )
+                for which, (share, confirm_s) in _LATENCIES.items()
+            }
+            self._usual_steps[tier] = defaultdict(lambda: SortedWindow(_STEP_WINDOW))
+        steps = {
+            step: _middle(attrgetter(f"steps.{step}_ms")(answer) for answer in answers) for step in _STEPS
+        }
+        steps = {
+            step: value
+            for step, value in {"wait": _middle(a.wait_ms for a in answers), **steps}.items()
+            if math.isfinite(value)
+        }
+        now_ms = {"p50": values["latency_p50_ms"], "maximum": values["latency_max_ms"], "jitter": math.nan}
+        if len(totals) >= _FEWEST_INTERVALS:
+            now_ms["jitter"] = sorted(abs(total - now_ms["p50"]) for total in totals)[
+                int(_MOST_FRAMES * len(totals))
+            ]
+        signals = self._latency[tier]
+        unusual = [which for which, value in now_ms.items() if signals[which].update(time_s, value)]
+        if "p50" not in unusual:
+            for step, value in steps.items():
+                values[f"{step}_ms"] = value
+                self._usual_steps[tier][step].add(value)
+        if not unusual:
+            return []
+        which, signal = unusual[0], signals[unusual[0]]
+        more = {"signal": which, "tier": self._tiers[tier]}
+        return [
+            signal.alert(
+                self._stage, self._most_of_it(tier, steps, signal.value - signal.baseline), more=more
+            )
+        ]
+
+    def _most_of_it(self, tier: int, steps: dict[str, float], grown_ms: float) -> str:
+        """The step that grew most, if that is most of what the whole grew by."""
+        usual = {step: window.median() for step, window in self._usual_steps[tier].items() if len(window)}
+        grown = {step: value - usual[step] for step, value in steps.items() if step in usual}
+        step = max(grown, key=grown.__getitem__, default="")
+        if not step or grown[step] < _MOSTLY * grown_ms:
+            return ""
+        return f"; most of it in {step}, {number(steps[step])} ms, usually {number(usual[step])} ms"
+
+    def _judge_misses(self, time_s: float, answers: list[Answer], others: str) -> list[Alert]:
+        missed = [answer for answer in answers if answer.outcome not in IN_TIME]
+        outcomes = Counter(answer.outcome.word for answer in missed)
+        unanswered = sum(answer.fallback is not Fallback.BACKUP for answer in missed)
+        self.missed = outcomes.total() - outcomes[Outcome.BAD_INPUT.word]
+        self._recent.append(outcomes + Counter({"frames": len(answers), "unanswered": unanswered}))
+        recent = sum(self._recent, Counter[str]())
+        total, stale = recent.pop("frames", 0), recent.pop("unanswered", 0)
+        share = recent.total() / max(1, total)
+        if share <= _FEW_MISSES:
+            self._missing_since_s = None
+        elif self._missing_since_s is None and share >= _MISSES and recent.total() >= _FEWEST_MISSES:
+            self._missing_since_s = time_s
+        if self._missing_since_s is None:
+            self._counted += Counter({"frames": len(answers), "misses": outcomes.total()})
+            return []
+        counted = self._counted["frames"]
+        usual = self._counted["misses"] / counted if counted >= _KNOWN_FRAMES else math.nan
+        since_s = time_s - self._missing_since_s
+        outcomes_text = ", ".join(f"{count} {word}" for word, count in recent.most_common())
+        text = f"{share:.0%} of the last {total} frames had no own result in time ({outcomes_text})"
+        text += f", usually {usual:.1%}" if math.isfinite(usual) else ""
+        text += since(since_s)
+        if others:
+            text += f"; other processes took {others} % of the CPU"
+        level = Level.ERROR if stale >= _MOSTLY * total else Level.WARN
+        more = {"misses": str(recent.total()), "others_cpu_percent": others}
+        numbers = (number(100 * share), number(100 * usual), "%")
+        return [alert(level, f"{self._stage}: misses", text, numbers, "level", since_s, more=more)]
+
+
+def _middle(values: Iterable[float]) -> float:
+    """The median of those that are finite, NaN where none is."""
+    known = [value for value in values if math.isfinite(value)]
+    return median(known) if known else math.nan
+
+
+class _CounterRule(NamedTuple):
+    key: str
+    kind: str
+    least: int
+    within_s: float
+    text: str
+
+
+_COUNTERS = (
+    _CounterRule("restarts", "restarts", 3, 300.0, "workers were restarted"),
+    _CounterRule(
+        "recompiles", "recompilation", 1, 10.0, "frames would have been compiled for again, eager answered"
+    ),
+    _CounterRule(
+        "misses",
+        "recompilation",
+        10,
+        60.0,
+        "frames had sizes that nothing was prepared for, eager answered",
+    ),
+    _CounterRule("engine_errors", "model error", 3, 60.0, "calls failed in the engine, eager answered"),
+)
+"""At least so many in so many seconds are an alert."""
+
+
+COUNTED = tuple(rule.key for rule in _COUNTERS)
+"""What the values are called, or end with, that `CounterSignals` takes from a stage's status."""
+
+
+class CounterSignals:
+    """Counters of one stage on `/diagnostics` that should stand still.
+
+    Restarts, recompilations, new sizes.
+    """
+
+    def __init__(self, stage: str, tiers: Sequence[str]) -> None:
+        """Name the stage and its tiers."""
+        self._stage = stage
+        self._tiers = tiers
+        self._totals: dict[str, int] = {}
+        self._rises: dict[str, deque[tuple[float, int]]] = {rule.key: deque() for rule in _COUNTERS}
+
+    def status(self, time_s: float, values: Mapping[str, str]) -> None:
+        """Take the stage's values on `/diagnostics`."""
+        self._count(time_s, "restarts", "restarts", values)
+        for rule in _COUNTERS[1:]:
+            for tier in self._tiers:
+                self._count(time_s, rule.key, f"tier_{tier}_{rule.key}", values)
+
+    def _count(self, time_s: float, key: str, name: str, values: Mapping[str, str]) -> None:
+        if not values.get(name, "").isdecimal():  # as before a worker is ready
+            return
+        total = int(values[name])
+        rise = total - self._totals.get(name, total)
+        self._totals[name] = total
+        if rise > 0:
+            self._rises[key].append((time_s, rise))
+
+    def second(self, time_s: float) -> Judged:
+        """How much each has risen in its span of time, and what of it is too much."""
+        values, alerts = {}, []
+        for rule in _COUNTERS:
+            rises = self._rises[rule.key]
+            while rises and rises[0][0] <= time_s - rule.within_s:
+                rises.popleft()
+            count = sum(rise for _, rise in rises)
+            values[rule.key] = float(count)
+            if count >= rule.least:
+                text, since_s = (
+                    f"{count} {rule.text}, in the last {rule.within_s:.0f} s",
+                    time_s - rises[0][0],
+                )
+                name = f"{self._stage}: {rule.kind}"
+                alerts.append(alert(Level.WARN, name, text, (str(count), "0", ""), "level", since_s))
+        return values, alerts

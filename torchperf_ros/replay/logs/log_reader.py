@@ -1,0 +1,379 @@
+"""A recorded log of any format as a stream of CDR messages in the order in which they were received."""
+
+import contextlib
+import errno
+import heapq
+import itertools
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from torchperf_ros.api.errors import TorchperfError, UnknownMessageType
+from torchperf_ros.replay.logs.chunked_files import ChunkedFile, McapFile, Ros1Bag, unpacked_message
+from torchperf_ros.replay.logs.db3_file import Db3File
+from torchperf_ros.replay.logs.log_folder import kind_of, log_files, metadata_counts, unpacked_file
+from torchperf_ros.replay.logs.log_storage import (
+    Channel,
+    LogError,
+    LogFindings,
+    LogNotes,
+    Part,
+    RawMessage,
+    listed,
+)
+from torchperf_ros.replay.logs.log_types import LogType
+
+__all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
+
+_ENCODINGS: Final = ("cdr", "ros1")
+_FAR_NS: Final = 86_400 * 1_000_000_000
+_FEW: Final = 10  # messages; or a hundredth of the log
+_LATEST_NS: Final = (1 << 63) - 1
+"""ROS counts time in signed 64 bit."""
+_Entry = tuple[float, RawMessage | None]
+_STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
+    ".mcap": McapFile,
+    ".db3": Db3File,
+    ".bag": Ros1Bag,
+}
+
+
+class LogMessage(NamedTuple):
+    """One message of a log."""
+
+    topic: str  # where it was published
+    type_name: str  # for example `sensor_msgs/msg/Image`
+    data: bytes  # CDR bytes; those of a ROS 1 log converted
+    t_ns: int  # when it was received, ns since the epoch
+
+
+@dataclass(frozen=True)
+class LogTopic:
+    """A topic of a log."""
+
+    name: str  # for example `/tf_static`
+    # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
+    type_name: str
+    count: int = -1  # messages that the log says it has, -1: it does not say
+    # whether its publisher kept messages for later subscribers (transient local)
+    latched: bool = False
+
+
+class LogReader(contextlib.AbstractContextManager["LogReader"]):
+    """Reads a rosbag2 folder, an `.mcap` or `.db3` file, or a ROS 1 `.bag`.
+
+    Memory does not grow with the log.
+
+    What is damaged is left out, noted, and counted in `findings`; stamps are left as they are. One chunk of
+    the log is held at a time, or several where they overlap in time.
+
+    It has `topics` by name, `start_ns` and `end_ns` of its first and last message as far as the log says
+    so, 0 otherwise, and `count` messages, -1 if it does not say.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        """Open a log; `say` takes a line on each thing that is wrong with it and can be done without.
+
+        Raises:
+            LogError: it does not exist, is no log, or nothing of it can be read.
+        """
+        self.path = path
+        self._notes = LogNotes(say)
+        self._types: dict[tuple[str, str, str], LogType] = {}
+        self._undecodable = 0  # messages that were read and are none of their type
+        with contextlib.ExitStack() as files, self._guarded():
+            self._storages = self._open(files)
+            self._channels = self._readable()
+            self._files = files.pop_all()
+        spans = [storage for storage in self._storages if storage.end_ns]
+        self.start_ns = min((storage.start_ns for storage in spans), default=0)
+        self.end_ns = max((storage.end_ns for storage in spans), default=0)
+        self._counts = {
+            channel: count for storage in self._storages for channel, count in storage.counts.items()
+        }
+        with self._guarded():
+            self._set_aside()
+        self.topics = self._summed()
+        self._compare_metadata()
+        self.count = _sum([topic.count for topic in self.topics.values()])
+
+    @property
+    def findings(self) -> LogFindings:
+        """What was noticed so far."""
+        return self._notes.findings
+
+    def messages(
+        self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
+    ) -> Iterator[LogMessage]:
+        """The messages of these topics, or of all, with `start_ns <= t_ns < end_ns`, in the order of their time.
+
+        Where damage leaves them out of order, it is noted and counted in `findings`.
+
+        Raises:
+            LogError: the log is damaged here, and nothing after it can be read.
+        """
+        with self._guarded():
+            wanted = [channel for channel in self._channels if topics is None or channel.topic in topics]
+            converters = {
+                channel: found for channel in wanted if (found := self._converter(channel)) is not None
+            }
+            span_ns = self._span_ns(start_ns, end_ns)
+            read = Counter[Channel]()
+            parts = [part for storage in self._storages for part in storage.parts(converters, *span_ns)]
+            self.findings.out_of_order = 0
+            latest_ns = -math.inf
+            for t_ns, channel, raw in _in_order(parts):
+                read[channel] += 1
+                if t_ns < latest_ns:
+                    self.findings.out_of_order += 1
+                    if self.findings.out_of_order == 1:
+                        back = (
+                            f"a message on {channel.topic} was received {(latest_ns - t_ns) / 1e9:.3f} s"
+                            " before"
+                        )
+                        what = f"{back} the one that it follows; further ones are only counted"
+                        self._notes.note(f"log {self.path}: not in the order of time: {what}")
+                latest_ns = t_ns
+                try:
+                    data = converters[channel](raw)
+                except (
+                    Exception
+                ) as error:  # garbage leads rosbags to struct.error, AssertionError, UnicodeError, ...
+                    why = f"it is left out ({type(error).__name__}: {error})"
+                    what = (
+                        f"topic {channel.topic}: the message of {t_ns} ns is no {channel.type_name}; {why}"
+                    )
+                    self._undecodable += self._notes.lost(
+                        self.path, (channel.topic, t_ns), what, messages=1
+                    )
+                    continue
+                yield LogMessage(channel.topic, channel.type_name, data, t_ns)
+            if start_ns is None and end_ns is None:
+                self._compare_counts(converters, read)
+
+    def _span_ns(self, start_ns: int | None, end_ns: int | None) -> tuple[float, float]:
+        """From when to when messages are read: all, or what is asked for, and never what is set aside."""
+        first, last = (self.start_ns, self.end_ns + 1) if self.findings.set_aside else (-math.inf, math.inf)
+        return max(first, -math.inf if start_ns is None else start_ns), min(
+            last, math.inf if end_ns is None else end_ns
+        )
+
+    def _compare_counts(self, channels: Collection[Channel], read: Mapping[Channel, int]) -> None:
+        """Note where a whole reading gave fewer messages than the file says that it has."""
+        stated = {channel: self._counts[channel] for channel in channels if self._counts[channel] >= 0}
+        missing = {
+            channel: count - read[channel] for channel, count in stated.items() if count > read[channel]
+        }
+        # of these, some rows of a database have been noted one by one
+        lost = sum(missing.values()) - (self.findings.messages_lost - self._undecodable)
+        if lost > 0:
+            shown = [
+                f"{count:,} of {stated[channel]:,} on {channel.topic}" for channel, count in missing.items()
+            ]
+            self._notes.note(
+                f"log {self.path}: of the messages that it says it has, lost are: {listed(shown)}"
+            )
+            self.findings.messages_lost += lost
+
+    def _compare_metadata(self) -> None:
+        """Note where a folder's metadata says that it has other numbers of messages than its files."""
+        known = {name: topic.count for name, topic in self.topics.items()}
+        differing = [
+            f"{name} {count:,} instead of {known.get(name, 0):,}"
+            for name, count in metadata_counts(self.path).items()
+            if count != known.get(name, 0) >= 0
+        ]
+        if differing and not self.findings.set_aside:
+            self._notes.note(
+                f"log {self.path}: its metadata says that it has messages on {listed(differing)}"
+            )
+
+    def _set_aside(self) -> None:
+        """Leave out messages whose receipt is far from that of all others.
+
+        A clock that was not set yet, or damage.
+
+        One such time would make the log last for years. They are few; many are a stretch of the log like
+        any other.
+        """
+        if self.end_ns - self.start_ns <= _FAR_NS and self.end_ns <= _LATEST_NS:
+            return
+        found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
+        spans = sorted(found, key=attrgetter("start_ns"))
+        reached_ns = list(itertools.accumulate((span.end_ns for span in spans), max))
+        cuts = [at for at in range(1, len(spans)) if spans[at].start_ns - reached_ns[at - 1] > _FAR_NS]
+        groups = [spans[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(spans)])]
+        sizes = [sum(span.messages for span in group) for group in groups]
+        few = max(_FEW, sum(sizes) // 100)
+        possible = [
+            size if group[-1].end_ns <= _LATEST_NS else 0 for group, size in zip(groups, sizes, strict=True)
+        ]
+        if not any(possible):
+            raise LogError(
+                f"log {self.path}: no message has a receipt time below 2^63 ns; it cannot be put in order"
+            )
+        largest = max(range(len(groups)), key=lambda number: (possible[number], number))
+        kept = [number for number, size in enumerate(possible) if size > few or number == largest]
+        aside = [number for number in range(len(groups)) if not kept[0] <= number <= kept[-1]]
+        for number in aside:
+            first = groups[number][0]
+            topics = listed(sorted({channel.topic for span in groups[number] for channel in span.channels}))
+            messages = "1 message" if sizes[number] == 1 else f"{sizes[number]:,} messages"
+            what = (
+                f"{messages} on {topics}, received at {first.start_ns} ns, more than a day from all others"
+            )
+            self._notes.note(f"log {self.path}: {what}: set aside")
+            self.findings.set_aside += sizes[number]
+            for span in groups[number]:
+                for channel in span.channels:  # which of several it is of is not known
+                    self._counts[channel] = (
+                        self._counts[channel] - span.messages if len(span.channels) == 1 else -1
+                    )
+        self.start_ns = groups[kept[0]][0].start_ns
+        self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
+
+    # rosbags builds these dataclasses at run time
+    def decode(self, message: LogMessage) -> Any:  # noqa: ANN401
+        """A message of this log, decoded by the log's own definition of its type, else by the one known here.
+
+        Raises:
+            BadInput: the bytes are not a message of this type.
+            UnknownMessageType: neither the log nor this machine knows the type.
+        """
+        key = (message.topic, message.type_name)
+        channel = next(channel for channel in self._channels if (channel.topic, channel.type_name) == key)
+        return self._type(channel).decode(message.data)
+
+    def write_definitions(self, topics: Collection[str], prefix: Path) -> bool:
+        """Write what only this log knows of these topics' types as `.msg` files.
+
+        Returns whether there was anything.
+
+        Processes that have `prefix` in `AMENT_PREFIX_PATH` find them there, as they find installed
+        packages.
+        """
+        types = (self._type(channel) for channel in self._channels if channel.topic in topics)
+        unknown = [found for found in types if found.only_here]
+        for found in unknown:
+            found.write_definitions(prefix / "share")
+        return bool(unknown)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, files: contextlib.ExitStack) -> list[ChunkedFile | Db3File]:
+        storages: list[ChunkedFile | Db3File] = []
+        errors: list[LogError] = []
+        for path in log_files(self.path, self._notes):
+            try:
+                with self._guarded(path):
+                    file, kind = path, kind_of(path, path)
+                    if kind == ".zstd":
+                        folder = Path(
+                            files.enter_context(tempfile.TemporaryDirectory(prefix="torchperf_log_"))
+                        )
+                        file = unpacked_file(path, folder, self._notes)
+                        kind = kind_of(file, path)
+                    storages.append(_STORAGES[kind](path, self._notes, file))
+                files.callback(storages[-1].close)
+            except LogError as error:
+                if getattr(error.__cause__, "errno", None) == errno.EMFILE:  # which is not the file's fault
+                    raise
+                errors.append(error)
+        if not storages:
+            raise errors[0]
+        for left_out in errors:
+            self._notes.note(f"{left_out}; the other files are read")
+        return storages
+
+    def _readable(self) -> list[Channel]:
+        channels = [channel for storage in self._storages for channel in storage.counts]
+        readable = [channel for channel in channels if channel.encoding in _ENCODINGS]
+        if others := [channel for channel in channels if channel not in readable]:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            what = f"topic {others[0].topic}{more}: serialized as {others[0].encoding!r}"
+            msg = f"log {self.path}: {what}; it has to be 'cdr'"
+            if not readable:
+                raise LogError(msg)
+            self._notes.note(f"{msg}; left out")
+        return readable
+
+    def _summed(self) -> dict[str, LogTopic]:
+        found: dict[str, dict[str, int]] = {}
+        latched = {channel.topic for channel in self._channels if channel.latched}
+        for channel in self._channels:
+            types, name = found.setdefault(channel.topic, {}), channel.type_name
+            types[name] = _sum([types.get(name, 0), self._counts[channel]])
+        topics = {}
+        for topic, types in sorted(found.items()):
+            if len(types) > 1:
+                shown = ", ".join(f"{name} ({count} messages)" for name, count in types.items())
+                self._notes.note(f"log {self.path}: topic {topic} has more than one type: {shown}")
+            most = max(types, key=lambda name: types[name])
+            topics[topic] = LogTopic(topic, most, _sum(types.values()), topic in latched)
+        return topics
+
+    def _type(self, channel: Channel) -> LogType:
+        key = (channel.type_name, channel.definition, channel.digest)
+        if key not in self._types:
+            self._types[key] = LogType(channel, self.path, self._notes)
+        return self._types[key]
+
+    def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
+        """What makes CDR of a channel's messages.
+
+        None, which is noted, for a ROS 1 topic of an unknown type.
+        """
+        found = self._type(channel)
+        try:
+            return unpacked_message if channel.encoding == "cdr" else found.converter()
+        except UnknownMessageType as error:
+            self._notes.note(f"{error}; its messages are left out")
+            return None
+
+    @contextlib.contextmanager
+    def _guarded(self, path: Path | None = None) -> Iterator[None]:
+        """Turns every error that a damaged file leads to into a `LogError`."""
+        try:
+            yield
+        except TorchperfError:
+            raise
+        except OSError as error:
+            msg = f"log {error.filename or path or self.path}: cannot be read: {error.strerror or error}"
+            raise LogError(msg) from error
+        except Exception as error:
+            msg = (
+                f"log {path or self.path}: cannot be read: it is damaged ({type(error).__name__}: {error})"
+            )
+            raise LogError(msg) from error
+
+
+def _sum(counts: Collection[int]) -> int:
+    return -1 if -1 in counts else sum(counts)
+
+
+def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
+    """The messages of all parts in the order of their time; each part's messages are in order already.
+
+    A part is opened when its time comes: before that its begin stands for it.
+    """
+
+    def opened(start_ns: float, read: Callable[[], Iterator[RawMessage]]) -> Iterator[_Entry]:
+        yield start_ns, None
+        for message in read():
+            yield message.t_ns, message
+            del message  # the next one is read without it
+
+    ordered = (opened(*part) for part in sorted(parts, key=itemgetter(0)))
+    for _, message in heapq.merge(*ordered, key=itemgetter(0)):
+        if message is not None:
+            yield message

@@ -1,0 +1,549 @@
+"""The node's parameters.
+
+Each is declared once, as a field of the frozen dataclass that holds its checked value.
+"""
+
+import difflib
+import ipaddress
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.outcome import Fallback
+from torchperf_ros.settings.build_options import (
+    AUTO,
+    COMPILE_MODES,
+    DYNAMIC,
+    ENGINE_CHOICES,
+    INT8_STATIC,
+    OF_PARTS,
+    PRECISIONS,
+    STATIC_ENGINE,
+    BuildOptions,
+)
+from torchperf_ros.settings.parameter import (
+    Parameter,
+    check_all,
+    declared,
+    nested,
+    one_each,
+    param,
+    require,
+)
+from torchperf_ros.settings.rollout_options import RolloutOptions, rollout_options
+from torchperf_ros.settings.safety_options import (
+    VEHICLE_NAMES,
+    EmergencyOptions,
+    GuardOptions,
+    VehicleOptions,
+    emergency_options,
+    guard_options,
+    vehicle_options,
+)
+from torchperf_ros.settings.scene_options import (
+    ODOMETRY,
+    SceneOptions,
+    is_of_scene,
+    parse_scenes,
+    scene_parameters,
+)
+from torchperf_ros.settings.shape_options import MOST_SHAPES, POLICIES, ShapeOptions, parse_shapes
+from torchperf_ros.settings.stage_rules import ActionRule, SyncRule, parse_actions, parse_sync
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """Parameters of one stage, checked.
+
+    The first value of each is its default in ROS, whose type is a plain one.
+    """
+
+    name: str
+    adapter: str = param("", "module:Class of the adapter, imported in the worker only.")
+    options: dict[str, Any] = param("", "JSON object handed to the adapter; empty: none.")
+    output: str = param("", "Topic of the stage's output.")
+    budget_ms: float = param(50.0, "Time in ms in which a frame is answered.", 1.0, 60_000.0, live=True)
+    budget_from: str = param(
+        "receipt",
+        "What the budget counts from: the frame's receipt or its stamp.",
+        choices=("receipt", "stamp"),
+    )
+    tiers: tuple[str, ...] = param(
+        ["full", "medium", "fast"], "Model variants, from most to least accurate."
+    )
+    engine: str = param(
+        AUTO,
+        "How tiers run; auto: the fastest of what is installed, eager until that is built.",
+        choices=ENGINE_CHOICES,
+    )
+    compile_mode: str = param(
+        "default", "Mode of torch.compile, for engine compile.", choices=COMPILE_MODES
+    )
+    dynamic: str = param(
+        "auto", "Whether compiled sizes may vary; auto: as the adapter declares.", choices=DYNAMIC
+    )
+    precision: tuple[str, ...] = param(
+        ["fp32"], "Arithmetic of each tier, or one for all.", choices=PRECISIONS
+    )
+    channels_last: bool = param(False, "Images in memory with channels last.")
+    cuda_graphs: bool = param(False, "Replay CUDA graphs; for sizes that do not vary.")
+    parts: str = param("", "Of engine compile what is compiled: '' (all), or PATH,PATH of modules.")
+    packages: tuple[str, ...] = param(
+        [""], "A .pt2 file of each tier, instead of what the adapter builds; '': none."
+    )
+    shapes: ShapeOptions = param(
+        "dynamic",
+        "Sizes: exact, bucket (rounded up and padded), dynamic.",
+        choices=POLICIES,
+        then=(
+            Parameter("bucket_width", 32, "Step of the buckets' sizes.", 1, 65_536),
+            Parameter(
+                "common_shapes",
+                [""],
+                "Shapes to prepare for, as 1x3x256x448, of several inputs with spaces; '': none.",
+            ),
+        ),
+    )
+    backup: str = param(
+        "standby",
+        "Second worker: none, standby (takes over), active (runs the last tier on every frame, poisonous"
+        " ones too).",
+        choices=("none", "standby", "active"),
+    )
+    fallback: tuple[Fallback, ...] = param(
+        ["backup", "hold_last", "stop"],
+        "What to publish instead of a missing result, in this order.",
+        choices=tuple(kind.word for kind in Fallback),
+    )
+    hold_last_ms: float = param(
+        300.0, "Largest age in ms of a held output, from receipt.", 0.0, 60_000.0, live=True
+    )
+    priority: int = param(0, "A lower stage begins nothing while a higher one has a frame due.", -10, 10)
+    stop_deceleration: float = param(3.0, "Braking of the fallback stop in m/s^2.", 0.1, 20.0, live=True)
+    hang_ms: float = param(
+        1000.0, "A worker that runs a frame longer, in ms, is killed.", 10.0, 600_000.0, live=True
+    )
+    max_frame_bytes: int = param(
+        8_388_608, "Largest input message in bytes; a larger one is refused.", 1024, 1 << 30
+    )
+    input_reliability: str = param(
+        "best_effort", "QoS reliability of the inputs.", choices=("best_effort", "reliable")
+    )
+    input_timeout_ms: float = param(
+        1000.0, "Without input for this long, in ms, the stage is WAITING.", 10.0, 600_000.0, live=True
+    )
+    sync: tuple[SyncRule, ...] = param(
+        [""],
+        "Inputs that have to fit the trigger's stamp, lines INPUT slop MS offset MS wait MS; '': none.",
+    )
+    sustained_misses: int = param(
+        10, "Frames without a fresh answer in a row: a failure.", 1, 100_000, live=True
+    )
+    recover_frames: int = param(
+        30, "Frames in a row on time that lead up by one health state.", 1, 100_000, live=True
+    )
+    window_s: float = param(
+        10.0, "Span of the window that latency and jitter are of, in s.", 1.0, 600.0, live=True
+    )
+    scenes: tuple[SceneOptions, ...] = param(
+        [""],
+        "Scenes beside default, the first that holds is chosen; scene.NAME.tiers and so on say more; '':"
+        " none.",
+    )
+    scenes_loaded: int = param(4, "So many scenes beside default and emergency are kept loaded.", 0, 64)
+    scene_hold_s: float = param(
+        1.0, "A scene is kept so long, in s, unless emergency follows.", 0.1, 60.0, live=True
+    )
+    actions: tuple[ActionRule, ...] = param(
+        [""], "What follows from alerts, lines ALERT -> ACTION, see docs/watching.md; '': nothing."
+    )
+    action_cooldown_s: float = param(
+        2.0, "Time in s after which an alert that goes on leads one step further.", 0.1, 600.0, live=True
+    )
+    action_return_s: float = param(
+        30.0, "Time in s without the alert after which a step is taken back.", 0.1, 3600.0, live=True
+    )
+    budget_least_ms: float = param(
+        0.0,
+        "Shortest budget in ms, at speed or near a collision; 0: the budget does not follow them.",
+        0.0,
+        60_000.0,
+    )
+    budget_fast_speed: float = param(
+        30.0, "Speed in m/s at which the budget is the shortest.", 1.0, 200.0, live=True
+    )
+    budget_near_s: float = param(
+        4.0, "Time to collision in s below which the budget shrinks.", 0.1, 60.0, live=True
+    )
+    odometry: str = param(
+        "odom", "Topic of nav_msgs/Odometry, for guard, scenes and budgets; its frame is the plans'."
+    )
+    situation_timeout_ms: float = param(
+        1000.0,
+        "A speed, or a scene's name on a topic, is unknown after so long, in ms.",
+        10.0,
+        600_000.0,
+        live=True,
+    )
+
+    candidate: str = param(
+        "",
+        "YAML file of another version of the stage's model, which gets the same frames; '': none.",
+        live=True,
+    )
+    candidate_serves: bool = param(
+        False, "Whether that version serves, and the stage's own is beside it.", live=True
+    )
+    rollout_plan: str = param("", "File of a signed plan, which says when which version serves; '': none.")
+    candidate_tolerance: float = param(
+        0.1, "Outputs of two versions are the same where numbers are so near each other.", 0.0, 1e9
+    )
+
+    guard: GuardOptions | None = nested(GuardOptions)  # None: no check of it acts or is in shadow
+
+    @property
+    def workers(self) -> int:
+        """Number of worker processes."""
+        return 1 if self.backup == "none" else 2
+
+    def scene_budget_ms(self, scene: int) -> float:
+        """The budget of the scene of this index."""
+        return self.scenes[scene].budget_ms or self.budget_ms
+
+    @property
+    def situation_inputs(self) -> tuple[tuple[int, str, str], ...]:
+        """What scenes and budgets depend on: index (see `ODOMETRY`), topic and message type."""
+        topics = [
+            (ODOMETRY - n, one.topic, "std_msgs/msg/String")
+            for n, one in enumerate(self.scenes)
+            if one.topic
+        ]
+        by_speed = self.budget_least_ms > 0.0 or any(one.by_speed for one in self.scenes)
+        return (*([(ODOMETRY, self.odometry, "nav_msgs/msg/Odometry")] if by_speed else []), *topics)
+
+    def build_options(self, tier: int) -> BuildOptions:
+        """How the tier of this index is built."""
+        return BuildOptions(
+            self.engine,
+            self.compile_mode,
+            self.dynamic,
+            self.precision[tier],
+            self.channels_last,
+            self.cuda_graphs,
+            self.parts,
+        )
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Parameters of the node, checked; declared as those of a stage are."""
+
+    stages: tuple[StageConfig, ...] = param(
+        ["perception", "planning"], "Stages in the order that a frame passes them."
+    )
+    device: str = param("auto", "Where models run: auto, cpu, cuda or cuda:N.")
+    autostart: bool = param(True, "Configure and activate at start; false where a launch file does it.")
+    metrics_port: int = param(9464, "Port of the Prometheus exporter; 0: off.", 0, 65535)
+    metrics_address: str = param(
+        "127.0.0.1", "Address that it listens on; 0.0.0.0: who can reach it can read it."
+    )
+    realtime_priority: int = param(
+        10, "SCHED_FIFO priority of the node process; 0: leave the scheduler.", 0, 98
+    )
+    lock_memory: bool = param(False, "Lock the node process in memory (mlockall).")
+    cpu_affinity: tuple[int, ...] = param([-1], "CPUs of the node process; [-1]: any.", -1, 4095)
+    worker_threads: int = param(
+        0, "CPU threads of a model; 0: all cores but one, which is left to the node.", 0, 1024
+    )
+    worker_kept_mib: int = param(
+        256, "Freed memory that a worker keeps for its next frame, in MiB.", 1, 2047
+    )
+    compile_missing: bool = param(
+        True, "Compile in the background what is missing; false: such tiers stay eager."
+    )
+    cache_dir: str = param(
+        "", "Folder of compiled packages; empty: torchperf_ros in XDG_CACHE_HOME or ~/.cache."
+    )
+    package_dirs: tuple[str, ...] = param(
+        [""], "Folders, beside that, from which swapped packages come; '': none."
+    )
+    cache_mib: int = param(1024, "Size in MiB from which the oldest packages are removed.", 64, 1 << 20)
+    memory_limit_mib: int = param(
+        0, "Memory of the models in MiB; 0: the device's, or this machine's.", 0, 1 << 24
+    )
+    memory_share: float = param(
+        0.7, "Share of that limit from which lower tiers run and nothing is compiled.", 0.05, 1.0
+    )
+    evidence_dir: str = param(
+        "", "Folder of evidence; empty: torchperf_ros in XDG_STATE_HOME or ~/.local/state."
+    )
+    evidence_mib: int = param(256, "Size in MiB from which the oldest evidence is removed.", 1, 1 << 20)
+    evidence_count: int = param(
+        50, "Number of incidents from which the oldest evidence is removed.", 1, 10_000
+    )
+    recorder: bool = param(True, "Record in a process beside: records, black box, watch over signals.")
+    record_dir: str = param(
+        "",
+        "Folder of the JSON records; empty: one for each node, below records in"
+        " XDG_STATE_HOME/torchperf_ros.",
+    )
+    record_mib: int = param(
+        64, "Size in MiB of the JSON records, the oldest go first; 0: none.", 0, 1 << 20
+    )
+    black_box_s: float = param(10.0, "Seconds before an incident that the black box keeps.", 0.0, 600.0)
+    black_box_after_s: float = param(5.0, "Seconds after an incident that it keeps.", 0.0, 600.0)
+    black_box_mib: int = param(60, "MiB that it keeps at most before, and as much after.", 1, 1 << 16)
+    watch: bool = param(True, "Have the recorder judge signals of node, inputs, outputs and machine.")
+    start_timeout_s: float = param(
+        120.0, "A worker that is not ready after so many seconds is replaced.", 1.0, 3600.0
+    )
+    vehicle: VehicleOptions = nested(VehicleOptions)
+    emergency: EmergencyOptions = nested(EmergencyOptions)
+    rollout: RolloutOptions = nested(RolloutOptions)
+
+
+NODE_PARAMETERS = declared(NodeConfig)
+STAGE_PARAMETERS = declared(StageConfig)
+
+STAGE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "perception": {"adapter": "torchperf_ros.models.camera:CameraAdapter", "output": "detections"},
+    "planning": {
+        "adapter": "torchperf_ros.models.planner:PlannerAdapter",
+        "output": "trajectory",
+        "budget_ms": 30.0,
+    },
+}
+"""Defaults of the stages that the package brings; a user's own stage has to name its adapter and output."""
+
+
+def stage_parameters(stage: str, scenes: object = ()) -> tuple[Parameter, ...]:
+    """The parameters of a stage with its own defaults, and those of its `scenes`, as the parameter names them."""
+    own = STAGE_DEFAULTS.get(stage, {})
+    plain = (replace(one, default=own.get(one.name, one.default)) for one in STAGE_PARAMETERS)
+    return (*plain, *scene_parameters(scenes))
+
+
+def of_stage(values: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """A stage's own values, by their names without the stage's."""
+    return {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{stage}.")}
+
+
+def stage_config(
+    name: str, values: Mapping[str, Any], vehicle: VehicleOptions | None = None
+) -> StageConfig:
+    """Check the values of one stage.
+
+    Missing ones take their default, and so does the `vehicle` of its guard.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    require(
+        _NAME.fullmatch(name),
+        f"stages: {name!r} is not a stage name: lower-case letters, digits, _ after a letter",
+    )
+    checked = check_all((one for one in stage_parameters(name) if "." not in one.name), values, f"{name}.")
+    require(checked["adapter"], f"{name}.adapter: is empty; it has to be module:Class")
+    require(checked["output"], f"{name}.output: is empty; it has to be a topic")
+    tiers = checked["tiers"]
+    once = tiers and all(tiers) and len(set(tiers)) == len(tiers)
+    require(once, f"{name}.tiers: {tiers!r} is not allowed; it has to be at least one name, each once")
+    require(
+        checked["hang_ms"] >= checked["budget_ms"],
+        f"{name}.hang_ms: {checked['hang_ms']} is below {name}.budget_ms {checked['budget_ms']};"
+        " it has to be at least the budget",
+    )
+    packages = one_each(checked["packages"], tiers, f"{name}.packages")
+    checked["scenes"], package_of = parse_scenes(name, checked["scenes"], values, tiers, packages)
+    tiers, checked["packages"] = (
+        list(package_of),
+        tuple(package_of.values()),
+    )  # what only a scene has comes at the end
+    least_ms, hang_ms = checked["budget_least_ms"], checked["hang_ms"]
+    least = f"{name}.budget_least_ms: {least_ms} is not allowed; it has to be 0, or from 1 to budget_ms"
+    require(least_ms == 0.0 or 1.0 <= least_ms <= checked["budget_ms"], f"{least} {checked['budget_ms']}")
+    for scene in checked["scenes"]:
+        text = f"{name}.scene.{scene.name}.budget_ms: {scene.budget_ms} is above {name}.hang_ms {hang_ms}"
+        require(scene.budget_ms <= hang_ms, text)
+    budgets_ms = [scene.budget_ms or checked["budget_ms"] for scene in checked["scenes"]]
+    checked["sync"] = parse_sync(name, checked["sync"], budgets_ms)
+    names = [scene.name for scene in checked["scenes"]]
+    checked["actions"] = parse_actions(name, checked["actions"], names, checked["backup"])
+    checked["precision"] = one_each(checked["precision"], tiers, f"{name}.precision")
+    able = checked["engine"] in {AUTO, STATIC_ENGINE} or INT8_STATIC not in checked["precision"]
+    require(able, f"{name}.precision: {INT8_STATIC} runs by engine {STATIC_ENGINE} only, or {AUTO}")
+    parts, engine = checked["parts"], checked["engine"]
+    text = (
+        f"{name}.parts: {parts!r} is not allowed with engine {engine}; it has to be paths of modules, for"
+        " engine"
+    )
+    require(not parts or engine == OF_PARTS, f"{text} {OF_PARTS}")
+    common = tuple(parse_shapes(text, f"{name}.") for text in checked.pop("common_shapes") if text.strip())
+    require(
+        len(common) <= MOST_SHAPES,
+        f"{name}.common_shapes: {len(common)} shapes; at most {MOST_SHAPES} are ready",
+    )
+    checked["shapes"] = ShapeOptions(checked["shapes"], checked.pop("bucket_width"), common)
+    checked["options"] = _json_object(checked["options"], f"{name}.options")
+    checked["tiers"] = tuple(tiers)
+    checked["fallback"] = tuple(Fallback[word.upper()] for word in checked["fallback"])
+    guard = guard_options(values, name, vehicle)
+    return StageConfig(name=name, **checked, guard=guard if guard.act or guard.shadow else None)
+
+
+def _json_object(text: str, name: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        msg = f"parameter {name}: {text!r} is not JSON ({error}); it has to be an object such as {{}}"
+        raise ConfigError(msg) from error
+    require(isinstance(options, dict), f"{name}: {text!r} is not a JSON object such as {{}}")
+    return dict(options)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError as error:
+        allowed = "an IP address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        raise ConfigError(
+            f"parameter metrics_address: {text!r} is not allowed; it has to be {allowed}"
+        ) from error
+
+
+_NEARLY = 0.8  # of difflib: one or two letters of a stage's name differ
+_OF_REMAPPING: Final = {"input", "inputs", "topic", "topics", "remap", "remappings", "subscribe"}
+_OF_ADAPTER: Final = {"model", "class", "module", "plugin", "weights"}
+_NEAR_MISS = 0.85  # the same of a parameter's; `device_id`, which is no misspelt `device`, is at 0.8
+
+
+def refuse_unknown(values: Mapping[str, Any], stages: Sequence[str]) -> dict[str, str]:
+    """See that there is a parameter of every name; a stage that does not run may have some, too.
+
+    `values` are the given ones by name, of which only those of STAGE.scenes are read. A launch file hands
+    its global parameters to every node: names that are unlike all of this node's are returned, each with
+    the closest one.
+
+    Raises:
+        ConfigError: a name is nearly one of this node's, or begins as those of a group or a stage that
+            runs, or a stage that runs has none and one of nearly its name has some, so that a misspelt one
+            would leave a default in force without a word.
+    """
+    own, of_stage = (
+        [parameter.name for parameter in known] for known in (NODE_PARAMETERS, STAGE_PARAMETERS)
+    )
+    groups, stage_groups = (
+        {name.partition(".")[0] for name in known if "." in name} for known in (own, of_stage)
+    )
+    foreign = {}
+    for name in values:
+        stage, dot, rest = name.partition(".")
+        group, _, word = name.rpartition(".")
+        moved = word in VEHICLE_NAMES and group.rpartition(".")[2] in {"guard", "emergency"}
+        require(
+            not moved, f"{name}: is vehicle.{word} now, which guard and emergency lane share; set that one"
+        )
+        gone = rest == "worker" and stage not in groups
+        require(not gone, f"{name}: is gone, as each worker is a process of its own; remove it")
+        if is_of_scene(stage, rest, values.get(f"{stage}.scenes")):
+            continue
+        if stage in groups:
+            word, known = name, {one: one for one in own if one.startswith(f"{stage}.")}
+        elif dot and stage not in stage_groups:
+            word, known = rest, {one: f"{stage}.{one}" for one in of_stage}
+        else:
+            prefix = next(iter(stages), "STAGE")
+            word, known = (
+                name,
+                {**{one: f"{prefix}.{one}" for one in of_stage}, **{one: one for one in own}},
+            )
+        if known.get(word) == name or name in _ROS_PARAMETERS or stage == "qos_overrides":
+            continue
+        named = [known[one] for one in difflib.get_close_matches(word, known, cutoff=0.0)]
+        is_own = stage in {*groups, *stage_groups, *stages}
+        if is_own or difflib.get_close_matches(word, [*known, *_ROS_PARAMETERS], 1, _NEAR_MISS):
+            right = _what_is_right(rest if dot else name, own) if is_own else ""
+            raise ConfigError(
+                f"parameter {name}: is unknown; {right or 'the closest names are ' + ', '.join(named)}"
+            )
+        foreign[name] = named[0]
+    given = {name.partition(".")[0]: name for name in values if "." in name}
+    if idle := given.keys() - {*stages, "qos_overrides", *groups}:
+        for stage in [stage for stage in stages if stage not in given]:
+            if close := difflib.get_close_matches(stage, sorted(idle), 1, _NEARLY):
+                why = f"stage {close[0]} is none of the stages that run, {', '.join(stages)}"
+                raise ConfigError(
+                    f"parameter {given[close[0]]}: {why}, and {stage} has no parameters; name it {stage}"
+                )
+    return foreign
+
+
+def _what_is_right(word: str, of_node: Collection[str]) -> str:
+    """What somebody wants who writes this name below a stage, "" where that is open."""
+    first = word.partition(".")[0]
+    if first == "options":
+        return "options is one text of JSON, for example options: '{\"threshold\": 0.5}'"
+    if first in _OF_REMAPPING:
+        return (
+            "the adapter names the inputs; remapping says which topics they are: -r"
+            " image:=/camera/image_raw"
+        )
+    if first in _OF_ADAPTER:
+        return "a stage's model is its adapter, for example adapter: my_robot.depth:Depth"
+    return f"{word} is one of the node's: it has to stand beside `stages`" if word in of_node else ""
+
+
+def describe_foreign(closest: Mapping[str, str]) -> str:
+    """The warning about names that are none of this node's, see `refuse_unknown`; empty: there are none."""
+    names = ", ".join(f"{name} (the closest is {close})" for name, close in closest.items())
+    return f"parameters that this node does not have change nothing: {names}" if names else ""
+
+
+def node_config(values: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> NodeConfig:
+    """Check the node's own values, among `values`, and those of each of the `stages`.
+
+    Missing ones take their default.
+
+    Raises:
+        ConfigError: names the parameter, the value, and what is allowed.
+    """
+    checked = check_all((one for one in NODE_PARAMETERS if "." not in one.name), values, "")
+    vehicle = checked["vehicle"] = vehicle_options(values)
+    checked["emergency"], checked["rollout"] = emergency_options(values, vehicle), rollout_options(values)
+    names, device = checked.pop("stages"), checked["device"]
+    once = names and len(set(names)) == len(names)
+    require(once, f"stages: {names!r} is not allowed; it has to be at least one name, each once")
+    known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device)
+    require(known, f"device: {device!r} is not allowed; it has to be auto, cpu, cuda or cuda:N")
+    checked["metrics_address"] = _ip_address(checked["metrics_address"])
+    checked["cpu_affinity"] = tuple(cpu for cpu in checked["cpu_affinity"] if cpu >= 0)
+    checked["package_dirs"] = tuple(filter(None, checked["package_dirs"]))
+    for folder in checked["package_dirs"]:
+        require(
+            folder.startswith(("/", "~")),
+            f"package_dirs: {folder!r} is not allowed; it has to begin with / or ~",
+        )
+    for name in names:
+        reserved = any(known.name.startswith(f"{name}.") for known in NODE_PARAMETERS)
+        require(not reserved, f"stages: {name!r} is not allowed; parameters of the node's own begin so")
+    configs = tuple(stage_config(name, stages.get(name, {}), vehicle) for name in names)
+    outputs = [config.output for config in configs]
+    text = f"output: the stages {', '.join(names)} share an output topic ({', '.join(outputs)})"
+    require(len(set(outputs)) == len(outputs), text)
+    for config in configs:
+        text = (
+            f"{config.name}.rollout_plan and {config.name}.candidate are both set; a stage has one of them"
+        )
+        require(not (config.rollout_plan and config.candidate), text)
+        text = (
+            f"{config.name}.rollout_plan needs rollout.vehicle, the vehicle's id, and rollout.key, a"
+            " public key"
+        )
+        require(not config.rollout_plan or (checked["rollout"].vehicle and checked["rollout"].key), text)
+    return NodeConfig(stages=configs, **checked)

@@ -1,0 +1,280 @@
+"""Down before it breaks: what a stage does about alerts, by the lines of its parameter `actions`."""
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.stage_rules import (
+    BACKUP_ACTIVE,
+    LOWER_RATE,
+    LOWER_TIER,
+    OFF,
+    SCENE,
+    STALE,
+    SWITCHES,
+    ActionRule,
+    alert_kind,
+)
+
+_OF_ALL = ("machine", "node")
+_MOST_DOUBLINGS = 4  # of the time without an alert after which an action is taken back
+_SOON = 2  # times that time: an alert that is back by then has not been over
+_MOST_WAITING = 256
+_OUTPUT = frozenset({"output", "output frozen", "output empty", "plan refused", "plan unchecked"})
+_CAUSES: dict[str, frozenset[str]] = {
+    OFF: _OUTPUT | {"bad input", "misses"},
+    LOWER_RATE: frozenset({"drops"}),
+    LOWER_TIER: frozenset({"tier"}),
+}
+"""Alerts that an action brings about for certain.
+
+While it is in force, and for 15 s more, they do not count.
+"""
+_OF_ANSWERS = _OUTPUT | {
+    "bad input",
+    "misses",
+    "drops",
+    "tier",
+    "worker died",
+    "restarts",
+    "model error",
+    "invalid output",
+    "recompilation",
+    "latency",
+    "drift",
+    "worker failed",
+    "result too slow",
+    "deadline missed",
+    "partial result",
+    STALE,
+}
+_OF_MACHINE = frozenset({"load", "temperature", "gpu", "gpu memory", "memory", "memory grows"})
+_MAY_CAUSE = {
+    OFF: _OF_ANSWERS,
+    LOWER_RATE: _OF_ANSWERS | {"jitter"},  # slower between frames: caches and clocks
+    LOWER_TIER: _OF_ANSWERS - {"latency", "drift"},  # these judge each tier by itself
+    SCENE: _OF_ANSWERS,
+    BACKUP_ACTIVE: _OF_ANSWERS | _OF_MACHINE,  # twice the work
+}
+"""Alerts that may be an action's own effect.
+
+While it is in force they do not show that its cause goes on.
+"""
+_LATENCY = "latency"
+_COUNTED = {"restarts", "recompilation", "model error"}
+# `misses` counts frames of the last 10 s, and the recorder reports it a second or two later
+_LINGERS_S = 15.0
+_LATE_S = {"misses": _LINGERS_S, "drift": 0.0}
+_NEVER_NS = -(1 << 62)
+# the recorder judges whole seconds, and the node hears of them up to two seconds later
+_USUALLY_LATE_S = 3.0
+
+
+@dataclass
+class _Line:
+    """How a rule stands: it was applied `steps` times. Times are monotonic.
+
+    Attributes:
+        found_ns: when its alert was found the last time.
+        seen_ns: when it was found the last time and was not what the action may cause.
+        began_with: signal and usual value of the alert that led to the first step, where it has these.
+        counted, counted_ns: of an alert that counts what happened in some span of time: the last number,
+        and when.
+        doubted_ns: when it was found the last time and may have been what the action causes.
+        on_trial: a step was taken back although that was found: only without the action it shows what it
+            is.
+    """
+
+    rule: ActionRule
+    steps: int = 0
+    found_ns: int | None = None
+    seen_ns: int = _NEVER_NS
+    began_ns: int = 0
+    changed_ns: int | None = None
+    returned_ns: int | None = None
+    doublings: int = 0
+    began_with: tuple[str, float] | None = None
+    counted: float = 0.0
+    counted_ns: int = 0
+    doubted_ns: int = _NEVER_NS
+    on_trial: bool = False
+
+
+class AlertActions:
+    """The rules of one stage; `step` once a second, `report` from any thread.
+
+    An alert applies its rule at once. It leads one step further when it is found again after the effect of
+    the last step can be seen: `lower_tier` takes one more tier each time, the other actions have one step.
+    Without the alert for `action_return_s` a step is taken back, and another after each such time. An alert
+    that is back within twice that time doubles it, up to 16 times.
+
+    No action keeps itself in force. What it causes for certain, as `off` causes misses, does not count
+    until it has been over for 15 s. What it may cause does not count as a reason to go on: the step is
+    taken back, and the alert, if it is found then, applies the rule again.
+
+    Attributes:
+        lower_tiers: so many of the most accurate tiers are left out.
+        scene: the scene that is to run, "" for what the situation says.
+        lower_rate, backup_active, off: whether these actions are in force.
+    """
+
+    def __init__(self, config: StageConfig) -> None:
+        self.config = config  # the stage's; replaced as a whole when a parameter changes
+        self.lower_tiers = 0
+        self.scene = ""
+        self.lower_rate = self.backup_active = self.off = False
+        self.taken = 0  # steps so far
+        self._most = {LOWER_TIER: max(len(scene.tiers) for scene in config.scenes) - 1}
+        self._lines = [_Line(rule) for rule in config.actions]
+        self._found: deque[tuple[Alert, int]] = deque(maxlen=_MOST_WAITING)
+        self._in_force_ns: dict[str, int] = {}  # by action: when it was last in force
+
+    def asks_for(self, alert: str) -> bool:
+        """Whether a rule has this alert."""
+        return any(line.rule.alert == alert for line in self._lines)
+
+    def report(self, alert: Alert, now_ns: int) -> None:
+        """An alert was found, of this stage, another, or the machine."""
+        if self._lines and alert.name.partition(": ")[0] in {self.config.name, *_OF_ALL}:
+            self._found.append((alert, now_ns))
+
+    def step(self, now_ns: int) -> list[str]:
+        """Apply the rules; what has begun and what is over now, a line each."""
+        while self._found:
+            alert, found_ns = self._found.popleft()
+            kind = alert_kind(alert.name)
+            if self._is_caused(kind, found_ns):
+                continue
+            for line in self._lines:
+                if line.rule.alert == kind:
+                    self._take(line, alert, found_ns)
+        changes = [text for line in self._lines if (text := self._follow(line, now_ns))]
+        # Of each action the most that one rule asks for: several alerts may have one cause.
+        steps = Counter(
+            {line.rule.action: line.steps for line in sorted(self._lines, key=lambda line: line.steps)}
+        )
+        self._in_force_ns |= {what: now_ns for what, count in steps.items() if count}
+        self.lower_tiers = steps[LOWER_TIER]
+        self.lower_rate, self.backup_active, self.off = (steps[what] > 0 for what in SWITCHES)
+        self.scene = next(
+            (one.rule.scene for one in self._lines if one.steps and one.rule.action == SCENE), ""
+        )
+        return changes
+
+    def _is_caused(self, kind: str, found_ns: int) -> bool:
+        """Whether an action in force, or one that was until just now, brings alerts of this kind about."""
+        return any(
+            kind in _CAUSES.get(what, ()) and found_ns - at_ns < _LINGERS_S * NS_PER_S
+            for what, at_ns in self._in_force_ns.items()
+        )
+
+    def _take(self, line: _Line, alert: Alert, found_ns: int) -> None:
+        """Note an alert of a rule: as a reason for a step, as one to go on, or as neither."""
+        action, kind = line.rule.action, line.rule.alert
+        if action == LOWER_TIER and self._is_left_out(alert.values.get("tier", "")):
+            return  # it is about frames from before
+        value, usual = (_number(alert, name) for name in ("value", "baseline"))
+        if kind in _COUNTED and alert.values.get("kind") == "level" and value is not None:
+            before = line.counted if found_ns - line.counted_ns < _USUALLY_LATE_S * NS_PER_S else 0.0
+            line.counted, line.counted_ns = value, found_ns
+            if value <= before:
+                return  # nothing has happened since then
+        if not self._is_in_force(action) or kind not in _MAY_CAUSE[action]:
+            line.seen_ns = found_ns
+        elif line.steps:
+            line.doubted_ns = found_ns
+        else:
+            return  # another rule has brought the action about, and this may be its effect
+        signal = alert.values.get("signal", "")
+        if not line.steps:
+            line.began_with = None if usual is None else (signal, usual)
+        elif kind == _LATENCY and _is_below(line.began_with, signal, value):
+            return  # the step has done what it is for: frames take less than was usual before it
+        line.found_ns = found_ns
+
+    def _is_in_force(self, action: str) -> bool:
+        """Whether a rule has brought this action about."""
+        return any(line.steps and line.rule.action == action for line in self._lines)
+
+    def _is_left_out(self, tier: str) -> bool:
+        """Whether no scene runs frames on this tier any more, as it is one of those that are left out."""
+        scenes = [[self.config.tiers[number] for number in scene.tiers] for scene in self.config.scenes]
+        places = [names.index(tier) for names in scenes if tier in names]
+        return bool(places) and max(places) < self.lower_tiers
+
+    def _follow(self, line: _Line, now_ns: int) -> str:
+        """One rule: a step down, a step back, or neither ("")."""
+        if line.found_ns is None:
+            return ""
+        cooldown_ns = self.config.action_cooldown_s * NS_PER_S
+        back_ns = self.config.action_return_s * NS_PER_S * (1 << line.doublings)
+        if self._leads_on(line, cooldown_ns):
+            again = line.returned_ns is not None and now_ns - line.returned_ns < _SOON * back_ns
+            line.doublings = min(line.doublings + 1, _MOST_DOUBLINGS) if again else line.doublings
+            line.steps, line.changed_ns, line.returned_ns = line.steps + 1, now_ns, None
+            line.began_ns = now_ns if line.steps == 1 else line.began_ns
+            line.on_trial = False
+            self.taken += 1
+            return f"{line.rule}: step {line.steps} begins"
+        quiet_ns = now_ns - line.seen_ns
+        if line.steps and quiet_ns >= back_ns and now_ns - (line.changed_ns or 0) >= back_ns:
+            line.steps, line.changed_ns, line.returned_ns = line.steps - 1, now_ns, now_ns
+            line.on_trial = now_ns - line.doubted_ns < max(_late_ns(line), _USUALLY_LATE_S * NS_PER_S)
+            but = ", but for what the action may cause" if line.on_trial else ""
+            return (
+                f"{line.rule}: a step back, {line.steps} left, after {quiet_ns / NS_PER_S:.0f} s without"
+                f" the alert{but}"
+            )
+        if not line.steps and line.returned_ns is not None and now_ns - line.returned_ns >= _SOON * back_ns:
+            line.returned_ns, line.doublings = None, 0  # it has been over for long enough
+        return ""
+
+    def _leads_on(self, line: _Line, cooldown_ns: float) -> bool:
+        """Whether the alert asks for a step more.
+
+        The first, or a further one whose predecessor was not enough.
+        """
+        if line.found_ns is None or line.steps >= self._most.get(line.rule.action, 1):
+            return False
+        if line.changed_ns is None:
+            return True
+        late_ns = _late_ns(line)
+        after_ns = line.found_ns - line.changed_ns
+        if line.steps:
+            return not line.on_trial and after_ns >= max(cooldown_ns, late_ns)
+        return after_ns > (
+            late_ns if line.on_trial else 0.0
+        )  # what is found until then may be of the time before
+
+    def words(self, now_ns: int) -> str:
+        """What is in force, in words; empty for nothing."""
+        return "; ".join(
+            f"{line.rule} ({line.steps} step{'s' * (line.steps > 1)}, for"
+            f" {(now_ns - line.began_ns) / NS_PER_S:.0f} s)"
+            for line in self._lines
+            if line.steps
+        )
+
+
+def _late_ns(line: _Line) -> float:
+    """For how long after a change the rule's alert may still be about the time before it."""
+    return _LATE_S.get(line.rule.alert, _USUALLY_LATE_S) * NS_PER_S
+
+
+def _is_below(began_with: tuple[str, float] | None, signal: str, value: float | None) -> bool:
+    """Whether a value is of another signal than the rule began with, or below what was usual for that one then."""
+    if began_with is None or value is None:
+        return False
+    return signal != began_with[0] or value < began_with[1]
+
+
+def _number(alert: Alert, name: str) -> float | None:
+    """A value of an alert that is a number; None if it has none."""
+    try:
+        value = float(alert.values.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,418 @@
+"""Whether an adapter keeps the adapter contract.
+
+Loaded, built twice, and run on one frame, in this process.
+
+The first thing to run on a new adapter. It finds in seconds what a node finds on the road: a model that
+cannot be built, weights that differ at every build, tiers that take different inputs, an output message
+that contradicts itself.
+"""
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from torchperf_ros.api.adapter import Adapter, Received, open_adapter, without_exit
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.errors import BadInput, TorchperfError
+from torchperf_ros.api.messages import (
+    decode,
+    empty_message,
+    encode,
+    full_name,
+    has_header,
+    message_class,
+)
+from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
+from torchperf_ros.engines.device import Device, choose_device
+from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
+from torchperf_ros.engines.kept_state import KeptState
+from torchperf_ros.engines.outputs import (
+    described,
+    drawn,
+    flat_numbers,
+    shapes_of,
+    signature_of,
+    tensors_in,
+)
+from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
+from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.shape_options import axes_of, within
+from torchperf_ros.tools.log_frames import log_frames
+from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
+from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
+
+_IMAGE: Final = "sensor_msgs/msg/Image"
+_USUAL_SIZE: Final = 480, 640
+_MADE_STAMP_NS: Final = 1_000_000_000
+_COLOURS: Final = 3
+_IMAGE_DIMS: Final = 3  # from so many on, a tensor may be an image
+_DECLARED: Final = "`dynamic_dims` declares that"
+_OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+
+
+@dataclass(frozen=True)
+class CheckStep:
+    """One step of the check.
+
+    `ok` is None for what is no failure, `took_ms` NaN where the time means nothing.
+    """
+
+    step: str
+    ok: bool | None
+    text: str
+    took_ms: float = math.nan
+
+
+Found = Generator[CheckStep, None, Any]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A tier's model, in the state that its build gave it, and the check that its outputs have to pass."""
+
+    model: torch.nn.Module
+    check: OutputCheck
+
+
+class _Failed(Exception):
+    """A step failed, and those that build on it cannot be tried."""
+
+
+class AdapterCheck:
+    """Checks one adapter, step by step.
+
+    `refused`: by `BadInput`, so that the frame's answer is not known.
+    """
+
+    def __init__(
+        self, path: str, options: dict[str, Any], tiers: Sequence[str], device: str, log: Path | None
+    ) -> None:
+        """Take what to check.
+
+        No tiers: those of the node's default that it builds; no log: the frame is made.
+        """
+        self._path, self._options, self._tiers, self._log = path, options, tiers, log
+        self._device = Device(choose_device(device), threads=0)  # with as many CPU threads as a worker has
+        self._example: tuple[torch.Tensor, ...] = ()
+        self.failed = self.refused = False
+
+    def run(self) -> Iterator[CheckStep]:
+        """Try every step that can be tried; what came of each, as it ends."""
+        for found in self._steps():
+            self.failed |= found.ok is False
+            yield found
+
+    def _steps(self) -> Found:
+        try:
+            adapter: Adapter = yield from self._step(
+                "load",
+                lambda: open_adapter(self._path, self._options, self._device.device),
+                lambda found: f"{type(found).__name__} on {self._device.device}",
+            )
+            yield from self._step("inputs and output", lambda: _contract(adapter), str)
+            trigger, kind = next(iter(adapter.inputs.items()))
+            if not has_header(kind):
+                text = (
+                    f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
+                )
+                yield CheckStep("trigger", None, text)
+            with torch.inference_mode():
+                tiers = self._tiers
+                if not tiers:
+                    tiers = yield from self._step("tiers", lambda: tiers_of(adapter), ", ".join)
+                models: dict[str, _Ran | None] = {}
+                for tier in tiers:
+                    models[tier] = yield from self._tier(adapter, tier)
+                if None not in models.values():
+                    inputs = {tier: _shapes(adapter.example_inputs(tier)) for tier in tiers}
+                    if len(set(inputs.values())) > 1:
+                        text = (
+                            f"tiers take different inputs: {inputs}; every tier has to take what"
+                            " `preprocess` gives"
+                        )
+                        yield CheckStep("tiers", False, text)
+                messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
+                for tier, ran in models.items():
+                    if ran is not None:
+                        yield from self._frame(adapter, tier, ran, messages)
+        except _Failed:
+            pass
+
+    def _step(self, name: str, act: Callable[[], Any], text: Callable[[Any], str]) -> Found:
+        started_ns = time.perf_counter_ns()
+        try:
+            with without_exit(name):
+                result = act()
+        except Exception as error:  # the user's code runs here: the check is for its errors
+            yield CheckStep(name, False, _reason(error, self._path))
+            raise _Failed from error
+        yield CheckStep(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
+        return result
+
+    def _tier(self, adapter: Adapter, tier: str) -> Found:
+        """Build a tier twice, and run it on its example inputs.
+
+        Gives what came of it, None if that cannot be done.
+        """
+
+        def example_inputs() -> tuple[torch.Tensor, ...]:
+            example = adapter.example_inputs(tier)
+            if not isinstance(example, tuple) or not all(
+                isinstance(each, torch.Tensor) for each in example
+            ):
+                raise TorchperfError(
+                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                )
+            return example
+
+        def identity() -> str:
+            return identify(
+                BuiltTier(model, example, adapter.dynamic_dims(), self._device.device), BuildOptions()
+            ).key
+
+        def run_again() -> None:
+            check.check(outputs)
+            check.check(drawn(model(*example)))
+
+        try:
+            model = yield from self._step(f"tier {tier}: build", lambda: build_model(adapter, tier), _size)
+            again = yield from self._step(
+                f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: ""
+            )
+            if why := uninitialised(model) or changing_weights(tier, model, again):
+                yield CheckStep(f"tier {tier}: weights", False, why)
+            self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
+            example, kept = self._example, KeptState(model)
+            yield from self._step(
+                f"tier {tier}: identity", identity, lambda key: f"{key[:8]}, of weights and code"
+            )
+            outputs = yield from self._step(
+                f"tier {tier}: first run", lambda: drawn(model(*example)), _shapes
+            )
+            check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
+            yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
+            for ok, text in _odd_ways(model, kept, example):
+                yield CheckStep(f"tier {tier}: same input", ok, text)
+            if check.unchecked:
+                yield CheckStep(
+                    f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}"
+                )
+        except _Failed:
+            return None
+        kept.restore()
+        return _Ran(model, check)
+
+    def _messages(self, adapter: Adapter) -> dict[str, Received]:
+        """The frame's messages: of the log, else the adapter's own examples, else made ones."""
+        if self._log is None:
+            return dict(adapter.example_messages()) or dict(_made(adapter.inputs, self._example))
+        found: dict[str, Received] = {}
+        for found in log_frames(adapter, self._log):
+            if len(found) == len(adapter.inputs):
+                break
+        return found
+
+    def _describe(self, messages: Mapping[str, Received]) -> str:
+        origin = "made up" if self._log is None else f"of {self._log.name}"
+        return f"{origin}: " + ", ".join(
+            f"{topic} ({described(each.message)})" for topic, each in messages.items()
+        )
+
+    def _frame(self, adapter: Adapter, tier: str, ran: "_Ran", messages: dict[str, Received]) -> Found:
+        try:
+            with without_exit("preprocess"):
+                adapter.observe(messages)
+                inputs = adapter.preprocess(messages)
+            check_inputs(inputs)
+            example = adapter.example_inputs(tier)
+        except BadInput as error:
+            text = f"refused: {error}" + ("; try a frame of a log: --log" if self._log is None else "")
+            self.refused = True
+            yield CheckStep(f"tier {tier}: frame", None, text)
+            return
+        except Exception as error:  # the user's code
+            yield CheckStep(f"tier {tier}: preprocess", False, _reason(error, self._path))
+            return
+        if why := _why_other(inputs, example, adapter):
+            text = f"preprocess gives {_shapes(inputs)}, example_inputs {_shapes(example)}: {why}"
+            yield CheckStep(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
+
+        def answer() -> int:
+            outputs = drawn(ran.model(*inputs))
+            ran.check.check(outputs)
+            return _answer(adapter, outputs, messages)
+
+        with contextlib.suppress(_Failed):
+            yield from self._step(
+                f"tier {tier}: frame", answer, lambda size: f"{adapter.output}, {size} bytes"
+            )
+
+
+class _Dropout(TorchFunctionMode):
+    """Notes the functions that drop activations while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+        """Run the function; note it where it drops something."""
+        name, given = getattr(func, "__name__", ""), kwargs or {}
+        if given.get("dropout_p"):
+            self.found = f"{name} gets dropout_p={given['dropout_p']}"
+        elif "dropout" in name and (given.get("training") or True in args[1:]):
+            self.found = f"{name} gets training=True"
+        return func(*args, **given)
+
+
+def _odd_ways(
+    model: torch.nn.Module, kept: KeptState, example: Inputs
+) -> Iterator[tuple[bool | None, str]]:
+    """What makes a model answer the same input in another way, and whether that is no mistake (None)."""
+    training = [
+        name for name, each in model.named_modules() if each.training and isinstance(each, _OF_TRAINING)
+    ]
+    if training:
+        yield (
+            False,
+            f"{training[0]} is in training mode after eval(): it changes at every frame, or drops values",
+        )
+    with _Dropout() as dropout:
+        drawn(model(*example))
+    if dropout.found:
+        yield False, f"dropout is active: {dropout.found}; it has to follow self.training"
+        return
+    kept.restore()
+    first = flat_numbers(drawn(model(*example)))
+    with contextlib.suppress(Exception):  # a model may not take inputs that are drawn
+        model(*random_inputs(example, 1))
+    second = drawn(model(*example))
+    if same(first, flat_numbers(second)):
+        return
+    if names := depends_on_state(model, kept, example, second):
+        kept_in = ", ".join(names)
+        yield (
+            None,
+            (
+                f"the answer depends on earlier calls ({kept_in}): a worker starts as build gave it, and"
+                " runs eager"
+            ),
+        )
+    else:
+        yield None, "the same input gives another answer the second time: the model draws at random"
+
+
+def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
+    """Why inputs differ from those of `example_inputs`.
+
+    "" where they are, `_DECLARED` where the difference is allowed.
+    """
+    if [(t.dtype, t.shape) for t in given] == [(t.dtype, t.shape) for t in example]:
+        return ""
+    if [(t.dtype, t.dim()) for t in given] != [(t.dtype, t.dim()) for t in example]:
+        return "number, types and dimensions of the tensors have to be the same"
+    dims = adapter.dynamic_dims()
+    declared = within(shapes_of(given), axes_of(dims, shapes_of(example)), shapes_of(example))
+    if declared:
+        return _DECLARED
+    return f"`dynamic_dims` has to declare the difference; it declares {dict(dims) or 'none'}"
+
+
+def _contract(adapter: Adapter) -> str:
+    if not getattr(adapter, "inputs", None) or not getattr(adapter, "output", ""):
+        raise TorchperfError(
+            "has to have `inputs` (topic -> message type, the trigger first) and `output` (a type)"
+        )
+    for name in (*adapter.inputs.values(), adapter.output):
+        message_class(name)
+    return f"{', '.join(f'{topic} ({kind})' for topic, kind in adapter.inputs.items())} to {adapter.output}"
+
+
+def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) -> int:  # noqa: ANN401
+    data = bytes(output_message(adapter, outputs, messages, full_name(adapter.output)))
+    for name, held in _held(decode(data, adapter.output)):
+        if (why := contradiction(held, held.__msgtype__)) and not _is_unset(held):
+            raise InvalidOutput(f"the {adapter.output} contradicts itself: {name}: {why}")
+    if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
+        stamp_ns = header_stamp_ns(data)
+        if stamp_ns != trigger.stamp_ns:
+            raise TorchperfError(
+                f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its"
+                " frame's"
+            )
+    return len(data)
+
+
+def _is_unset(held: Any) -> bool:  # noqa: ANN401 - a message of rosbags
+    """Whether it was never given a value, as the texture of most markers."""
+    return bytes(encode(held, held.__msgtype__)) == bytes(
+        encode(empty_message(held.__msgtype__), held.__msgtype__)
+    )
+
+
+def _held(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a message of rosbags
+    """Every message inside of a message, with the name of its field.
+
+    The node looks at the outer one only.
+    """
+    for name, value in vars(message).items():
+        for held in value if isinstance(value, list) else [value]:
+            if hasattr(held, "__msgtype__"):
+                yield name, held
+                yield from _held(held)
+
+
+def _made(inputs: Mapping[str, str], example: Sequence[torch.Tensor]) -> Iterator[tuple[str, Received]]:
+    """A message for each input.
+
+    A grey image of the example's size, else one with every field at its zero.
+    """
+    for topic, kind in inputs.items():
+        message: Any = empty_message(kind)
+        if kind == _IMAGE:
+            height, width = _image_size(example)
+            message.height, message.width, message.encoding, message.step = height, width, "rgb8", width * 3
+            message.data = np.full(height * width * 3, 128, np.uint8)
+        stamp_ns = 0
+        if has_header(kind):
+            message.header.stamp.sec = 1
+            stamp_ns = _MADE_STAMP_NS
+        yield topic, Received(decode(bytes(encode(message, kind)), kind), stamp_ns, 0.0)
+
+
+def _image_size(example: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Height and width of the first input that looks like an image of three colours, channels first or last."""
+    for tensor in example:
+        shape = tuple(tensor.shape)
+        if len(shape) >= _IMAGE_DIMS and _COLOURS in {shape[-3], shape[-1]}:
+            return (shape[-2], shape[-1]) if shape[-3] == _COLOURS else (shape[-3], shape[-2])
+    return _USUAL_SIZE
+
+
+def _size(model: torch.nn.Module) -> str:
+    count = sum(each.numel() for each in model.parameters() if not is_lazy(each))
+    return f"{type(model).__name__}, {count:,} parameters"
+
+
+def _shapes(tensors: Any) -> str:  # noqa: ANN401 - a model may return anything
+    return (
+        ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
+    )
+
+
+def _reason(error: Exception, path: str) -> str:
+    file = path.partition(":")[0].replace(".", "/") + ".py"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    kind = "" if isinstance(error, TorchperfError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{where}"

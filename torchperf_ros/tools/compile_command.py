@@ -1,0 +1,375 @@
+"""The commands `compile`, `cache` and `evidence`.
+
+torch is loaded by the process that compiles, not here.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES
+from torchperf_ros.tools import shell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torchperf_ros.settings.config import NodeConfig
+
+_READS_FRAMES = "torchperf_ros.tools.log_frames"
+_TABLE_WIDTH = 140
+_MIB = 1 << 20
+_COLUMNS = (
+    "stage",
+    "tier",
+    "engine",
+    "package",
+    "MiB",
+    "compiled in",
+    "p50 / p99 ms",
+    "eager p50 / p99",
+    "faster",
+    "parity",
+)
+
+
+def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
+    adapter: Annotated[
+        shell.Text, Argument(help="module:Class of the adapter whose tiers are compiled.")
+    ] = None,
+    params: Annotated[
+        Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")
+    ] = None,
+    stage: Annotated[str | None, Option(help="Only this stage of --params.")] = None,
+    tiers: Annotated[
+        shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")
+    ] = None,
+    options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
+    device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    engine: Annotated[
+        shell.Text, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
+    ] = None,
+    log: Annotated[
+        Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
+    ] = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write packages here, not into the cache.")
+    ] = None,
+    force: shell.Force = False,
+    dry_run: shell.DryRun = False,
+    json_file: shell.JsonFile = None,
+) -> None:
+    """Compile an adapter's tiers ahead of time, so that the node starts from packages.
+
+    Each tier is exported, compiled by every engine that is installed, checked
+    against eager on random inputs, timed beside it, and written as one package
+    and one JSON manifest each; the fastest is what the node will run. What is
+    there already, with the same weights, code, libraries and device, is neither
+    built nor measured again.
+
+    int8_static takes the ranges of its numbers from frames: those of --log, else
+    `Adapter.score_inputs`. The node has no log, so such packages are built here.
+
+    Examples: torchperf compile --params config/perception.yaml
+              torchperf compile my_robot.segmenter:Segmenter --tiers full,fast
+
+    Exit status: 0 if every package is there, 1 if one could not be built, 2 if the input cannot be used.
+    """
+    from torchperf_ros.settings.config import node_config
+    from torchperf_ros.settings.params_file import read_params_file
+
+    shell.check_outputs({"--json": json_file})
+    only = shell.every_word(tiers)
+    if (adapter is None) == (params is None):
+        raise ConfigError("give what to compile: either an adapter, module:Class, or --params FILE")
+    own = {"options": options, "engine": engine, "device": device}
+    given = {name: value for name, value in own.items() if value is not None}
+    if params is None:
+        node = {"stages": ["adapter"], "device": given.pop("device", "auto")}
+        values = given | {
+            "adapter": adapter,
+            "output": "output",
+            "tiers": only or ["full", "medium", "fast"],
+        }
+        config = node_config(node, {"adapter": values})
+    elif given:
+        raise ConfigError(f"{', '.join(f'--{name}' for name in given)}: with --params, set it in the file")
+    else:
+        config = read_params_file(params)
+    shown = shell.console(_TABLE_WIDTH)
+    jobs = _jobs(
+        config,
+        stage,
+        only,
+        {
+            "out": output and str(output),
+            "force": force,
+            "dry_run": dry_run,
+            "guessed": params is None and not only,
+        },
+    )
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        for name, job in jobs.items() if log is not None else ():
+            job["frames"] = _frames(job, str(log), str(Path(folder) / f"{name}.safetensors"), shown)
+        built = [result for name, job in jobs.items() for result in _run(name, job, shown)]
+    if json_file is not None:
+        json_file.write_text(json.dumps(built, indent=2) + "\n", encoding="utf-8")
+    _print(built, shown)
+    raise typer.Exit(any(result["kind"] == "failed" for result in built))
+
+
+def _jobs(
+    config: "NodeConfig", stage: str | None, tiers: Sequence[str], more: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    jobs = {}
+    for found in config.stages:
+        if stage not in {None, found.name}:
+            continue
+        unknown = sorted(set(tiers) - set(found.tiers))
+        if unknown:
+            raise ConfigError(
+                f"--tiers {unknown[0]!r} is not there; {found.name} has {', '.join(found.tiers)}"
+            )
+        numbers = [number for number, name in enumerate(found.tiers) if not tiers or name in tiers]
+        jobs[found.name] = {
+            "adapter": found.adapter,
+            "options": found.options,
+            "device": config.device,
+            "threads": config.worker_threads,
+            "tiers": [found.tiers[number] for number in numbers],
+            "build": [found.build_options(number).as_dict() for number in numbers],
+            "packages": [found.packages[number] for number in numbers],
+            "cache_dir": config.cache_dir,
+            "cache_mib": config.cache_mib,
+            **more,
+        }
+    if not jobs:
+        raise ConfigError(
+            f"--stage {stage!r} is not there; it has to be one of:"
+            f" {', '.join(s.name for s in config.stages)}"
+        )
+    return jobs
+
+
+def _frames(job: Mapping[str, Any], log: str, path: str, console: "Console") -> str:
+    """The file of a log's frames as this job's adapter makes inputs of them.
+
+    A process of its own writes it.
+
+    Raises:
+        ConfigError: the log cannot be read, or the adapter takes none of its frames.
+    """
+    from torchperf_ros.workers.compile_process import CompileProcess
+
+    process = CompileProcess({**job, "log": log, "frames": path, "does": _READS_FRAMES}, background=False)
+    try:
+        with console.status(f"reading frames of {log}"):
+            for message in process.messages():
+                if message["kind"] == "frames":
+                    shell.say(console, f"calibrates with {message['text']}")
+                    return path
+                if message["kind"] == "failed":
+                    raise ConfigError(message["text"])
+        raise ConfigError(f"--log {log}: {process.death_reason() or 'its process printed nothing'}")
+    finally:
+        process.close()
+
+
+def _run(stage: str, job: dict[str, Any], console: "Console") -> Iterator[dict[str, Any]]:
+    """Run a compile process to its end, with progress; gives what became of each tier.
+
+    Raises:
+        ConfigError: there is no such adapter, device or folder.
+    """
+    from torchperf_ros.workers.compile_process import CompileProcess
+
+    tiers, waiting = job["tiers"], list(job["tiers"])
+    process = CompileProcess(job, background=False)
+    try:
+        with shell.progress_bars() as progress:
+            bar = progress.add_task(f"{stage}: loading torch and the adapter", total=len(tiers), at="")
+            for message in process.messages():
+                if message["kind"] == "tier":
+                    text = (
+                        f"{stage}: {message['step']} {message['tier']} ({message['number']} of"
+                        f" {len(tiers)})"
+                    )
+                    progress.update(bar, description=text)
+                    if not console.is_terminal:
+                        console.print(text)
+                elif message["kind"] == "tiers":
+                    tiers, waiting = message["tiers"], list(message["tiers"])
+                    progress.update(bar, total=len(tiers))
+                elif message.get("unusable"):
+                    raise ConfigError(message["text"])
+                elif message["kind"] in {"built", "planned", "failed"}:
+                    progress.advance(bar)
+                    waiting = [tier for tier in waiting if tier not in message["tier"].split(", ")]
+                    yield {"stage": stage, **message}
+        if waiting:
+            reason = process.death_reason() or "its process printed nothing"
+            yield {"stage": stage, "kind": "failed", "tier": ", ".join(waiting), "text": reason}
+    finally:
+        process.close()
+
+
+def _print(results: list[dict[str, Any]], console: "Console") -> None:
+    from rich.table import Table
+
+    table, notes = Table(*_COLUMNS), []
+    for result in results:
+        name = f"{result['stage']} {result['tier']}"
+        if result["kind"] == "planned":
+            shell.say(console, f"{name}: {result['text']}")
+        elif result["kind"] == "failed":
+            sys.stderr.write(
+                f"torchperf: {name}: {result['text']}\n{result.get('detail', '')}".rstrip() + "\n"
+            )
+        else:
+            table.add_row(*_row(result))
+            notes += [f"{name}: {result['choice']}"] if result.get("choice") else []
+            manifest = result["manifest"] or {}
+            variants, int8 = manifest.get("variants_ms", {}), manifest.get("int8", {})
+            layers = [
+                f"{n['int8']} of {n['there']} {kind} ({n['quantised']} quantised)"
+                for kind, n in int8.items()
+            ]
+            notes += [f"{name}: in int8 {', '.join(layers)}"] if layers else []
+            kept = ", ".join(f"{variant} {p50_ms:.2f} ms" for variant, p50_ms in variants.items())
+            notes += [f"{name}: kept {kept.replace(', ', '; ', 1)}"] if kept else []
+    if table.row_count:
+        console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    manifest = result["manifest"]
+    if manifest is None:  # of all engines eager is the fastest
+        return [result["stage"], result["tier"], "eager"]
+    timing = list(manifest["timings"].values())[-1]  # the example's shape
+    ratio = timing["eager_p50_ms"] / timing["p50_ms"]
+    return [
+        result["stage"],
+        result["tier"],
+        manifest["identity"]["options"]["engine"],
+        Path(result["package"]).stem[:12],
+        f"{manifest['package_bytes'] / _MIB:.1f}",
+        f"{manifest['compile_s']:.1f} s" + ("" if result["new"] else ", earlier"),
+        f"{timing['p50_ms']:.2f} / {timing['p99_ms']:.2f}",
+        f"{timing['eager_p50_ms']:.2f} / {timing['eager_p99_ms']:.2f}",
+        f"{ratio:.2f}x" + (" [yellow]no gain[/]" if ratio < 1.0 else ""),
+        _parity(manifest["parity"]),
+    ]
+
+
+def _parity(parity: dict[str, float | None]) -> str:
+    score, loss = parity.get("score"), parity.get("loss")  # earlier versions wrote none
+    by = "" if score is None else f"by score {score:.3f}; "
+    return (by if loss is None else f"loses {loss:.4f}; ") + f"L2 {parity['relative_l2']:.1e}"
+
+
+def cache(
+    clear: Annotated[
+        bool, Option("--clear", help="Remove every package, and what compilers keep.")
+    ] = False,
+    remove: Annotated[str | None, Option(help="Remove the packages whose key begins with this.")] = None,
+    cache_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
+) -> None:
+    """List the compiled packages on this machine, or remove them.
+
+    A package whose files are damaged is named with what is wrong with it; the
+    node builds it anew.
+
+    Example: torchperf cache --remove 3f9a
+    """
+    from rich.table import Table
+
+    from torchperf_ros.workers.package_cache import clear_compiler_cache, open_cache
+
+    shown, packages = shell.console(_TABLE_WIDTH), open_cache(cache_dir, 0)
+    try:
+        entries = packages.entries()
+    except OSError as error:
+        shell.fail(f"folder {packages.folder} cannot be read: {error.strerror}")
+    if clear or remove is not None:
+        chosen = [entry for entry in entries if clear or entry.path.stem.startswith(remove or "\0")]
+        if not chosen and remove is not None:
+            shell.fail(f"no package in {packages.folder} has a key that begins with {remove!r}")
+        for entry in chosen:
+            packages.remove(entry.path)
+        freed = sum(entry.size_bytes for entry in chosen) + packages.remove_abandoned()
+        shown.print(
+            f"removed {len(chosen)} packages, {freed / _MIB:.1f} MiB, from {packages.folder}",
+            highlight=False,
+        )
+        if clear and (freed := clear_compiler_cache(cache_dir)):
+            shown.print(f"and {freed / _MIB:.1f} MiB that torch's compilers kept there", highlight=False)
+        return
+    table = Table("key", "adapter", "tier", "how", "device", "torch", "MiB", "p50 ms", "eager", "built")
+    for entry in entries:
+        if entry.manifest is None:
+            shown.print(
+                f"{entry.path.stem[:12]}: {entry.problem}", style="red", markup=False, soft_wrap=True
+            )
+            continue
+        manifest, identity = entry.manifest, entry.manifest.identity
+        timing, options = list(manifest.timings.values())[-1], identity.options
+        how = [str(options.get("engine", "")), str(options.get("precision", ""))]
+        how += [name for name, value in options.items() if value is True]
+        table.add_row(
+            entry.path.stem[:12],
+            manifest.adapter.rpartition(":")[2],
+            manifest.tier,
+            " ".join(how),
+            f"{identity.device} {identity.capability}",
+            identity.torch,
+            f"{entry.size_bytes / _MIB:.1f}",
+            f"{timing['p50_ms']:.2f}",
+            f"{timing['eager_p50_ms']:.2f}",
+            manifest.built[:16].replace("T", " "),
+        )
+    if table.row_count:
+        shown.print(table)
+    mib = sum(entry.size_bytes for entry in entries) / _MIB
+    shown.print(f"{len(entries)} packages, {mib:.1f} MiB, in {packages.folder}", highlight=False)
+
+
+def evidence(
+    clear: Annotated[bool, Option("--clear", help="Remove every incident.")] = False,
+    evidence_dir: Annotated[str, Option(help="The folder; default: where the node keeps them.")] = "",
+) -> None:
+    """List the incidents that nodes have written on this machine, or remove them.
+
+    Records, which are bounded by record_mib, and the latch of the emergency lane stay.
+
+    Example: torchperf evidence --clear
+    """
+    from torchperf_ros.workers.incident_folder import folder_size_bytes, open_incidents
+
+    shown, incidents = shell.console(), open_incidents(evidence_dir, 1, 1)
+    try:
+        if clear:
+            count, size_bytes = incidents.clear()
+            shown.print(
+                f"removed {count} incidents, {size_bytes / _MIB:.1f} MiB, from {incidents.root}",
+                highlight=False,
+            )
+            return
+        found = incidents.incidents()
+        sizes_mib = [folder_size_bytes(path) / _MIB for path in found]
+    except OSError as error:
+        shell.fail(f"evidence in {incidents.root}: {error.strerror}: {error.filename}")
+    for path, mib in zip(found, sizes_mib, strict=True):
+        shown.print(f"{mib:8.1f} MiB  {path.name}", highlight=False, markup=False, soft_wrap=True)
+    shown.print(
+        f"{len(found)} incidents, {sum(sizes_mib):.1f} MiB, in {incidents.root}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,318 @@
+"""What is known about a drive, and what came of it.
+
+A table of the stages, one of the sabotage, and an exit status.
+"""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.api.text import percent
+from torchperf_ros.observe.telemetry.node_state import NodeState, SeenFrame, StageState
+from torchperf_ros.observe.top.view import DASH, short
+
+_IN_FLIGHT: Final = 1  # the last frame may still be on its way when the counters are read
+_OTHERS_SHARE: Final = 0.1
+_RECEIVED_SHARE: Final = 0.95
+PUNCTUAL_MS: Final = 1.0
+"""No answer may leave later than this after its deadline."""
+
+
+class Shares(NamedTuple):
+    """Which shares of the frames that came, 0 to 1, a stage needs.
+
+    With any answer, and with their own result in time.
+
+    On an idle machine with two cores 98 % have their own result in time under sabotage, and 99.9 % without.
+    """
+
+    answered: float
+    on_time: float
+
+
+NEEDED: Final = {False: Shares(0.99, 0.95), True: Shares(0.95, 0.85)}
+"""What PASS takes; by whether the drive is sabotaged."""
+PASSED, FAILED, TOO_BUSY = 0, 1, 3
+"""Exit statuses; 2 is bad input."""
+
+
+@dataclass
+class Injection:
+    """One line of a saboteur's journal, and the frame that it hit, as soon as that was seen."""
+
+    stage: str
+    kind: str
+    stamp_ns: int
+    pid: int
+    record: SeenFrame | None = None
+
+    @property
+    def answer(self) -> str:
+        """How the frame was answered, in words."""
+        return "not seen" if self.record is None else self.record.answer
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The same for machines; null for what is not known."""
+        own, seen = (
+            {name: getattr(self, name) for name in ("stage", "kind", "stamp_ns", "pid")},
+            self.record,
+        )
+        if seen is None:
+            return {**own, "outcome": None, "fallback": None, "lateness_ms": None}
+        fallback = None if seen.fallback is None else seen.fallback.word
+        return {
+            **own,
+            "outcome": seen.outcome.word,
+            "fallback": fallback,
+            "lateness_ms": _finite(seen.lateness_ms),
+        }
+
+
+class DriveState(NodeState):
+    """The node, its player and its saboteurs: everything that the view and the verdict are made of."""
+
+    def __init__(self, title: str, seconds: float) -> None:
+        """Know nothing yet but what is to be driven."""
+        super().__init__("/perf")
+        self.title, self.seconds = title, seconds  # what is driven, and how long it is to last
+        self.sabotaged = False
+        self.phase = "starting"  # or `driving`, or what is going on in words
+        self.injections: list[Injection] = []  # what was sabotaged
+        self.player: dict[str, Any] = {}  # what the player wrote at its end
+        self.player_ready = False
+        self.others_share = math.nan  # of the processor, that other programs or the host took, 0 to 1
+
+    def on_player(self, line: str) -> None:
+        """Fold in a line that the player wrote."""
+        values = json.loads(line) if line.startswith("{") else {"event": "note", "text": line}
+        word = values.pop("event")
+        if word == "done":
+            self.player = values
+        elif word == "ready":
+            self.player_ready = True
+        else:
+            self.event("note", "player", values["text"])
+
+    def on_journal(self, stage: str, line: str) -> None:
+        """Fold in a line of a saboteur's journal."""
+        entry = json.loads(line)
+        self.injections.append(Injection(stage, entry["kind"], entry["stamp_ns"], entry["pid"]))
+
+    def match(self) -> None:
+        """Find the frames that injections have hit; how each was answered is an event."""
+        for hit in self.injections:
+            stage = self.stages.get(hit.stage)
+            if (
+                hit.record is None
+                and stage is not None
+                and (near := stage.nearest(hit.stamp_ns)) is not None
+            ):
+                hit.record = near
+                took = f"after {near.total_ms:.1f} ms of {near.budget_ms:.0f}"
+                self.event("sabotage", hit.stage, f"{hit.kind} in pid {hit.pid}: {hit.answer} {took}")
+
+
+class DriveResult(NamedTuple):
+    """What was not as it should be, and what is worth knowing.
+
+    `short`: what a stage lacks to pass, for which a busy machine may be the reason. `busy`: what else took
+    the machine, if it was much.
+    """
+
+    failures: list[str]
+    short: list[str]
+    notes: list[str]
+    busy: str = ""
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if self.failures or (self.short and not self.busy):
+            return FAILED
+        return TOO_BUSY if self.short else PASSED
+
+
+def judge(state: DriveState) -> DriveResult:
+    """Look at the final state of a drive."""
+    failures = [] if state.stages else ["node: reported no stages"]
+    short: list[str] = []
+    notes: list[str] = []
+    for stage in state.stages.values():
+        if not stage.records:
+            failures.append(f"{stage.name}: no frame was answered")
+        if stage.lost is None:
+            notes.append(
+                f"{stage.name}: the node reported no counters, so only the records seen here were judged"
+            )
+        elif stage.lost > _IN_FLIGHT:
+            failures.append(f"{stage.name}: {stage.lost} started frames were not answered")
+        short += [f"{stage.name}: {text}" for text in _short_of(stage, NEEDED[state.sabotaged])]
+        if starting := stage.count("starting"):
+            notes.append(f"{stage.name}: {starting} frames came while it was still starting")
+        if stage.unanswered:
+            notes.append(f"{stage.name}: {stage.unanswered} frames had nothing to publish, yet or any more")
+    if not state.player:
+        failures.append("player: ended before its time")
+    published = state.player.get("images", 0)
+    received = next(iter(state.stages.values())).count("frames") if state.stages else None
+    if received is not None and received < published * _RECEIVED_SHARE:
+        notes.append(
+            f"player: of {published} images only {received} reached the node; with Fast DDS, images need"
+            " a transport for large messages (see README) and no ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
+        )
+    if late := state.player.get("late"):
+        notes.append(
+            f"player: {late} messages were late, the worst by {state.player['worst_late_ms']:.1f} ms"
+        )
+    notes += [f"node: {text}" for key, text in state.node.items() if key.endswith("_warning")]
+    if state.others_share > _OTHERS_SHARE:
+        busy = f"other programs took {state.others_share:.0%} of the processor meanwhile"
+        notes.append(f"machine: {busy}")
+    else:
+        busy = ""
+    if state.sabotaged and not state.injections:
+        short.append("sabotage: no fault was injected, as the workers did not all serve at any time")
+    return DriveResult(failures, short, notes, busy)
+
+
+def _short_of(stage: StageState, needed: Shares) -> list[str]:
+    """What a stage lacks to pass."""
+    found = []
+    if (came := stage.ended + (stage.dropped or 0)) and stage.records:
+        without = stage.unanswered + (stage.dropped or 0)
+        if without > (1.0 - needed.answered) * came:
+            found.append(
+                f"{without:,} of {came:,} frames had no answer; {percent(1 - needed.answered, 0)} may have"
+                " none"
+            )
+        if stage.on_time_share < needed.on_time:
+            share = percent(stage.on_time_share)
+            found.append(
+                f"{share} of the frames had their own result in time; {percent(needed.on_time, 0)} have to"
+            )
+    if stage.worst_ms > PUNCTUAL_MS:
+        found.append(
+            f"an answer left {stage.worst_ms:.1f} ms after its deadline; {PUNCTUAL_MS:g} ms is allowed"
+        )
+    return found
+
+
+def summary(state: DriveState, result: DriveResult) -> RenderableType:
+    """The end of a drive in words and tables."""
+    parts: list[RenderableType] = [_stage_table(state)]
+    if state.injections:
+        parts.append(_sabotage_table(state))
+    parts += [Text(f"  note  {note}", style="dim") for note in result.notes]
+    if result.status == TOO_BUSY:
+        parts += [Text(f"  note  {text}", style="dim") for text in result.short]
+        text = f"  BUSY  no verdict: {result.busy}; drive again when the machine has time"
+        parts.append(Text(text, style="bold yellow"))
+    elif result.status == FAILED:
+        parts += [Text(f"  FAIL  {text}", style="bold red") for text in result.failures + result.short]
+    else:
+        stages = state.stages.values()
+        worst_ms = max(stage.worst_ms for stage in stages)
+        came = sum(stage.ended + (stage.dropped or 0) for stage in stages)
+        latest = f"the latest {abs(worst_ms):.2f} ms {'after' if worst_ms > 0 else 'before'} its deadline"
+        needed = NEEDED[state.sabotaged]
+        parts.append(
+            Text(
+                f"  PASS  {sum(map(_answered, stages)):,} of {came:,} frames were answered, {latest}; of"
+                f" each stage {percent(needed.answered, 0)} have to be, {percent(needed.on_time, 0)} by"
+                " their own result in time",
+                "bold green",
+            )
+        )
+    return Group(*parts)
+
+
+def report(state: DriveState, result: DriveResult) -> dict[str, Any]:
+    """The same for machines; numbers that are not known are null."""
+    stages = {
+        s.name: {
+            "records": s.records,
+            "unanswered": s.unanswered,
+            "lost": s.lost,
+            "diagnostics": s.values,
+            "worst_lateness_ms": _finite(s.worst_ms),
+            "later_than_5_ms": s.far_late,
+        }
+        for s in state.stages.values()
+    }
+    return {
+        "title": state.title,
+        "seconds": round(state.elapsed_s, 3),
+        "exit_status": result.status,
+        "failures": result.failures,
+        "short": result.short,
+        "busy": result.busy,
+        "notes": result.notes,
+        "player": state.player,
+        "others_share": _finite(state.others_share),
+        "stages": stages,
+        "sabotage": [hit.report for hit in state.injections],
+    }
+
+
+def _finite(number: float) -> float | None:
+    return round(number, 3) if math.isfinite(number) else None
+
+
+def _answered(stage: StageState) -> int:
+    counted = stage.count("answered")
+    return stage.records if counted is None else counted
+
+
+def _stage_table(state: DriveState) -> Table:
+    heads = "frames", "dropped", "answered", "on time", "p50", "p99", "latest", "restarts"
+    table = _table(f"{state.title}, {state.elapsed_s:.1f} s", "stage", *heads)
+    for stage in state.stages.values():
+        on_time = f"{stage.on_time_share:.1%}" if math.isfinite(stage.on_time_share) else DASH
+        frames, dropped, answered, restarts = (
+            DASH if count is None else f"{count:,}"
+            for count in (stage.count("frames"), stage.dropped, _answered(stage), stage.count("restarts"))
+        )
+        p50, p99 = short(stage.values.get("p50_ms")), short(stage.values.get("p99_ms"))
+        table.add_row(
+            stage.name, frames, dropped, answered, on_time, p50, p99, _lateness(stage.worst_ms), restarts
+        )
+    table.caption = " in ms: p50, p99, and latest, past the deadline; dropped: a newer one came first"
+    return table
+
+
+def _sabotage_table(state: DriveState) -> Table:
+    title = "sabotage: what was injected, and how the frames that it hit were answered"
+    table = _table(title, "fault", "times", "latest")
+    table.add_column("answered", ratio=1)
+    for kind in dict.fromkeys(hit.kind for hit in state.injections):
+        hits = [hit for hit in state.injections if hit.kind == kind]
+        records = [hit.record for hit in hits if hit.record is not None]
+        late_ms = [record.lateness_ms for record in records if record.outcome is not Outcome.STARTING]
+        words = [f"{count} {answer}" for answer, count in Counter(hit.answer for hit in hits).most_common()]
+        table.add_row(kind, str(len(hits)), _lateness(max(late_ms, default=math.nan)), ", ".join(words))
+    return table
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, title=f" {title}", title_justify="left", caption_justify="left", expand=True
+    )
+    table.padding = (0, 0, 0, 1)
+    table.title_style, table.caption_style = "bold", "dim"
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _lateness(ms: float) -> str:
+    return f"{ms:+.2f}" if math.isfinite(ms) else DASH

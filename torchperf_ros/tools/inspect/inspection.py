@@ -1,0 +1,293 @@
+"""One inspection.
+
+A model runs under torch.compile with each of its inputs, and the compiler's messages are kept.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from torchperf_ros.engines.quantisation import quiet_log
+from torchperf_ros.tools.inspect import graph_breaks
+from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
+from torchperf_ros.tools.inspect.inspected_model import InspectedModel, InspectError, shapes_text
+
+# of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
+_RUNS = 10
+_SEED = 0
+_CALLS = ("call_function", "call_method", "call_module")
+_TRACE = logging.getLogger("torch.__trace")  # what TORCH_TRACE writes to a file
+_BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
+_NOWHERE = logging.NullHandler()
+
+
+_PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
+_ADVICE = {
+    "size": "Happens once for each dimension that varies.",
+    "unrolled": (
+        "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
+        " anew. Work on the whole tensor instead."
+    ),
+    "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",
+    "one": "Sizes 0 and 1 always get graphs of their own: pad to 2, or warm up with both.",
+    "dtype": "Cast in preprocess, so that the model always gets the same type.",
+    "stride": "Call .contiguous() on it before, so that the memory layout is always the same.",
+    "value": "A Python value is built into the graph: pass it as a tensor, or keep it constant.",
+    "limit": "The compiler has given up on this function, which now runs uncompiled.",
+}
+
+
+@dataclass(frozen=True)
+class Recompilation:
+    """One more compilation of a function that had been compiled.
+
+    Attributes:
+        kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
+        guard: the condition that the compiled code had assumed and that does not hold, in the compiler's
+            words.
+        source: `file:line: text` of the user's code that asked for this condition, where the compiler knows
+            it.
+    """
+
+    function: str
+    file: str
+    line: int
+    input_set: int
+    kind: str
+    guard: str
+    source: str
+    advice: str
+
+
+def explain_recompilations(
+    raw: list[tuple[str, int, str]], function_of: Callable[[str], tuple[str, str, int]]
+) -> list[Recompilation]:
+    """For each, the guard that failed and what would help.
+
+    Args:
+        raw: in order: compile id, input set, and `recompile_reasons` of the compiler's trace.
+        function_of: name, file and line of the function that a compilation is of, by compile id.
+    """
+    config = torch._dynamo.config
+    limit = int(getattr(config, "recompile_limit", 0) or getattr(config, "cache_size_limit", 8))
+    found: list[Recompilation] = []
+    guards = [_newest_guard(text) for _, _, text in raw]
+    functions = [function_of(compile_id) for compile_id, _, _ in raw]
+    sizes = Counter(zip(functions, (guard.partition("expected")[0] for guard in guards), strict=True))
+    for (compile_id, input_set, _), reason, function in zip(raw, guards, functions, strict=True):
+        place = _PLACE.search(reason)
+        guard = re.sub(r"\. Guard failed on a parameter.*", "", re.sub(r"\s+#.*", "", reason)).strip()
+        source = f"{place['file'].rpartition('/')[2]}:{place['line']}: {place['text']}" if place else ""
+        kind = "limit" if int(compile_id.partition("/")[2] or 0) >= limit else _kind(guard, source)
+        if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
+            # a size that the compiler could leave open fails once; one that it built in, each time
+            kind = "unrolled"
+        name = graph_breaks.readable_function(function[0])
+        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
+    return found
+
+
+def _newest_guard(text: str) -> str:
+    """The reasons are one text, or a JSON list with one for each earlier compilation, the newest first."""
+    try:
+        reasons = json.loads(text)
+    except ValueError:
+        reasons = [text]
+    first = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
+    return re.sub(r"^\d+/\d+: ", "", first).partition("\n")[0]
+
+
+def _kind(guard: str, source: str) -> str:
+    if "dtype mismatch" in guard or "dispatch key" in guard:
+        return "dtype"
+    if "stride mismatch" in guard:
+        return "stride"
+    if "size mismatch" in guard or "rank mismatch" in guard:
+        return "size"
+    if "size()" in guard or "shape[" in guard:
+        branches = re.search(r"\b(if|elif|while|else|assert)\b", source)
+        if re.fullmatch(r"2 <= \S+", guard) and not branches:
+            return "one"
+        return "shape branch" if branches or "==" not in guard else "unrolled"
+    return "value"
+
+
+class Graph(NamedTuple):
+    """One captured graph: of which compilation, and for which input set."""
+
+    compile_id: str
+    input_set: int
+
+
+class Inspection(logging.Handler):
+    """A model under torch.compile with each of its inputs: the content of the compiler's trace.
+
+    Attributes:
+        inputs: sizes and types of each input set.
+        graphs: in the order of their capture, over all input sets.
+        breaks: by line of the user's code, in the order in which they were found.
+        failure: what the compiled model raised where the eager one did not; empty if it ran.
+    """
+
+    def __init__(self, model: InspectedModel, device: torch.device, *, dynamic: bool | None = None) -> None:
+        """Forget what was compiled before. `dynamic` is torch.compile's."""
+        super().__init__()  # of the log handler
+        self.target, self.device = model.name, device
+        self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
+        self.graphs: list[Graph] = []
+        self.breaks: list[GraphBreak] = []
+        self.recompilations: list[Recompilation] = []
+        self.failure = ""
+        torch.compiler.reset()
+        self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
+        self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
+        self._recompile_reasons: list[tuple[str, int, str]] = []
+        self._input_set = 0
+
+    @property
+    def doubt(self) -> str:
+        """Why "no breaks" means nothing here; empty where it does."""
+        if self.breaks or self.failure:
+            return ""
+        if not self.graphs:
+            why = (
+                "the model does nothing with tensors, or is kept from the compiler by"
+                " torch.compiler.disable"
+            )
+            return f"no graph: {why}"
+        frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
+        if len(frames) <= 1:
+            return ""
+        return f"torch {torch.__version__} captures {len(frames)} pieces, and does not report what is between them"
+
+    def exit_status(self, max_breaks: int | None) -> int:
+        """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails.
+
+        Else 0.
+        """
+        gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
+        return 1 if gate or self.failure else 0
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Compile the model with each input set; `progress` gets a line on each step.
+
+        Raises:
+            InspectError: the model does not run eagerly on its inputs.
+        """
+        with self._listening():
+            for index, shapes in enumerate(self.inputs):
+                which = f"input {index + 1} of {len(self.inputs)}, {shapes}"
+                try:
+                    progress(f"running eagerly: {which}")
+                    for _ in range(2):  # an error of the second run is the model's, not the compiler's
+                        self._call(self._model.call, index)
+                except Exception as error:
+                    msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
+                    raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
+                if not self.failure:
+                    progress(f"capturing graphs: {which}")
+                    self.failure = self._compile(index)
+        torch.compiler.reset()
+        self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
+        if any(found.kind == "size" for found in self.recompilations):
+            progress("capturing again with dynamic=True")
+            self._try_dynamic()
+
+    def _function(self, compile_id: str) -> tuple[str, str, int]:
+        return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
+
+    def _compile(self, index: int) -> str:
+        try:
+            for _ in range(_RUNS):
+                self._call(self._compiled, index)
+        except Exception as error:
+            first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
+            return f"compiled, it raises {type(error).__name__}: {first}"
+        return ""
+
+    def _try_dynamic(self) -> None:
+        """Compile with dynamic=True, and add to the advice on sizes whether that avoids their compilations."""
+        again = Inspection(self._model, self.device, dynamic=True)
+        with again._listening():
+            failure = next(filter(None, (again._compile(index) for index in range(len(self.inputs)))), "")
+        torch.compiler.reset()
+        count, now = len(self.recompilations), len(again._recompile_reasons)
+        found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
+        tried = f"torch.compile(dynamic=True) was tried: {found}."
+        if not failure and 0 < now < count:
+            tried += " What is left is compiled for each side of a branch on the size."
+        if failure or now >= count:
+            tried += " It does not help here."
+        self.recompilations = [
+            replace(each, advice=f"{each.advice} {tried}") if each.kind == "size" else each
+            for each in self.recompilations
+        ]
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Context in which the compiler is listened to, and neither it nor the model writes to the terminal."""
+        nowhere, propagate = io.StringIO(), _BREAKS_LOG.propagate
+        with (
+            quiet_log("torch._dynamo", "torch._inductor", "torch.fx", _BREAKS_LOG.name),
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            _BREAKS_LOG.setLevel(logging.DEBUG)  # the trace has some breaks only where this log is on
+            _BREAKS_LOG.propagate = False
+            _BREAKS_LOG.addHandler(_NOWHERE)
+            _TRACE.addHandler(self)
+            try:
+                yield
+            finally:
+                _TRACE.removeHandler(self)
+                _BREAKS_LOG.removeHandler(_NOWHERE)
+                _BREAKS_LOG.propagate = propagate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by torch's trace logger, whose records carry `metadata` and `payload`."""
+        metadata, text = getattr(record, "metadata", {}), getattr(record, "payload", None) or ""
+        frame_id = str(metadata.get("frame_id"))
+        compile_id = f"{frame_id}/{metadata.get('frame_compile_id')}"
+        name = (metadata.get("artifact") or {}).get("name")
+        if name == "dynamo_graph_break_reason":
+            reason, whole_function, frame = graph_breaks.parse_break(text)
+            item = next((known for known in self.breaks if known.place == frame[:2]), None)
+            if item is None:
+                item = graph_breaks.new_break(reason, frame, self._input_set)
+                self.breaks.append(item)
+            item.reasons += [] if reason in item.reasons else [reason]
+            item.whole_function |= whole_function
+        elif name == "recompile_reasons":
+            self._recompile_reasons.append((compile_id, self._input_set, text))
+        elif (values := metadata.get("compilation_metrics")) and values.get("co_name"):
+            line = int(values.get("co_firstlineno") or 0)
+            self._functions[frame_id] = (str(values["co_name"]), str(values.get("co_filename")), line)
+
+    def _call(self, call: Callable[..., Any], index: int) -> None:
+        """Run the model on copies of one input set; what it draws at random is the same each time."""
+        arguments = tuple(tensor.clone() for tensor in self._model.input_sets[index])
+        self._input_set = index
+        torch.manual_seed(_SEED)
+        with torch.no_grad():
+            call(*arguments)
+
+    def _keep(self, module: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        """The compiler calls this for each graph, whose ops then run one by one.
+
+        Graphs without an op only pass values on and are left out.
+        """
+        if any(node.op in _CALLS for node in module.graph.nodes):
+            compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+            self.graphs.append(Graph(compile_id, self._input_set))
+        return module.forward

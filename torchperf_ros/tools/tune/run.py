@@ -1,0 +1,323 @@
+"""One run of `torchperf tune`.
+
+Asks what the model is, tries, and reports: a ranked table for each tier, YAML, JSON.
+"""
+
+import datetime
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
+from torchperf_ros.tools.tune.ranking import Group, Limits, RankedTrial, Ranking, TierChoice
+from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
+from torchperf_ros.tools.tune.space import TuneSpace, planned
+from torchperf_ros.tools.tune.target import Target, tuned_parameters
+from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TuneCandidate, TuneTrial
+from torchperf_ros.workers.package_cache import open_cache
+
+_INTERRUPTED = 130
+_COMPILE_GUESS_S = 30.0
+_MANY = 1e6
+_TWICE = 2.0
+_WORTH = 0.02  # share of the median below which a difference is none
+
+
+def tune(target: Target, options: TuneOptions, console: Console) -> int:
+    """Try candidates until nothing is left, the time is over, or Ctrl-C; returns the exit status.
+
+    Raises:
+        AdapterError: the adapter cannot be loaded, built or run.
+        ConfigError, OSError: the state or a file cannot be read or written.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchperf_") as folder:
+        frames = str(Path(folder) / "frames.safetensors") if options.log else ""
+        return _tune(target, options, frames, console)
+
+
+def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -> int:
+    stage, node = target.stage, target.node
+    with console.status(f"loading {stage.adapter}") as status:
+        facts = ask_facts(target, options.log, frames, status.update)
+    target = target.having(facts.tiers)
+    _say(console, f"{stage.adapter}, tiers {', '.join(target.tiers)}, on {facts.machine}")
+    if facts.changing:
+        _say(console, facts.changing, "yellow")
+    folder = open_cache(node.cache_dir, node.cache_mib).folder
+    path = state_path(folder, facts.identity, facts.machine, stage.adapter, stage.options, options.seconds)
+    state = TuneState(path, resume=options.resume)
+    now = target.now(facts.threads)
+    space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
+    if options.dry_run:
+        show_plan(planned(space), state.of_tier(target.tiers[0]), facts, options.seconds, console)
+        return 0
+    search = TuneSearch(target, facts, options, state, console, frames)
+    why = ""
+    try:
+        search.run(space)
+        why = "out of time" if search.out_of_time else ""
+    except KeyboardInterrupt:
+        why = "Ctrl-C"
+    _report(target, facts, options, {tier: search.ranking(tier) for tier in target.tiers}, why, console)
+    best = search.ranking(target.tiers[0]).best
+    if why == "Ctrl-C":
+        return _INTERRUPTED
+    return 0 if best is not None and best.group is Group.FITS else 1
+
+
+def _report(
+    target: Target,
+    facts: Facts,
+    options: TuneOptions,
+    rankings: dict[str, Ranking],
+    cut: str,
+    console: Console,
+) -> None:
+    """Show the tables and write the files; after Ctrl-C no parameters, as not everything was tried."""
+    ranking, limits = rankings[target.tiers[0]], options.limits
+    if not ranking.standings:
+        text = "nothing was tried: the time of --minutes was over, or Ctrl-C, before the first one ended"
+        _say(console, text, "red")
+        return
+    for tier, found in rankings.items():
+        _say(console, "")
+        show_ranking(found, f"{target.stage.name}, tier {tier}", limits, target.now(facts.threads), console)
+    show_notes(ranking, facts, console)
+    if cut:
+        _say(console, f"{cut}: not everything was tried; the same command goes on from here", "yellow")
+    choice = TierChoice(rankings, limits)
+    for line in choice.words():
+        _say(console, line, "bold")
+    text, best = "", ranking.best
+    if best is not None:
+        if best.group is not Group.FITS:
+            text = (
+                f"tier {target.tiers[0]}: nothing fits the budget of {limits.budget_ms:g} ms; this is the"
+                " nearest"
+            )
+            _say(console, text, "red")
+        text = _parameters(target, facts, limits, rankings, best)
+        _say(console, f"\n{text}")
+        if options.output is not None and cut != "Ctrl-C":
+            options.output.write_text(text, encoding="utf-8")
+            _say(console, f"written to {options.output}: torchperf node --params-file {options.output}")
+            if INT8_STATIC in text and options.log is not None:  # the node has no frames to calibrate with
+                _say(
+                    console,
+                    f"first: torchperf compile --params {options.output} --log {options.log}",
+                    "bold",
+                )
+        if target.made_up:
+            _say(
+                console,
+                f"{target.made_up}: made from the class's name; --params FILE keeps those of your file",
+            )
+    if options.json_file is not None:
+        tables = {
+            tier: {
+                "eager_ms": one.eager_ms,
+                "noise": one.noise,
+                "ranking": list(map(_standing, one.standings)),
+            }
+            for tier, one in rankings.items()
+        }
+        figures = {
+            "adapter": target.stage.adapter,
+            "options": target.stage.options,
+            "stage": target.stage.name,
+            "machine": facts.machine,
+            "reference_threads": facts.threads,
+            "left_out": facts.left_out,
+            "complete": not cut,
+            "limits": vars(limits),
+            "yaml": text,
+            "tiers": tables,
+            "worth_keeping": list(choice.kept),
+            "first_tier": choice.first,
+            "leave_out": choice.left_out,
+        }
+        plain = json.loads(
+            json.dumps(figures), parse_constant=lambda _: None
+        )  # NaN and infinite are null in JSON
+        options.json_file.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _parameters(
+    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: RankedTrial
+) -> str:
+    found, shapes = best.trial.candidate, target.stage.shapes
+    if not facts.ranges:  # the policy for sizes means nothing: it stays as it is
+        found = replace(found, shapes=shapes.policy, bucket_width=shapes.bucket_width)
+    precision = {
+        tier: one.best.trial.candidate.options.precision for tier, one in rankings.items() if one.best
+    }
+    first = target.tiers[0]
+    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    remarks = [
+        f"torchperf tune, {today}: {target.stage.adapter}, tier {first}",
+        (
+            f"p99 {best.p99_ms:.2f} ms, p50 {best.p50_ms:.2f}; eager fp32 p50"
+            f" {rankings[first].eager_ms:.2f}; budget {limits.budget_ms:g}"
+            f" ms{'' if best.group is Group.FITS else ' NOT MET'}"
+        ),
+    ]
+    return tuned_parameters(target, found, precision, facts.threads, remarks)
+
+
+def _standing(standing: RankedTrial) -> dict[str, Any]:
+    figures = standing.trial.figures
+    return {
+        "group": standing.group.name.lower(),
+        "why": standing.why,
+        "p50_ms": standing.p50_ms,
+        "p99_ms": standing.p99_ms,
+        "break_even_frames": figures and figures.break_even_frames,
+        **asdict(standing.trial),
+    }
+
+
+def show_ranking(
+    ranking: Ranking, title: str, limits: Limits, now: TuneCandidate | None, console: Console
+) -> None:
+    """The table of one tier: those within the limits, over the budget; then what failed, and why."""
+    shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
+    judged = [s.trial.figures.accuracy.name for s in shown if s.trial.figures and s.trial.figures.accuracy][
+        :1
+    ]
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("#", justify="right")
+    table.add_column("candidate", min_width=26)
+    names = ("p50 ms", "p99 ms", "max ms", "gain", "start s", "compile s", "pays after", "MB", "rel. L2")
+    for name in (*names, *judged):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, standing in enumerate(shown, start=1):
+        if number > 1 and standing.group != shown[number - 2].group:
+            table.add_section()
+        style = {Group.FITS: "green" if number == 1 else "", Group.OVER_BUDGET: "yellow"}.get(
+            standing.group, ""
+        )
+        row = _row(standing, now)
+        if judged:
+            accuracy = standing.trial.figures and standing.trial.figures.accuracy
+            row.append(f"{accuracy.value:.3f}" if accuracy else "-")
+        table.add_row(str(number), *row, style=style)
+    console.print(table if shown else Text(f"{title}: nothing could be measured", style="bold red"))
+    over = sum(standing.group is Group.OVER_BUDGET for standing in shown)
+    if over:
+        console.print(Text(f"{over} over the budget of {limits.budget_ms:g} ms", style="yellow"))
+    for standing in ranking.standings[len(shown) :]:
+        console.print(Text(f"  -  {standing.trial.candidate.label}: {_short(standing.why)}", style="dim"))
+
+
+def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
+    """What was left out, and what the columns of the table mean."""
+    _show_left_out(facts, console)
+    fewest = min((s.trial.figures.samples for s in ranking.standings if s.trial.figures), default=0)
+    if not fewest:
+        return
+    notes = (
+        f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
+        " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
+        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md explains the columns."
+    )
+    console.print(Text(notes, style="dim"))
+
+
+def show_plan(
+    candidates: Sequence[TuneCandidate],
+    known: Mapping[TuneCandidate, TuneTrial],
+    facts: Facts,
+    seconds: float,
+    console: Console,
+) -> None:
+    """What would be tried and about how long it would take."""
+    table, total_s = Table("candidate", show_edge=False, pad_edge=False), 0.0
+    for candidate in candidates:
+        table.add_row(f"{candidate.label}{' (is there)' if candidate in known else ''}")
+        if candidate not in known:
+            total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
+    console.print(table)
+    console.print(
+        f"{len(candidates)} trials, about {total_s / 60:.0f} minutes. A search varies each option of the best so"
+        " far; shown is what comes if engine and nothing else gains.",
+        highlight=False,
+    )
+    _show_left_out(facts, console)
+
+
+def _show_left_out(facts: Facts, console: Console) -> None:
+    for name, why in facts.left_out.items():
+        console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
+
+
+def gain_text(figures: TrialFigures) -> str:
+    """In percent of eager's median, worst and best part; a multiple from twice the time on.
+
+    There is a difference only if every fifth of the measurement shows it, by 2 % or more.
+    """
+    if figures.least_share <= 1 + _WORTH and figures.most_share >= 1 - _WORTH:
+        return "~"
+    share = figures.p50_ms / figures.eager_p50_ms
+    if share >= _TWICE:
+        return f"takes {share:.1f}x"
+    saved, low, high = (
+        round(100 * (1 - each)) for each in (share, figures.most_share, figures.least_share)
+    )
+    return f"{saved:+d} % ({low}..{high})"
+
+
+def _row(standing: RankedTrial, now: TuneCandidate | None) -> list[str]:
+    figures = standing.trial.figures
+    assert figures is not None
+    candidate = standing.trial.candidate
+    return [
+        f"{candidate.label}{' (now)' if candidate == now else ''}",
+        f"{standing.p50_ms:.2f}",
+        f"{standing.p99_ms:.2f}",
+        f"{figures.max_ms * standing.p50_ms / figures.p50_ms:.1f}",
+        gain_text(figures),
+        f"{figures.cold_start_s:.1f}",
+        f"{figures.compile_s:.1f}" if figures.compile_s else "-",
+        _frames(figures.break_even_frames),
+        f"{figures.memory_mb:.0f}",
+        _distance(figures),
+    ]
+
+
+def _distance(figures: TrialFigures) -> str:
+    """From eager's outputs, and the answers' score where that is why it is near enough."""
+    by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
+    return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score
+
+
+def _frames(frames: float) -> str:
+    if not frames or math.isinf(frames):
+        return "never" if frames else "-"
+    return f"{frames / _MANY:.1f}M" if frames >= _MANY else f"{math.ceil(frames):,}"
+
+
+def _short(text: str) -> str:
+    """The first line and, where more was printed, the last one, which has the result."""
+    lines = text.splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"

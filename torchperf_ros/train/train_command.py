@@ -1,0 +1,130 @@
+"""`torchperf train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from torchperf_ros.tools import shell
+
+_MOST_EXAMPLES = 100_000
+
+
+def train(  # noqa: PLR0913, PLR0917 - options of a command line
+    output: Annotated[Path, Option("--output", "-o", help="Folder for weights, cards and curves.")] = Path(
+        "trained"
+    ),
+    models: Annotated[str, Option(help="Which reference models, with commas between; default: all.")] = "",
+    tiers: Annotated[str, Option(help="Which tiers, with commas between; default: all.")] = "",
+    steps: Annotated[float, Option(min=0.001, max=100.0, help="Of the usual number, as a factor.")] = 1.0,
+    seed: Annotated[int, Option(min=0, help="Of the examples and of the first weights.")] = 1,
+    start: Annotated[Path | None, Option("--from", help="Weights to start from (fine-tuning).")] = None,
+    log: Annotated[Path | None, Option(help="Learn from this log, with --topic and --labels.")] = None,
+    topic: Annotated[str, Option(help="The log's topic that is labelled.")] = "/image",
+    labels: Annotated[Path | None, Option(help="Labels of the log's messages, JSON Lines.")] = None,
+    adapter: Annotated[str, Option(help="Train your own adapter's model, module:Class.")] = "",
+    teacher: Annotated[Path | None, Option(help="Learn from the best tier of these weights, too.")] = None,
+    prune: Annotated[
+        float, Option(min=0.0, max=0.9, help="Take this share of --from's channels away first.")
+    ] = 0.0,
+    together: Annotated[
+        int | None, Option(min=1, help="Tiers at a time; default: one for each core.")
+    ] = None,
+    judged: Annotated[
+        int | None, Option(min=1, max=_MOST_EXAMPLES, help="Held-out examples that the scores are of.")
+    ] = None,
+    bf16: Annotated[
+        bool | None,
+        Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it."),
+    ] = None,
+    accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
+    checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
+    loaders: Annotated[
+        int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")
+    ] = 0,
+    device: shell.Device = "auto",
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done.")] = False,
+    again: Annotated[bool, Option("--again", help="From the beginning, instead of going on.")] = False,
+) -> None:
+    """Train the reference models from the closed loop's world, every tier of them.
+
+    The detector learns from images of the drawn road, the planner from drives by
+    the rules. Examples are drawn as they are needed, with their labels, from a
+    seed: nothing is downloaded. Every tier is judged on examples of another seed. A
+    run that was ended goes on where it was. Two idle cores with bf16
+    instructions take half an hour.
+
+    With --log, --topic and --labels it learns from your own log instead: a line
+    of JSON for each labelled image, with its stamp and its boxes, see
+    docs/training.md. The last fifth of them is only judged by.
+
+    Example: torchperf train -o weights --models detector --tiers fast
+
+    Exit status: 0 done, 1 ended before the end, 2 input that cannot be used.
+    """
+    shell.need("plotly", "jinja2")
+    if (log is None) != (labels is None):
+        shell.fail(f"--{'labels' if labels is None else 'log'} is missing: --log and --labels go together")
+    if prune and start is None:
+        shell.fail("--from is missing: --prune takes channels of trained weights away")
+    with shell.console(stderr=True).status("importing torch"):
+        from torchperf_ros.train.run import TrainOptions, train_all, write
+        from torchperf_ros.train.tier_training import TrainingFailed, read_checkpoint
+    if adapter:
+        shell.import_from_here()
+    data = None if log is None or labels is None else (log, topic, labels)
+    named = shell.words(models or ("detector" if log and not adapter else ""))
+    options = TrainOptions(
+        named,
+        shell.words(tiers),
+        steps,
+        seed,
+        device,
+        together,
+        judged,
+        output,
+        start=start,
+        teacher=teacher,
+        prune=prune,
+        bf16=bf16,
+        accumulate=accumulate,
+        checkpointing=checkpointing,
+        loaders=loaders,
+        data=data,
+        adapter=adapter,
+    )
+    shown, plans = shell.console(), options.plans()
+    for plan in plans:
+        begun = ""
+        if plan.checkpoint.exists() and not again:
+            if (found := read_checkpoint(plan)) is None:
+                other = f"{plan.checkpoint} is of other options, weights or labels"
+                shell.fail(f"{other}: --again replaces it, -o names another folder")
+            begun = f", goes on from step {found['step']:,}"
+        precision = "bf16" if plan.bf16 else "fp32"
+        shell.say(
+            shown, f"{plan.model} {plan.tier}: {plan.steps:,} steps in {precision} on {plan.device}{begun}"
+        )
+    if dry_run:
+        return
+    for plan in plans if again else ():
+        plan.checkpoint.unlink(missing_ok=True)
+    try:
+        with shell.progress_bars() as bars:
+            follow = {plan: shell.follow(bars, f"{plan.model} {plan.tier}") for plan in plans}
+            results = train_all(options, plans, lambda plan, step, _: follow[plan](step, plan.steps))
+    except KeyboardInterrupt:
+        shell.fail("ended; the same command goes on where it was", status=1)
+    except TrainingFailed as error:
+        shell.fail(str(error), status=1)
+    try:
+        write(options, results)
+    except OSError as error:
+        shell.fail(
+            f"{output} cannot be written: {error.strerror}; mend that, and the same command goes on",
+            status=1,
+        )
+    for plan, result in results.items():
+        score = ", ".join(f"{name} {value:.3f}" for name, value in result.score.items())
+        shell.say(shown, f"{plan.model} {plan.tier}: {score}; {result.seconds:,.0f} s")
+    shell.say(shown, f"written to {output}")

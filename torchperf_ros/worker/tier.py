@@ -1,0 +1,338 @@
+"""A tier at run time.
+
+The engine's call for a frame's inputs, eager where that fails, and the check of the outputs.
+"""
+
+import cmath
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.engines.built_tier import Call, Inputs
+from torchperf_ros.engines.device import Device
+from torchperf_ros.engines.engine import Runner
+from torchperf_ros.engines.outputs import drawn, hidden_in, holds_lazy, leaves_in, numbers_of, tensors_in
+from torchperf_ros.engines.shape_runner import ShapeRunner
+from torchperf_ros.workers.calibration import Calibration
+
+_WARM_UP_RUNS = 3
+_CALIBRATION_RUNS = 20
+_CALIBRATION_SECONDS = 1.5
+_FEWEST_RUNS = 5
+_EAGER_RUNS = 3  # the longest counts: it decides whether eager may stand in
+_DEMOTE_AFTER = 3
+# a GPU shares its time out evenly, whatever the priority of a process: a quarter is left to this one
+_RESTS = 3.0
+_RECOMPILE = "recompile"
+_END: Final = object()
+_PLAIN_NUMBERS: Final = (float, complex, np.inexact)  # of those that may be NaN
+
+
+class InvalidOutput(TorchperfError):
+    """An output has NaN or Inf, or another shape or type than when it was calibrated."""
+
+
+class OutputCheck:
+    """Compares outputs with those of the calibration.
+
+    Number of tensors, ranks, types, and the sizes that are fixed.
+
+    A size may differ where the adapter declares dynamic dimensions: then only rank and type are compared.
+
+    Attributes:
+        unchecked: what of the outputs cannot be looked into, and is published as it comes; "" where
+            everything can be.
+    """
+
+    # whatever a model returns
+    def __init__(self, example: Any, *, fixed_sizes: bool) -> None:  # noqa: ANN401
+        self._fixed_sizes = fixed_sizes
+        tensors = list(tensors_in(example))
+        # Of usual tensors nothing has to be taken apart, which most models' frames need not pay for.
+        self._is_usual = all(map(_is_dense, tensors))
+        self._expected = self._signature(tensors)
+        self.unchecked = hidden_in(example)
+        self._has_plain = any(isinstance(leaf, _PLAIN_NUMBERS) for leaf in leaves_in(example))
+
+    def _signature(self, tensors: Sequence[torch.Tensor]) -> list[tuple[object, ...]]:
+        if self._is_usual:
+            return [(t.dtype, t.shape if self._fixed_sizes else t.dim()) for t in tensors]
+        return [(t.dtype, t.shape if self._fixed_sizes and not t.is_nested else t.dim()) for t in tensors]
+
+    def check(self, outputs: Any) -> None:  # noqa: ANN401
+        """Pass good outputs.
+
+        Raises:
+            InvalidOutput: names the wrong output and what is wrong with it.
+        """
+        tensors = list(tensors_in(outputs))
+        found = self._signature(tensors)
+        if found != self._expected:
+            what = "types and shapes" if self._fixed_sizes else "types and numbers of dimensions"
+            raise InvalidOutput(
+                f"outputs have the {what} {_words(found)}; on the example inputs {_words(self._expected)}"
+            )
+        for number, tensor in enumerate(tensors):
+            for part in (tensor,) if self._is_usual else numbers_of(tensor):
+                # a sum is finite only if every element is, and takes one pass without a temporary; a sum
+                # that overflows although its elements are finite is sorted out by the exact test
+                if (
+                    part.is_floating_point()
+                    and not math.isfinite(part.sum())
+                    and not torch.isfinite(part).all()
+                ):
+                    bad = int((~torch.isfinite(part)).sum())
+                    raise InvalidOutput(
+                        f"output {number} has {bad} of {part.numel()} values that are NaN or Inf"
+                    )
+        if self._has_plain:
+            self._check_plain(outputs)
+
+    def _check_plain(self, outputs: Any) -> None:  # noqa: ANN401
+        """Likewise, of numbers that are no tensors."""
+        for leaf in leaves_in(outputs):
+            if isinstance(leaf, _PLAIN_NUMBERS) and not cmath.isfinite(leaf):
+                raise InvalidOutput(f"an output that is a plain number is {leaf}")
+
+
+def _words(signature: Sequence[tuple[object, ...]]) -> str:
+    """A signature for people: `float32 (1, 4), int64 (1,)`."""
+    return (
+        ", ".join(f"{str(kind).removeprefix('torch.')} {_sizes(sizes)}" for kind, sizes in signature)
+        or "none"
+    )
+
+
+def _sizes(sizes: object) -> object:
+    return tuple(sizes) if isinstance(sizes, torch.Size) else sizes
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its values are a row of numbers that arithmetic is defined for."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    is_float8 = tensor.is_floating_point() and tensor.element_size() == 1
+    return not (is_float8 or tensor.is_complex() or tensor.is_quantized)
+
+
+@dataclass
+class TierFacts:
+    """What `/diagnostics` shows of a tier's engine.
+
+    Attributes:
+        engine: what runs it now; `why` that is not the engine that was asked for.
+        choice: how engine auto has come to it, in words; "" for other engines.
+        graphs, breaks, cache_hits, package, parts: see `Runner`.
+        recompiles: calls that would have compiled again, answered in eager instead; `guards` has why.
+        engine_errors: calls in which the engine raised.
+        eager_answers: frames that eager answered in place of the engine.
+        shapes: policy for sizes that is in force.
+        hits, misses, waste: see `ShapeRunner`.
+        model: hash of weights and code, if it was asked for at the start; "" otherwise.
+        load_s: how long it took to make it ready, compiling included.
+    """
+
+    name: str
+    engine: str
+    why: str = ""
+    choice: str = ""
+    graphs: int = 0
+    breaks: int = 0
+    cache_hits: int = 0
+    package: str = ""
+    parts: str = ""
+    recompiles: int = 0
+    engine_errors: int = 0
+    eager_answers: int = 0
+    guards: str = ""
+    shapes: str = ""
+    hits: int = 0
+    misses: int = 0
+    waste: float = 0.0
+    model: str = ""
+    load_s: float = 0.0
+
+
+class Tier:
+    """Runs a model by its engine, and in eager where that fails and the time allows.
+
+    Attributes:
+        facts: for `/diagnostics`.
+    """
+
+    def __init__(
+        self,
+        facts: TierFacts,
+        runner: Runner,
+        eager: Call | None,
+        device: Device,
+        say: Callable[[str], None],
+        shapes: ShapeRunner | None = None,
+        *,
+        steps: Callable[[Inputs], Iterator[Any]] | None = None,
+    ) -> None:
+        """Take an engine, checked, and its stand-in, the adapter's own model.
+
+        None where a package is all there is.
+
+        `say` takes a line for the node's log and `/perf/anomaly`. `shapes`, warmed up, runs inputs of other
+        sizes; where it is None the engine takes every input. `steps` gives an anytime model's outputs, from
+        coarse to fine.
+        """
+        self.facts = facts
+        facts.graphs, facts.breaks, facts.cache_hits = runner.graphs, runner.breaks, runner.cache_hits
+        facts.package, facts.parts = runner.package, runner.parts
+        self._engine: Call = runner.call
+        self._shapes = shapes
+        self._call_for: Callable[[Inputs], Call] = shapes.call_for if shapes else lambda _: self._engine
+        self._eager = eager
+        self._is_eager = shapes is None and runner.call is eager
+        self._device = device
+        self._say = say
+        self._steps = steps
+        self._eager_ms = 0.0
+        self._errors_in_a_row = 0
+        # whether outputs hold generators, which run when somebody asks for their numbers
+        self._is_lazy = False
+
+    def report(self) -> dict[str, Any]:
+        """The facts as they are now, for JSON."""
+        if self._shapes is not None:
+            shown = {"shapes": self._shapes.policy}
+            return (
+                asdict(self.facts)
+                | shown
+                | {key: getattr(self._shapes, key) for key in ("hits", "misses", "waste")}
+            )
+        return asdict(self.facts)
+
+    def run(self, inputs: Inputs, leave_ns: int = 0) -> tuple[Any, int]:
+        """Outputs and inference time in ns, copies to the device included.
+
+        `leave_ns` is the monotonic time by which the answer has to leave; 0: whenever it is ready.
+        """
+        try:
+            timed = self._timed(inputs)
+        except Exception as error:
+            self._tell_out_of_memory(error)
+            if self._is_eager or self._eager is None:
+                raise
+            return self._stand_in(self._eager, error, inputs, leave_ns)
+        self._errors_in_a_row = 0
+        return timed
+
+    @property
+    def is_anytime(self) -> bool:
+        """Whether it has `steps`."""
+        return self._steps is not None
+
+    def steps(self, inputs: Inputs) -> Iterator[tuple[Any, int]]:
+        """Outputs of an anytime model, from coarse to fine, and the inference time in ns up to each."""
+        inputs, total_ns = self._device.to_device(inputs), 0
+        found = None if self._steps is None else self._steps(inputs)
+        while found is not None:
+            try:
+                with self._device.timed() as took_ns:
+                    outputs = next(found, _END)
+            except Exception as error:
+                self._tell_out_of_memory(error)
+                raise
+            if outputs is _END:
+                return
+            total_ns += took_ns[0]
+            yield outputs, total_ns
+
+    def _tell_out_of_memory(self, error: Exception) -> None:
+        """Raise what says so, if it was memory that did not suffice."""
+        if self._device.is_out_of_memory(error):
+            if isinstance(error, torch.OutOfMemoryError):
+                raise error
+            raise torch.OutOfMemoryError(str(error)) from error
+
+    def _timed(self, inputs: Inputs, call: Call | None = None) -> tuple[Any, int]:
+        """Run a call, by default the one for inputs of these shapes.
+
+        The engine's own, for the usual ones.
+        """
+        with self._device.timed() as took_ns:
+            inputs = self._device.to_device(inputs)
+            outputs = (call or self._call_for(inputs))(*inputs)
+            if self._is_lazy:
+                outputs = drawn(outputs)
+        return outputs, took_ns[0]
+
+    def _stand_in(self, eager: Call, error: Exception, inputs: Inputs, leave_ns: int) -> tuple[Any, int]:
+        """Count a failure of the engine, and answer in eager if that has the time.
+
+        Else the error is raised again.
+        """
+        recompile = isinstance(error, RuntimeError) and _RECOMPILE in str(error)
+        if recompile:
+            self.facts.recompiles += 1
+            self.facts.guards = _guards(str(error))
+        else:
+            self.facts.engine_errors += 1
+        left_ms = (leave_ns - time.monotonic_ns()) / NS_PER_MS
+        timed = None
+        if not leave_ns or left_ms > self._eager_ms:
+            timed = self._timed(
+                inputs, eager
+            )  # inputs that eager does not take either are not the engine's fault
+            self.facts.eager_answers += 1
+        if not recompile:
+            self._errors_in_a_row += 1
+            if self._errors_in_a_row >= _DEMOTE_AFTER:
+                self._demote(eager, error)
+        if timed is None:
+            raise error
+        return timed
+
+    def _demote(self, eager: Call, error: Exception) -> None:
+        why = (
+            f"{self.facts.engine} raised {_DEMOTE_AFTER} times in a row, at last {type(error).__name__}:"
+            f" {error}"
+        )
+        self.facts.engine, self.facts.why = "eager", why.splitlines()[0]
+        self._call_for, self._is_eager = lambda _: eager, True
+        self._say(f"tier {self.facts.name} runs in eager from now on: {why}")
+
+    def calibrate(
+        self, inputs: Inputs, *, briefly: bool = False, known: Calibration | None = None
+    ) -> Calibration:
+        """Warm up, then measure median and p99 of at most 20 runs or 1.5 s, but at least 5 runs.
+
+        Only 5 runs `briefly`, where another worker serves meanwhile; none where a worker of the same kind
+        has measured before, and the calibration is `known`.
+        """
+        for _ in range(_WARM_UP_RUNS):
+            self._is_lazy |= holds_lazy(self._timed(inputs)[0])
+        most = _FEWEST_RUNS if briefly else _CALIBRATION_RUNS
+        # so many times a run's time passes after it
+        rest = _RESTS if briefly and self._device.is_cuda else 0.0
+        times_ms: list[float] = []
+        stop_at = time.monotonic() + _CALIBRATION_SECONDS
+        while (
+            not known
+            and len(times_ms) < most
+            and (len(times_ms) < _FEWEST_RUNS or time.monotonic() < stop_at)
+        ):
+            times_ms.append(self._timed(inputs)[1] / NS_PER_MS)
+            time.sleep(rest * times_ms[-1] / 1e3)
+        if self._eager is not None and not self._is_eager:
+            self._eager_ms = max(
+                self._timed(inputs, self._eager)[1] / NS_PER_MS for _ in range(_EAGER_RUNS)
+            )
+        return known or Calibration(float(np.median(times_ms)), float(np.percentile(times_ms, 99)))
+
+
+def _guards(text: str) -> str:
+    """The guards that failed, from the compiler's message: its indented lines."""
+    lines = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
+    return "; ".join(lines) or text.splitlines()[0]

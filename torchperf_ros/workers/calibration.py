@@ -1,0 +1,82 @@
+"""Measured times of a tier: a bounded window of samples in order, and what a worker measured before its first frame."""
+
+import bisect
+import math
+from collections import deque
+from dataclasses import dataclass
+
+_OUTLIER_RATIO = 4.0
+_OUTLIER_SHARE = 0.10
+
+
+class SortedWindow:
+    """The last `size` samples.
+
+    The oldest makes room for the newest. Adding one costs about a microsecond.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Keep `size` >= 1 samples."""
+        self._arrived: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._size = size
+
+    def add(self, value: float) -> None:
+        """Add one sample."""
+        if len(self._arrived) == self._size:
+            del self._ordered[bisect.bisect_left(self._ordered, self._arrived.popleft())]
+        self._arrived.append(value)
+        bisect.insort(self._ordered, value)
+
+    def __len__(self) -> int:
+        """Number of samples held."""
+        return len(self._ordered)
+
+    def clear(self) -> None:
+        """Forget every sample."""
+        self._arrived.clear()
+        self._ordered.clear()
+
+    def quantile(self, share: float, of: int | None = None) -> float:
+        """Quantile (0 to 1), linear between ranks as `numpy.percentile`, of the `of` smallest samples (default: all).
+
+        Raises:
+            IndexError: there is no sample.
+        """
+        rank = share * ((len(self._ordered) if of is None else of) - 1)
+        low = int(rank)
+        value = self._ordered[low]
+        part = rank - low
+        return value + part * (self._ordered[low + 1] - value) if part else value
+
+    def median(self) -> float:
+        """The middle sample, or the mean of the middle two; NaN where there is none."""
+        return self.quantile(0.5) if self._ordered else math.nan
+
+    def count_up_to(self, value: float) -> int:
+        """How many samples are not above `value`."""
+        return bisect.bisect_right(self._ordered, value)
+
+
+def usual_p99(window: SortedWindow, spared: int = 0) -> float:
+    """99th percentile of the samples without isolated stalls.
+
+    Stalls (over 4 times the median, at most 10 % of the samples or one) are left out: they are faults that
+    no tier avoids and that the backup answers. More of them count, as then the tier itself is slow.
+
+    Args:
+        window: the samples, at least one.
+        spared: so many of the worst do not count, stalls or not, as long as one sample is left.
+    """
+    usual = window.count_up_to(_OUTLIER_RATIO * window.quantile(0.5))
+    stalls = len(window) - usual
+    counted = usual if stalls <= max(1.0, _OUTLIER_SHARE * len(window)) else len(window)
+    return window.quantile(0.99, max(1, min(counted, len(window) - spared)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Inference time of a tier, measured by a worker before its first frame."""
+
+    median_ms: float
+    p99_ms: float

@@ -1,0 +1,258 @@
+"""A process that compiles, at low priority or not, and the builder of a stage's missing packages that spawns it."""
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchperf_ros.api.errors import ProtocolError, how_it_ended
+
+_TAIL = 4_000
+_END_S = 10.0
+_SILENT_S = 10.0
+_POLL_S = 0.2
+
+
+class CompileProcess:
+    """Runs one job by `python -m`, by default `torchperf_ros.engines.compile_main`'s.
+
+    That one writes JSON objects, one per line: `kind` is `tiers` (those that were guessed), `tier` (tier,
+    number, step), `planned` (tier, text), `built` (tier, package, manifest), `failed` (tier, text) or
+    `done`. What compilers print is kept for `death_reason`.
+
+    Attributes:
+        news: descriptor that is readable when there is a message, or it has ended.
+        pid: of the process, which leads a group of its own (compilers spawn compilers).
+    """
+
+    def __init__(
+        self, job: dict[str, Any], *, background: bool, module: str = "torchperf_ros.engines.compile_main"
+    ) -> None:
+        """Spawn it and hand it its job, see `compile_main`.
+
+        The spawning thread must outlive it, as it dies with that.
+
+        `module` takes the job on stdin and a descriptor for its news; `background` is the lowest priority.
+        """
+        self._buffer = self._printed = b""
+        job_json = json.dumps({**job, "background": background}).encode()
+        self._name = job.get("does", module).rpartition(".")[2].rpartition("_")[0]
+        self.news, theirs = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs)],
+                pass_fds=(theirs,),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self.news)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self._output_fd = self._process.stdout.fileno()
+        os.set_blocking(self._output_fd, False)
+        os.set_blocking(self.news, False)
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its end says why
+            self._process.stdin.write(job_json)
+            self._process.stdin.close()
+
+    def listen(self) -> list[dict[str, Any]] | None:
+        """Its messages since the last call, None once it has ended.
+
+        A `ProtocolError` where one is no JSON object.
+        """
+        self._take_output()
+        try:
+            data = os.read(self.news, 1 << 20)
+        except BlockingIOError:
+            return []
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError:
+            messages = [None]
+        if not all(isinstance(message, dict) for message in messages):
+            raise ProtocolError(f"the {self._name} process said {lines!r}: not JSON objects")
+        return messages
+
+    def messages(self, timeout_s: float = math.inf) -> Iterator[dict[str, Any]]:
+        """Its messages as they come, until it has ended; a `TimeoutError` if that takes longer."""
+        give_up_at_s = time.monotonic() + timeout_s
+        while (found := self.listen()) is not None:
+            yield from found
+            if (left_s := give_up_at_s - time.monotonic()) <= 0:
+                raise TimeoutError
+            select.select([self.news], [], [], min(_POLL_S, left_s))
+
+    def _take_output(self) -> None:
+        """Take what was printed, so that nobody waits for room to print more; the end of it is kept."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._output_fd, 65_536):
+                self._printed = (self._printed + data)[-_TAIL:]
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; does not wait."""
+        return self._process.poll() is not None
+
+    def death_reason(self, *, wait: bool = True) -> str:
+        """How it ended, "" if well.
+
+        With the last that was printed. Waits for its end, if at all, not for ever.
+        """
+        try:
+            code = self._process.wait(_END_S if wait else 0.0)
+        except subprocess.TimeoutExpired:
+            return f"the {self._name} process has nothing more to say, but does not end"
+        if code == 0:
+            return ""
+        self._take_output()  # what it printed since, and that was its last words
+        said = self._printed.decode(errors="replace").strip()
+        return f"the {self._name} process ended by {how_it_ended(code)}" + (f"\n{said}" if said else "")
+
+    def hold(self, held: bool) -> None:
+        """Stop it with all that it spawned for a while, or let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGSTOP if held else signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill it with all that it spawned; does not wait for its end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it with all that it spawned, and reap it.
+
+        One that the kernel cannot end is left to it after 10 s.
+        """
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        os.close(self.news)
+
+
+class PackageBuilder:
+    """Compiles one stage's missing packages, once, on the pool's thread: only `close` waits.
+
+    `progress` is for `/diagnostics`, for example `compiling 2 of 3`.
+    """
+
+    def __init__(
+        self, setup: dict[str, Any], built: Callable[[str], None], warn: Callable[[str], None]
+    ) -> None:
+        self.progress = ""
+        self._setup = setup
+        self._built = built
+        self._warn = warn
+        self._tried: set[str] = set()
+        self._process: CompileProcess | None = None
+        self._killed: list[CompileProcess] = []
+        self._silent_since_s: float | None = None
+        self._held = False
+        self._count = 0
+        self._has_warned = False
+
+    @property
+    def news(self) -> int | None:
+        """Descriptor to wait for, None while nothing is compiled, or nothing more will come."""
+        return None if self._process is None or self._silent_since_s is not None else self._process.news
+
+    def want(self, tiers: Iterable[str]) -> None:
+        """Compile these tiers, unless that was tried before or something is being compiled."""
+        wanted = [tier for tier in tiers if tier not in self._tried]
+        if not wanted or self._process is not None or not self._setup.get("compile_missing", True):
+            return
+        numbers = [self._setup["tiers"].index(tier) for tier in wanted]
+        job = {
+            **{
+                key: self._setup[key]
+                for key in ("adapter", "options", "device", "threads", "cache_dir", "cache_mib")
+            },
+            "tiers": wanted,
+            "build": [self._setup["build"][number] for number in numbers],
+            "packages": [self._setup["packages"][number] for number in numbers],
+        }
+        self._tried |= set(wanted)
+        self._count = len(wanted)
+        self.progress = f"compiling 1 of {self._count}"
+        try:
+            self._process = CompileProcess(job, background=True)
+            self._held = self._has_warned = False
+        except OSError as error:
+            self.progress = ""
+            self._warn(f"packages of {', '.join(wanted)} cannot be compiled: {error}")
+
+    def hold(self, *, held: bool) -> None:
+        """Let what compiles stand still while a worker is missing.
+
+        Its replacement needs the processor more.
+        """
+        if self._process is not None and held != self._held:
+            self._process.hold(held)
+            self._held = held
+
+    def listen(self) -> None:
+        """Take in the messages of the process; clean up when it has ended."""
+        self._reap()
+        if self._process is None:
+            return
+        try:
+            messages = self._process.listen()
+        except ProtocolError as error:
+            self._warn(str(error))
+            self.stop()
+            return
+        if messages is None:
+            now_s = time.monotonic()
+            self._silent_since_s = self._silent_since_s or now_s
+            if not self._process.ended and now_s - self._silent_since_s < _SILENT_S:
+                return  # it is asked again: workers are looked after meanwhile
+            reason = self._process.death_reason(wait=False)
+            if reason and not self._has_warned:
+                self._warn(reason)
+            self.stop()
+            return
+        for message in messages:
+            if message["kind"] == "tier":
+                self.progress = f"compiling {message['number']} of {self._count}"
+            elif message["kind"] == "built":
+                self._built(message["tier"])
+            elif message["kind"] == "failed":
+                self._has_warned = True
+                self._warn(f"tier {message['tier']} stays in eager: {message['text']}")
+
+    def stop(self) -> None:
+        """End what is running."""
+        self.progress = ""
+        if self._process is not None:
+            self._process.kill()
+            self._killed.append(self._process)
+            self._process = self._silent_since_s = None
+
+    def _reap(self) -> None:
+        for process in [process for process in self._killed if process.ended]:
+            self._killed.remove(process)
+            process.close()
+
+    def close(self) -> None:
+        """End what is running, and wait until it has ended."""
+        self.stop()
+        while self._killed:
+            self._killed.pop().close()

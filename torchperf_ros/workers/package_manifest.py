@@ -1,0 +1,228 @@
+"""What stands beside a compiled package: what it was built from and for, and what was measured of it."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import zipfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torchperf_ros.api.errors import TorchperfError
+from torchperf_ros.settings.bounded_file import open_regular, read_bounded, sha256_of
+
+FORMAT = 4  # 3: listed plain values among the outputs in another way
+
+
+class PackageError(TorchperfError):
+    """A package or its manifest cannot be used; the message names the file and why."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a package was built from and for. Two builds with the same identity are interchangeable.
+
+    Attributes:
+        device, capability: `cpu` and its instruction set, or the CUDA device's name and compute capability.
+        options: `BuildOptions` as a dict.
+        signature: type and shape of each example input.
+        dynamic: dimensions that may vary: [input, dimension, smallest, largest].
+        weights, code: hashes, see `fingerprint`.
+        threads: CPU threads, which compiled loops are split for; 0 on CUDA.
+        library: what built it and runs it besides torch, with its version; "" where torch does.
+        quantised: what int8 depends on besides: torchao's version, and a hash of the inputs that ranges
+            come from.
+        format: version of the manifest.
+    """
+
+    torch: str
+    device: str
+    capability: str
+    options: dict[str, Any]
+    signature: list[str]
+    dynamic: list[list[int]]
+    weights: str
+    code: str
+    threads: int = 0
+    library: str = ""
+    quantised: str = ""
+    format: int = FORMAT
+
+    @property
+    def key(self) -> str:
+        """Name of the package's files in the cache: 32 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+    def differences(self, wanted: "Identity") -> list[str]:
+        """In words, what this package has other than is wanted; empty: it fits."""
+        words = []
+        for name, needed in asdict(wanted).items():
+            found = getattr(self, name)
+            if name == "options":
+                names = [
+                    option for option in {**found, **needed} if found.get(option) != needed.get(option)
+                ]
+                words += [
+                    f"option {each} {found.get(each)!r}, wanted {needed.get(each)!r}" for each in names
+                ]
+            elif found != needed:
+                words.append(f"{name} {_short(found, needed)}, wanted {_short(needed, found)}")
+        return words
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The JSON file beside a package.
+
+    Attributes:
+        adapter, tier: whose model this is; for people.
+        parity: relative_l2, max_error against eager, and score or loss where that decided, see
+            `Parity`.
+        timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
+        peak_memory_bytes: of the process (or device) that built and ran it.
+        compile_s: seconds from export to package.
+        built: UTC time, ISO 8601.
+        variants_ms: p50 of each variant that was compiled, the one that was kept first: `frozen` (weights
+            folded and packed), `frozen channels_last`, `plain`.
+        outputs: how the package's flat outputs are nested; "" where the package itself holds that.
+        int8: of a quantised one, by kind of layer: how many are there, are quantised, and run in int8 as
+            compiled.
+        calibration: hash of the log's frames that ranges of activations were taken from; "" without a log.
+    """
+
+    identity: Identity
+    adapter: str
+    tier: str
+    package_sha256: str
+    package_bytes: int
+    graph: str
+    parity: dict[str, Any]
+    timings: dict[str, dict[str, float]]
+    peak_memory_bytes: int
+    compile_s: float
+    built: str
+    variants_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    outputs: str = ""
+    int8: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    calibration: str = ""
+
+    def to_json(self) -> str:
+        """As text, for people, too."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def manifest_path(package: Path) -> Path:
+    """The manifest of a package file."""
+    return package.with_suffix(".json")
+
+
+def read_manifest(package: Path) -> Manifest:
+    """The manifest beside a package.
+
+    A `PackageError` where it is missing, damaged, or of another format.
+    """
+    path = manifest_path(package)
+    try:
+        fields_found = json.loads(read_bounded(path))
+        identity_found = fields_found.pop("identity")
+        number = identity_found["format"]
+        if fields_found.pop("parts", ""):  # of an earlier version
+            raise PackageError(
+                f"package {package} is of parts of a model; leave it out, as engine compile takes those"
+            )
+        if number == FORMAT:
+            return _checked(Manifest(Identity(**identity_found), **fields_found))
+    except FileNotFoundError as error:
+        raise PackageError(
+            f"package {package} has no manifest {path.name}; `torchperf compile` writes both"
+        ) from error
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        msg = f"manifest {path} cannot be read ({type(error).__name__}: {error}); build the package again"
+        raise PackageError(msg) from error
+    raise PackageError(
+        f"manifest {path} has format {number!r}; this version reads {FORMAT}; build the package again"
+    )
+
+
+def made_for(package: Path) -> tuple[str, str] | None:
+    """Adapter and tier that a package was built for, None without a manifest.
+
+    A `PackageError` where it is damaged.
+    """
+    if not manifest_path(package).is_file():
+        return None
+    manifest = read_manifest(package)
+    return manifest.adapter, manifest.tier
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """The same, if every value has its type, and there are timings.
+
+    Else a `TypeError` that names the value.
+    """
+    for part in (manifest.identity, manifest):
+        for field in fields(part):
+            value: object = getattr(part, field.name)
+            kind: Any = getattr(field.type, "__origin__", field.type)
+            good = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+            if not good or (field.name == "timings" and not value):
+                raise TypeError(f"{field.name} is {value!r}")
+    return manifest
+
+
+def check_package(package: Path, wanted: Identity | None) -> Manifest:
+    """The manifest of a package that is what this says, and what is wanted (None.
+
+    Anything); or a `PackageError`.
+    """
+    manifest = read_manifest(package)
+    differences = [] if wanted is None else manifest.identity.differences(wanted)
+    if differences:
+        raise PackageError(f"package {package} does not fit: {'; '.join(differences)}")
+    try:
+        with open_regular(package) as file:
+            size, digest = os.fstat(file.fileno()).st_size, sha256_of(file)
+    except OSError as error:
+        raise PackageError(f"package {package} cannot be read: {error}") from error
+    if size != manifest.package_bytes:
+        msg = (
+            f"package {package} has {size} bytes; its manifest says {manifest.package_bytes}: it is"
+            " truncated"
+        )
+        raise PackageError(msg)
+    if digest != manifest.package_sha256:
+        msg = (
+            f"package {package} is corrupt: its SHA-256 is {digest[:12]}..., not"
+            f" {manifest.package_sha256[:12]}..."
+        )
+        raise PackageError(msg)
+    return manifest
+
+
+def is_exported_program(path: Path) -> bool:
+    """Whether a `.pt2` file holds an exported program, which can be built, instead of a compiled package."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+    programs = ("models/model.json", "serialized_exported_program.json")
+    return not any("/aotinductor/" in name for name in names) and any(
+        name.endswith(programs) for name in names
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a regular file, in hexadecimal."""
+    with open_regular(path) as file:
+        return sha256_of(file)
+
+
+def _short(value: object, other: object) -> str:
+    """A value beside another one: of lists what only this one has, of hashes the beginning."""
+    if isinstance(value, list) and isinstance(other, list):
+        return ", ".join(str(item) for item in value if item not in other) or f"{len(value)} entries"
+    text = str(value)
+    # hashes are longer than what people write
+    return text if len(text) <= 60 else f"{text[:12]}..."  # noqa: PLR2004
