@@ -402,7 +402,7 @@ def _processor_s() -> float:
 
 
 def _hand_out(cluster: Cluster, tasks: list[LogTask]) -> None:
-    replay_on(cluster, tasks, BatchOptions(tasks[0].folder, retries=0), lambda _log, how: _check(how))
+    replay_on(cluster, tasks, lambda _log, how: _check(how))
 
 
 def _check(ended: Ended) -> None:

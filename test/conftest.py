@@ -46,7 +46,7 @@ ALONE = (
         f"test/node/test_{name}"
         for name in ("emergency", "faults_live", "lifecycle", "play_to_node", "watch_live")
     ),
-    "test/stage/test_stage_actor",
+    *(f"test/stage/test_stage{which}.py" for which in ("", "_active", "_alone")),
     "test/workers/test_capture.py",
     "test/tools/demo/test_drive.py",
     "test/benchmarks/test_smoke.py",

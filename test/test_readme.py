@@ -16,8 +16,8 @@ from torchperf_ros.api.messages import decode, encode, message_class
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.engines.fingerprint import changing_weights
 from torchperf_ros.settings.config import node_config
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_setup import worker_setup
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def test_given_the_readmes_model_and_parameters_when_an_image_comes_then_labels_
     header = message_class("std_msgs/msg/Header")(stamp=stamp, frame_id="camera")
     pixels = np.zeros(120 * 480, dtype=np.uint8)
     image = encode(message_class(IMAGE)(header, 120, 160, "rgb8", 0, 480, pixels), IMAGE)
-    stage = StageActor(config, worker_setup(config, node), ports, lambda: 13 * 10**9)
+    stage = Stage(config, worker_setup(config, node), ports, lambda: 13 * 10**9)
     stage.start()
     stage.activate()
     try:

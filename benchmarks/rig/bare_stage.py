@@ -9,8 +9,8 @@ from benchmarks.rig.messages import image_cdr
 from torchperf_ros.api.cdr import restamped
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer, Frame
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_setup import worker_setup
 
 HEIGHT, WIDTH = 72, 128
@@ -43,7 +43,7 @@ class BareStage:
             log=lambda severity, text: self.logs.append(f"{severity}: {text}"),
         )
         setup = {**worker_setup(stage, config), "options": dict(options), **setup}
-        self.actor = StageActor(stage, setup, ports, time.time_ns)
+        self.actor = Stage(stage, setup, ports, time.time_ns)
         self._image = image_cdr(WIDTH, HEIGHT)
 
     def _hand_on(self, payload: bytes | None, frame: Frame) -> None:

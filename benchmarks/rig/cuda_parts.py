@@ -31,7 +31,7 @@ from torchperf_ros.models.camera import CameraAdapter
 from torchperf_ros.settings.build_options import BuildOptions
 from torchperf_ros.settings.config import node_config
 from torchperf_ros.stage.frame import Answer
-from torchperf_ros.tools.tune.trial import Candidate
+from torchperf_ros.tools.tune.trial import TuneCandidate
 from torchperf_ros.tools.tune.trial_run import Attempt, load_tier
 from torchperf_ros.worker.capture import MemoryRecording, ProfileRecording
 from torchperf_ros.workers.compile_process import CompileProcess
@@ -122,7 +122,7 @@ def engines(tier: str, options: Sequence[BuildOptions]) -> Callable[[Place], Fou
                 say(f"building {each.label}")
                 try:
                     attempts[each.label] = attempt = Attempt(
-                        model, Candidate(each, _THREADS), time.monotonic_ns()
+                        model, TuneCandidate(each, _THREADS), time.monotonic_ns()
                     )
                     attempt.compare()
                 except (

@@ -1,6 +1,7 @@
 """Adapters whose models are compiled, in this process and in others."""
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.engines import package
@@ -178,5 +179,8 @@ class Compiled(Adapter):
 
     def dynamic_dims(self):
         return {0: {0: (1, 8)}, 1: {0: (1, 8)}} if self.options.get("dynamic") else {}
+
+    def unpad(self, outputs, shapes):
+        return pytree.tree_map(lambda tensor: tensor[: shapes[0][0]], outputs)
 
     preprocess = postprocess = None  # no frame comes

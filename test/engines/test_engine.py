@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.engines.built_tier import BuiltTier, varying_dims
-from torchperf_ros.engines.engine import GraphReplay, make_runner
+from torchperf_ros.engines.cuda_graph import GraphReplay
+from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.package_engine import export, nested
 from torchperf_ros.engines.parity import check_engine, measure, random_inputs
 from torchperf_ros.settings.build_options import BuildOptions
@@ -176,7 +177,7 @@ def test_given_the_cpu_when_a_cuda_graph_is_asked_for_then_the_error_names_param
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr("torchperf_ros.engines.engine._capture", record)
+    monkeypatch.setattr("torchperf_ros.engines.cuda_graph._capture", record)
 
 
 def record(call, inputs):
@@ -231,7 +232,7 @@ def test_given_a_model_that_waits_for_the_device_when_captured_then_the_error_sa
     """In a process of its own: a failed capture leaves nothing that can be relied on."""
     code = """
         import torch
-        from torchperf_ros.engines.engine import CaptureFailed, GraphReplay
+        from torchperf_ros.engines.cuda_graph import CaptureFailed, GraphReplay
         try:
             GraphReplay(lambda x: x * float(x.sum()), (torch.ones(3, device="cuda"),))
         except CaptureFailed as error:

@@ -12,6 +12,9 @@ from torchperf_ros.fleet.signature import make_keys, read_private_key, sign
 from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.vehicle import VehicleRollout
 
+# A candidate stands beside a stage that runs the adapters of the stage's tests.
+from ..stage.conftest import _adapters_can_be_imported_by_workers, start_own_stage, start_stage  # noqa: F401
+
 NOW = datetime.datetime(2026, 11, 24, 8, tzinfo=datetime.timezone.utc)
 NAME = "detector-7"
 EARLY = next(f"car-{n}" for n in range(10_000) if bucket_percent(NAME, f"car-{n}") < 0.9)

@@ -10,14 +10,14 @@ from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.fleet import rollouts
 from torchperf_ros.fleet.guards import Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.pair_figures import Pair, PairFigures
 from torchperf_ros.fleet.rollouts import Rollouts, Trial
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Wish
 from torchperf_ros.settings.config import node_config, stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.stage.pair_figures import Pair, PairFigures
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_setup import worker_setup
 
 MS = 1_000_000
@@ -29,10 +29,8 @@ PORTS = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: No
 def stage():
     """A stage whose candidate `7` serves; it has no workers, and is told how its frames ended."""
     config = stage_config("perception", VALUES)
-    actor = StageActor(
-        config, worker_setup(config, node_config({"device": "cpu"}, {})), PORTS, time.time_ns
-    )
-    actor.begin_as("7", {})
+    actor = Stage(config, worker_setup(config, node_config({"device": "cpu"}, {})), PORTS, time.time_ns)
+    actor.model.name = "7"
     yield actor
     actor.stop()
 
@@ -111,7 +109,7 @@ class Beside:
 
     def __init__(self, stage):
         self.version, self.figures, self.refused, self.deaths = "base", PairFigures(), "", 0
-        self.ready, self.skipped, self.lost_pairs = True, 0, 0
+        self.ready, self.exchanges, self.skipped, self.lost_pairs = True, False, 0, 0
         self.pool = SimpleNamespace(ready=True, description=None, progress="")
         self.stage = stage
 
@@ -132,7 +130,7 @@ class Beside:
 
 @pytest.fixture
 def beside(stage):
-    stage.begin_as("base", {})
+    stage.model.name = "base"
     stage.shadow = Beside(stage)
     stage.shadow.version = "7"
     yield stage.shadow
@@ -155,10 +153,10 @@ def beside(stage):
     ],
 )
 def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_and_never_over_the_budget(
-    stage, beside, monkeypatch, pairs, waits
+    stage, beside, pairs, waits
 ):
     begun = []
-    monkeypatch.setattr(stage, "exchange", lambda: begun.append("exchange"))
+    beside.exchange = lambda: begun.append("exchange")
     trial = Trial(stage, "7")
     beside.pairs(**pairs)
     source = SimpleNamespace(begins=lambda: begun.append("begins"))
@@ -174,12 +172,10 @@ def test_given_pairs_when_the_candidate_is_to_serve_then_it_does_after_enough_an
     )
 
 
-def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(
-    stage, beside, monkeypatch
-):
+def test_given_a_candidate_that_serves_when_it_is_to_leave_then_it_waits_for_no_pair(stage, beside):
     begun = []
-    monkeypatch.setattr(stage, "exchange", lambda: begun.append("exchange"))
-    stage.begin_as("7", {})
+    beside.exchange = lambda: begun.append("exchange")
+    stage.model.name = "7"
     beside.version = "base"
     found = Rollouts(lambda _: VALUES, lambda *_: None, lambda _: None, "/perf")
     found._exchange(Trial(stage, "7"), SimpleNamespace(), Wish())

@@ -10,13 +10,13 @@ from test.fleet.conftest import NAME, Desk, serving
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.fleet import sources
 from torchperf_ros.fleet.guards import Figures
+from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.plan import Step, utc_now
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.sources import PlanSource, facts_of_vehicle
 from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.settings.rollout_options import rollout_options
-from torchperf_ros.stage.pair_figures import PairBlock
 
 IN_NORTH = {"==": [{"var": "region"}, "north"]}
 VALUES = {"adapter": "adapters_for_graph:Obedient", "output": "point", "engine": "aoti", "tiers": ["full"]}

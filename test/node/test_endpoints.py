@@ -18,7 +18,7 @@ from torchperf_ros.api.outcome import Health
 from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, resolved
 from torchperf_ros.node.reporter import Reporter, why_silent
 from torchperf_ros.observe.telemetry.latency_record import float64_bytes
-from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage import StageInput
 
 pytestmark = pytest.mark.ros
 

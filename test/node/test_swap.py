@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.node.services import SERVICE, SwapService
 from torchperf_ros.settings.config import node_config, stage_config
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.tools.main import app
 from torchperf_ros.workers.worker_setup import worker_setup
 
@@ -204,9 +204,7 @@ def offered(stranger):
     """The service of a node with one stage whose workers were not started; asks it, and has the stage."""
     config = stage_config("perception", {"adapter": "m:C", "output": "o", "tiers": ["fast"]})
     ports = StagePorts(lambda _: None, lambda *_: None, lambda _: None, lambda _: None, lambda *_: None)
-    stages = [
-        StageActor(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)
-    ]
+    stages = [Stage(config, worker_setup(config, node_config({"device": "cpu"}, {})), ports, lambda: 0)]
     service = SwapService(stranger, lambda: stages)
 
     def ask(package=""):

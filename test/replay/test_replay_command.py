@@ -106,10 +106,10 @@ def test_given_a_dry_run_when_asked_then_it_says_what_goes_where(log):
         (["LOG", "-o", "out.json"], "output out.json: has to be a file that ends in .mcap"),
         (
             ["LOG", "--json", "run.json", "--parquet", "run.json"],
-            "--parquet run.json: is the file of --json, too",
+            "--json, --parquet: one file of each kind, for example --json run.json",
         ),
         (["LOG", "--times", "run.json"], "step times run.json: are for pace virtual"),
-        (["LOG", "--keep-output"], "--keep-output: is for several logs"),
+        (["LOG", "--scheduler", "tcp://127.0.0.1:1"], "--scheduler: is for several logs"),
         (["LOG", "-o", "LOG/out.mcap"], "is in the log that is replayed; choose another place"),
     ],
 )

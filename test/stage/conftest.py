@@ -9,8 +9,8 @@ import pytest
 from rosbags.typesys import Stores, get_typestore
 
 from torchperf_ros.settings.config import node_config, stage_config
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.hooks import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_pool import RestartPolicy
 from torchperf_ros.workers.worker_setup import worker_setup
 
@@ -87,7 +87,7 @@ class StageUnderTest:
             log=lambda severity, text: self._keep(self.logs, (severity, text)),
         )
         self.values = values
-        self.actor = StageActor(config, setup, ports, time.time_ns)
+        self.actor = Stage(config, setup, ports, time.time_ns)
         if forgiving:  # as if every worker had served for long: replaced at once however often it dies
             self.actor.pool.policies = [
                 RestartPolicy(time.monotonic_ns, proven_s=0.0) for _ in range(config.workers)
@@ -128,9 +128,10 @@ class StageUnderTest:
         pool = self.actor.pool
 
         def settled():
-            assert pool._thread.is_alive(), "the pool's thread is gone"
-            with self.actor._lock:
-                return self.actor._in_flight is None and all(
+            threads = {thread.name for thread in threading.enumerate()}
+            assert f"pool-{pool.config.name}" in threads, "the pool's thread is gone"
+            with self.actor.lock:
+                return self.actor.turn is None and all(
                     worker is not None and worker.idle for worker in pool.workers
                 )
 
@@ -182,8 +183,8 @@ class StageUnderTest:
         return None if data is None else STORE.deserialize_cdr(data, "nav_msgs/msg/Path")
 
     def in_flight(self):
-        with self.actor._lock:
-            return (self.actor._in_flight is not None) + (self.actor.mailbox.waiting is not None)
+        with self.actor.lock:
+            return (self.actor.turn is not None) + (self.actor.mailbox.waiting is not None)
 
     def settle_accounts(self):
         """See that every frame became something.

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
-from torchperf_ros.stage.waiting import PublishMargin
+from torchperf_ros.stage.waiter import PublishMargin
 
 from .conftest import wait_until
 
@@ -139,7 +139,7 @@ def test_given_a_backups_whole_result_when_the_runner_has_a_step_then_the_step_i
     stage.actor.margin = Generous()
     assert stage.ask().outcome is Outcome.ON_TIME
     stage.wait_for_workers()
-    pid = stage.actor._dispatcher._preferred.pid
+    pid = stage.actor.model.crew.preferred.pid
     answer, _ = ask_in_short(stage, step=2, only=pid)
     assert (answer.outcome, answer.fallback, answer.step, answer.tier) == (Outcome.PARTIAL, None, 1, 0)
     assert x_of(stage, answer) == 11.0

@@ -66,7 +66,7 @@ def test_given_few_frames_when_judged_then_they_wait_until_they_are_enough():
     for second in range(1, 5):
         watch.add(0, 10.0)
         assert watch.step(second * S, FRESH_MS) is None
-    assert len(watch._frames) == 4
+    assert len(watch.frames) == 4
 
 
 def test_given_frames_of_many_tiers_when_none_has_enough_then_there_is_no_alert_but_they_count_as_judged():
@@ -74,4 +74,4 @@ def test_given_frames_of_many_tiers_when_none_has_enough_then_there_is_no_alert_
     for frame in range(30):
         watch.add(frame % 10, 100.0)
     assert watch.step(S, FRESH_MS) is None
-    assert not watch._frames
+    assert not watch.frames

@@ -26,10 +26,15 @@ def test_given_the_files_of_the_frames_way_when_read_then_they_have_the_function
 
 def test_given_the_page_when_it_says_how_large_messages_are_then_they_are():
     assert [file for file, _ in PARTS] == [
-        "stage/stage_actor.py",
-        "stage/dispatcher.py",
+        "stage/stage.py",
+        "stage/turn.py",
+        "stage/crew.py",
         "worker/session.py",
         "worker/tier.py",
+        "stage/frame.py",
+        "stage/inputs.py",
+        "stage/ladder.py",
+        "stage/fallbacks.py",
     ]
     assert f"{len(Request(RUN, 0, 0, 0, 0).pack())}-byte request" in PAGE
     assert f"{len(Response(0, 0, 0, 0, 0, 0, 0, 0).pack())}-byte response" in PAGE

@@ -199,7 +199,7 @@ def test_given_a_waiting_frame_when_its_scene_is_gone_by_its_turn_then_default_r
     ready = stage.actor.scenes.ready
     with stage.running(once=False) as (first, _):
         second, _ = stage.offer()
-        with stage.actor._lock:
+        with stage.actor.lock:
             stage.actor.scenes.ready = frozenset({0, 1})
     found = [stage.answer(seq) for seq in (first, second)]
     stage.actor.scenes.ready = ready
@@ -240,7 +240,7 @@ def test_given_a_worker_that_named_a_scene_when_it_dies_then_the_scene_goes_with
 def test_given_an_old_frame_that_is_run_once_more_when_it_shows_another_scene_then_that_is_not_the_scene_now(
     start_own_stage, monkeypatch
 ):
-    monkeypatch.setattr("torchperf_ros.stage.dispatcher._REHEARSE_AFTER_NS", 0)
+    monkeypatch.setattr("torchperf_ros.stage.practice.REHEARSE_AFTER_NS", 0)
     stage = start_own_stage(backup="standby", **SCENES)
     stage.wait_for_workers()
     said = []

@@ -9,7 +9,7 @@ import pytest
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.api.outcome import Outcome
-from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage import StageInput
 
 from .conftest import TRIGGER, trigger, wait_until
 

@@ -8,7 +8,7 @@ import torch
 
 from torchperf_ros.tools.inspect.inspected_model import load_model
 from torchperf_ros.tools.inspect.inspection import Inspection
-from torchperf_ros.tools.tune.trial import Figures
+from torchperf_ros.tools.tune.trial import TrialFigures
 
 SAMPLES = Path(__file__).with_name("graph_samples.py")
 
@@ -28,7 +28,7 @@ def inspect_sample():
     def inspect(name, *sizes):
         first, *others = sizes or ("8x8",)
         model = load_model(f"{SAMPLES}:{name}", "full", {}, [first], others, cpu)
-        inspection = Inspection(model, "eager", cpu)
+        inspection = Inspection(model, cpu)
         # earlier tests of this process may have raised the limits, as engines do
         with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
             inspection.run(progress=lambda text: None)
@@ -60,7 +60,6 @@ def figures(ms, **changes):
         compile_s=0.0,
         memory_mb=300.0,
         relative_l2=0.0,
-        cosine=1.0,
         max_error=0.0,
     )
-    return Figures(**values | changes)
+    return TrialFigures(**values | changes)

@@ -158,11 +158,8 @@ def test_given_options_when_compiled_then_the_process_gets_them(process):
         '{"a": 1}',
         "--device",
         "cpu",
-        "--precision",
-        "bf16",
-        "--dynamic",
-        "never",
-        "--channels-last",
+        "--engine",
+        "openvino",
         "-o",
         "out",
         "--force",
@@ -177,8 +174,7 @@ def test_given_options_when_compiled_then_the_process_gets_them(process):
     )
     assert (job["out"], job["force"], job["dry_run"], job["packages"]) == ("out", True, True, [""])
     (build,) = job["build"]
-    assert (build["precision"], build["dynamic"]) == ("bf16", "never")
-    assert build["channels_last"]
+    assert (build["engine"], build["precision"]) == ("openvino", "fp32")
 
 
 @pytest.fixture
@@ -217,11 +213,14 @@ def test_given_a_parameter_file_when_compiled_then_every_stage_is_as_the_node_wi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either an adapter, module:Class, or --params FILE"),
-        (["a:B", "--params", "x.yaml"], "either an adapter, module:Class, or --params FILE"),
-        (["--params", "x.yaml", "--precision", "bf16"], "--precision: with --params, the file says that"),
+        ([], "give what to compile: either an adapter, module:Class, or --params FILE"),
+        (
+            ["a:B", "--params", "x.yaml"],
+            "give what to compile: either an adapter, module:Class, or --params FILE",
+        ),
+        (["--params", "x.yaml", "--engine", "aoti"], "--engine: with --params, set it in the file"),
         (["--params", "none.yaml"], "parameter file none.yaml: cannot be read"),
-        (["a:B", "--precision", "fp8"], "adapter.precision"),
+        (["a:B", "--engine", "jit"], "adapter.engine"),
         (["a:B", "--options", "{"], "adapter.options: '{' is not JSON"),
         (["a:B", "--device", "tpu"], "parameter device: 'tpu' is not allowed"),
         (["a:B", "--stage", "seeing"], "--stage 'seeing' is not there; it has to be one of: adapter"),

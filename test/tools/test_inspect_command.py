@@ -1,13 +1,11 @@
 """The command: exit status, files, and one line for what cannot be done."""
 
 import json
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from torchperf_ros.tools import main as cli
-from torchperf_ros.tools.inspect import inspection
 
 from .conftest import SAMPLES, breaking_line
 
@@ -25,16 +23,13 @@ def test_given_a_break_when_inspected_then_terminal_and_json_show_it(tmp_path):
     assert "branch on tensor values" in text
     assert "Data-dependent branching" in text
     assert "Compute both sides, of one shape, and choose by torch.where" in text
-    assert (
-        "2 graphs with 4 ops, 1 break, 2 recompilations over 2 inputs FAIL: 1 break, at most 0 allowed"
-        in text
-    )
+    assert "2 graphs, 1 break, 2 recompilations over 2 inputs FAIL: 1 break, at most 0 allowed" in text
     assert max(map(len, result.stdout.splitlines())) <= 100
 
     found = json.loads(report.read_text())
     assert found["exit_status"] == 1
     assert found["summary"] in text
-    assert [graph["ops"] for graph in found["graphs"]] == [3, 1, 3, 1]
+    assert found["graphs"] == [1, 1, 2, 2]
     assert [item["kind"] for item in found["recompilations"]] == ["size", "size"]
     assert found["inputs"] == ["8x8:float32", "4x8:float32"]
     (broken,) = found["breaks"]
@@ -50,45 +45,11 @@ def test_given_a_model_within_its_limit_when_inspected_then_it_passes_and_its_ow
     assert "mean tensor" not in result.output
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_given_a_folder_for_the_trace_when_inspected_then_tlparse_makes_pages_of_it_where_it_is_installed(
-    tmp_path, monkeypatch, installed
-):
-    started, backends = inspection.Inspection.__init__, []
-
-    def without_inductor(self, model, backend, device):
-        backends.append(backend)
-        started(self, model, "eager", device)
-
-    monkeypatch.setattr(inspection.Inspection, "__init__", without_inductor)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    if installed:
-        (tmp_path / "tlparse").write_text('#!/bin/sh\nmkdir "$3" && wc -l < "$1" > "$3/index.html"\n')
-        (tmp_path / "tlparse").chmod(0o755)
-    folder = tmp_path / "ir"
-    result = inspect("value_if", "--ir", folder)
-    assert result.exit_code == 0, result.output
-    assert backends == ["inductor"]
-    (trace,) = folder.glob("*.log")
-    assert "dynamo_graph_break_reason" in trace.read_text()
-    if installed:
-        assert str(folder / "pages" / "index.html") in result.stdout
-        assert int((folder / "pages" / "index.html").read_text()) > 10
-    else:
-        assert f"compiler's trace: {trace}" in result.stdout
-        assert f"pip install tlparse, then: tlparse {trace} -o {folder / 'pages'}" in result.stdout
-    again = inspect("value_if", "--ir", folder)
-    assert again.exit_code == 2
-    assert "not empty" in again.output
-
-
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [
         ("idle", ["--options", "{"], ["--options '{'", "JSON"]),
         ("idle", ["--options", "[1]"], ["object"]),
-        ("idle", ["--backend", "indcutor"], ["'indcutor'", "inductor"]),
         ("idle", ["--json", "no_such_folder/x.json"], ["--json no_such_folder/x.json", "existing folder"]),
         ("idle", ["--device", "cuda:99"], ["cuda:99"]),
         ("idle", ["--device", "gpu"], ["gpu"]),

@@ -27,9 +27,8 @@ from torchperf_ros.tools import main as cli
 from torchperf_ros.tools.tune import search, trial_run
 from torchperf_ros.tools.tune.ranking import Limits, Ranking
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import Step
 from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file, tuned_parameters
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Result, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
 from torchperf_ros.tools.tune.trial_run import facts_of, run_trial
 from torchperf_ros.workers import compile_process
 
@@ -57,10 +56,11 @@ def _trials_can_import_the_adapter(monkeypatch, tmp_path):
 
 
 class Space:
-    """Stands in for a walk: takes the trials."""
+    """Stands in for a walk: gives these candidates, and takes the trials."""
 
-    def __init__(self):
+    def __init__(self, *candidates):
         self.trials = []
+        self.search = lambda: iter(candidates)
 
     @property
     def ranking(self):
@@ -77,12 +77,12 @@ def tried(tmp_path, *candidates, tiers=("full",), timeout_s=PATIENCE_S, judged=3
     how = TuneOptions(Limits(1e4), seconds=0.02, timeout_s=timeout_s, minutes=60.0, judged=judged)
     facts = replace(FACTS, has_task="task" in options)
     walk = TuneSearch(target(*tiers, **options), facts, how, state, Console(quiet=True))
-    walk.run(Space(), [Step("test", one) for one in candidates])
+    walk.run(Space(*candidates))
     return walk.trials
 
 
 def precision(name):
-    return Candidate(BuildOptions(precision=name))
+    return TuneCandidate(BuildOptions(precision=name))
 
 
 def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_timeout(
@@ -95,7 +95,7 @@ def test_given_one_that_hangs_when_tried_then_it_is_killed_and_noted_after_the_t
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead_s))
     monkeypatch.setattr(compile_process, "time", clock)
     (trial,) = tried(tmp_path, precision("bf16"), hang_in="bf16")
-    assert trial.outcome == Result.HUNG
+    assert trial.outcome == TrialOutcome.HUNG
     assert trial.reason == "no end after 240 s, while building; killed"
     assert not _processes_of("compile_main")
 
@@ -133,17 +133,17 @@ def run_here(monkeypatch):
     ("candidate", "words"),
     [
         (precision("bf16"), "relative L2"),
-        (Candidate(BuildOptions(cuda_graphs=True)), "CUDA"),
+        (TuneCandidate(BuildOptions(cuda_graphs=True)), "CUDA"),
     ],
 )
 def test_given_a_wrong_one_when_tried_then_it_is_refused_with_the_reason(run_here, candidate, words):
     found = run_here(candidate, wrong_in="bf16", sizes=True)
-    assert (found["outcome"], found["figures"]) == (Result.REFUSED, None)
+    assert (found["outcome"], found["figures"]) == (TrialOutcome.REFUSED, None)
     assert words in found["reason"]
 
 
 def test_given_a_task_when_tried_then_it_judges_what_was_measured_and_eager_beside_it(run_here):
-    for candidate in (Candidate(), Candidate(BuildOptions(channels_last=True))):
+    for candidate in (TuneCandidate(), TuneCandidate(BuildOptions(channels_last=True))):
         exact = run_here(candidate, task="hits")["figures"]["accuracy"]
         assert exact == {"name": "hits", "value": 1.0, "eager": 1.0, "judged": 3, "higher_is_better": True}
     near = run_here(precision("bf16"), task="error")["figures"]["accuracy"]
@@ -152,7 +152,7 @@ def test_given_a_task_when_tried_then_it_judges_what_was_measured_and_eager_besi
     assert (
         run_here(precision("bf16"), eager_accuracy=0.5, task="error")["figures"]["accuracy"]["eager"] == 0.5
     )
-    assert run_here(Candidate())["figures"]["accuracy"] is None
+    assert run_here(TuneCandidate())["figures"]["accuracy"] is None
 
 
 @pytest.mark.usefixtures("run_here")
@@ -161,7 +161,7 @@ def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_t
 ):
     def accuracies(judged):
         return [
-            trial.figures.accuracy for trial in tried(tmp_path, Candidate(), judged=judged, task="hits")
+            trial.figures.accuracy for trial in tried(tmp_path, TuneCandidate(), judged=judged, task="hits")
         ]
 
     assert accuracies(0) == [None]
@@ -180,7 +180,7 @@ def test_given_results_without_accuracy_or_of_other_examples_when_resumed_then_t
     )  # as earlier versions wrote it
     (tmp_path / "state.jsonl").write_text(json.dumps(old) + "\n")
     assert (
-        TuneState(tmp_path / "state.jsonl", resume=True).find("full", Candidate(), 1.0).figures.accuracy
+        TuneState(tmp_path / "state.jsonl", resume=True).find("full", TuneCandidate(), 1.0).figures.accuracy
         is None
     )
     assert accuracies(3)[0].judged == 3
@@ -195,9 +195,9 @@ def test_given_an_engine_and_buckets_when_tried_then_compiling_is_counted_and_no
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    bucketed = Candidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
+    bucketed = TuneCandidate(BuildOptions("openvino"), threads=2, shapes="bucket", bucket_width=16)
     (trial,) = tried(tmp_path, bucketed, sizes=True)
-    assert trial.outcome == Result.MEASURED, trial.reason
+    assert trial.outcome == TrialOutcome.MEASURED, trial.reason
     assert 0 < trial.figures.compile_s < trial.figures.cold_start_s
     assert list(folder.glob("torchperf_*")) == []
 
@@ -220,21 +220,21 @@ def test_given_other_tiers_and_a_state_when_searched_again_then_the_best_is_chec
 
 def test_given_a_hang_when_there_is_more_time_now_then_it_is_tried_again(tmp_path):
     state = TuneState(tmp_path / "state.jsonl", resume=True)
-    state.add(Trial("full", Candidate(), Result.HUNG, "no end", None, 5.0, 5.0))
+    state.add(TuneTrial("full", TuneCandidate(), TrialOutcome.HUNG, "no end", None, 5.0, 5.0))
     again = TuneState(tmp_path / "state.jsonl", resume=True)
-    assert again.find("full", Candidate(), 5.0).outcome == Result.HUNG
-    assert again.find("full", Candidate(), 6.0) is None
-    assert again.find("fast", Candidate(), 5.0) is None
+    assert again.find("full", TuneCandidate(), 5.0).outcome == TrialOutcome.HUNG
+    assert again.find("full", TuneCandidate(), 6.0) is None
+    assert again.find("fast", TuneCandidate(), 5.0) is None
 
 
 def test_given_a_state_that_was_cut_off_when_read_then_the_rest_is_found(tmp_path):
     path = tmp_path / "state.jsonl"
-    TuneState(path, resume=True).add(Trial("full", precision("bf16"), Result.CRASHED, "x"))
+    TuneState(path, resume=True).add(TuneTrial("full", precision("bf16"), TrialOutcome.CRASHED, "x"))
     with path.open("a") as file:
         file.write('{"trial": {"ti')
     state = TuneState(path, resume=True)
     assert list(state.of_tier("full")) == [precision("bf16")]
-    state.add(Trial("full", precision("fp16"), Result.CRASHED, "x"))
+    state.add(TuneTrial("full", precision("fp16"), TrialOutcome.CRASHED, "x"))
     assert set(TuneState(path, resume=True).of_tier("full")) == {precision("bf16"), precision("fp16")}
     assert not TuneState(path, resume=False).of_tier("full")
 
@@ -342,10 +342,10 @@ def test_given_one_that_crashes_when_tuned_then_the_tiers_are_found_and_the_node
         for one in report["tiers"]["full"]["ranking"]
         if one["candidate"]["threads"] == report["reference_threads"]
     }
-    assert found["bf16"]["outcome"] == Result.CRASHED
+    assert found["bf16"]["outcome"] == TrialOutcome.CRASHED
     assert "SIGSEGV" in found["bf16"]["reason"]
     assert "SIGSEGV" in done.stdout
-    assert found["fp32"]["outcome"] == Result.MEASURED
+    assert found["fp32"]["outcome"] == TrialOutcome.MEASURED
     measured = found["fp32"]["figures"]
     assert 0 < measured["p50_ms"] <= measured["p95_ms"] <= measured["max_ms"]
     assert measured["eager_p50_ms"] > 0
@@ -385,7 +385,7 @@ def test_given_a_task_when_tuned_then_tiers_are_proposed(tmp_path):
     assert (report["first_tier"], report["worth_keeping"][0]) == ("full", "full")
     assert all(one["figures"]["accuracy"]["judged"] == 2 for one in report["tiers"]["fast"]["ranking"])
     for one in report["tiers"]["full"]["ranking"]:  # bf16 is off by more than 0.005 of these thousandths
-        if one["outcome"] == Result.MEASURED:
+        if one["outcome"] == TrialOutcome.MEASURED:
             refused = one["candidate"]["options"]["precision"] == "bf16"
             assert one["why"].startswith("accuracy: hits ") == refused, one
 
@@ -440,7 +440,7 @@ def test_given_no_time_left_when_searched_then_nothing_more_is_tried(tmp_path):
     walk = TuneSearch(
         target("full"), FACTS, TuneOptions(Limits(1e4), minutes=0.0), state, Console(quiet=True)
     )
-    walk.run(Space(), [Step("test", Candidate())])
+    walk.run(Space(TuneCandidate()))
     assert (walk.trials, walk.out_of_time) == ([], True)
 
 
@@ -476,7 +476,9 @@ def test_given_bad_input_when_tuned_then_one_line_says_what_would_be_right(argum
         assert word in result.output
 
 
-FOUND = Candidate(BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4)
+FOUND = TuneCandidate(
+    BuildOptions("compile", "max-autotune", precision="bf16", channels_last=True), threads=4
+)
 
 
 def test_given_a_base_when_written_then_the_node_takes_the_whole_with_only_the_tuned_stage_changed(

@@ -6,7 +6,7 @@ from torchperf_ros.settings.build_options import INT8_PRECISIONS, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
 from torchperf_ros.tools.tune.ranking import Limits
 from torchperf_ros.tools.tune.space import TuneSpace, bucket_count, bucket_width
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Result, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialOutcome, TuneCandidate, TuneTrial
 
 from .conftest import figures
 
@@ -17,47 +17,46 @@ GOOD = {"eager": 10.0, "compile": 6.0, "aoti": 5.0}
 
 
 def walk(facts, ms, *, limits=LIMITS, engines=("eager", "compile", "aoti"), now=None):
-    """Walk with times (or outcomes, as words) out of a rule; gives the space and what was tried."""
+    """Walk with times (or outcomes, as words) out of a rule; gives the space and the candidates."""
     space = TuneSpace(facts, limits, engines, now)
-    steps = []
-    for step in space.search():
-        found = ms(step.candidate)
-        steps.append(step)
+    tried = []
+    for candidate in space.search():
+        found = ms(candidate)
+        tried.append(candidate)
         if isinstance(found, str):
-            space.trials.append(Trial("full", step.candidate, found, "because"))
+            space.trials.append(TuneTrial("full", candidate, found, "because"))
         else:
-            space.trials.append(Trial("full", step.candidate, Result.MEASURED, figures=figures(found)))
-    return space, steps
+            space.trials.append(TuneTrial("full", candidate, TrialOutcome.MEASURED, figures=figures(found)))
+    return space, tried
 
 
 def by_engine(candidate):
     return GOOD[candidate.options.engine]
 
 
-def tried(steps):
-    return [step.candidate for step in steps]
+def compiled(candidates):
+    return [one for one in candidates if not one.is_eager]
 
 
 @pytest.mark.parametrize("facts", [CPU, CUDA, replace(CUDA, ranges=((1, 8), (64, 640)))])
 def test_given_any_device_when_walked_then_eager_fp32_and_cheap_ones_come_first_and_each_of_10_to_30_once(
     facts,
 ):
-    _, steps = walk(facts, by_engine)
-    candidates = tried(steps)
-    assert (steps[0].part, candidates[0]) == ("reference", Candidate(BuildOptions(), threads=3))
+    _, candidates = walk(facts, by_engine)
+    assert candidates[0] == TuneCandidate(BuildOptions(), threads=3)
     assert 10 <= len(set(candidates)) == len(candidates) <= 30
-    before_engines = candidates[: [step.part for step in steps].index("engine")]
-    assert {one.options.engine for one in before_engines} == {"eager"}
+    before_engines = candidates[: candidates.index(compiled(candidates)[0])]
+    assert {one.options.precision for one in before_engines} > {"fp32", "bf16"}
 
 
 def test_given_the_cpu_when_walked_then_nothing_that_needs_cuda_is_tried():
-    candidates = tried(walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1])
+    candidates = walk(CPU, lambda one: 1.0 if one.options.engine == "compile" else 10.0)[1]
     assert not any(one.options.cuda_graphs or one.options.precision == "tf32" for one in candidates)
     assert {one.options.mode for one in candidates} == {"default", "max-autotune-no-cudagraphs"}
 
 
 def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_threads_are_not():
-    candidates = tried(walk(CUDA, by_engine)[1])
+    candidates = walk(CUDA, by_engine)[1]
     assert {one.options.engine for one in candidates if one.options.cuda_graphs} == {"aoti", "eager"}
     assert "reduce-overhead" in {one.options.mode for one in candidates}
     assert {one.threads for one in candidates} == {3}
@@ -65,13 +64,11 @@ def test_given_cuda_when_walked_then_graphs_and_their_modes_are_tried_and_cpu_th
 
 def test_given_what_the_facts_leave_out_or_engines_that_are_not_wanted_when_walked_then_they_are_not_tried():
     facts = replace(CPU, left_out={"channels_last": "none", "bf16": "slow", "tf32": "no"})
-    candidates = tried(walk(facts, by_engine)[1])
+    candidates = walk(facts, by_engine)[1]
     assert not any(one.options.channels_last for one in candidates)
     assert {one.options.precision for one in candidates} == {"fp32", "fp16", *INT8_PRECISIONS}
     for engines in (("eager", "aoti"), ("eager",)):
-        assert {one.options.engine for one in tried(walk(CPU, by_engine, engines=engines[-1:])[1])} == set(
-            engines
-        )
+        assert {one.options.engine for one in walk(CPU, by_engine, engines=engines[-1:])[1]} == set(engines)
 
 
 def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
@@ -80,23 +77,23 @@ def test_given_options_that_gain_when_walked_then_what_comes_later_has_them():
         return GOOD[one.options.engine] * 2 - gains
 
     space, steps = walk(CPU, ms)
-    engines = [step.candidate for step in steps if step.part == "engine"]
+    engines = compiled(steps)[:2]
     assert all(one.options.channels_last and one.threads == 2 for one in engines)
     best = space.ranking.best.trial.candidate
-    assert best == Candidate(BuildOptions("aoti", channels_last=True), threads=2)
+    assert best == TuneCandidate(BuildOptions("aoti", channels_last=True), threads=2)
 
 
-@pytest.mark.parametrize("outcome", [Result.REFUSED, Result.HUNG])
+@pytest.mark.parametrize("outcome", [TrialOutcome.REFUSED, TrialOutcome.HUNG])
 def test_given_a_precision_that_fails_in_eager_when_walked_then_no_engine_is_compiled_for_it(outcome):
     _, steps = walk(CPU, lambda one: outcome if one.options.precision == "bf16" else by_engine(one))
-    bf16 = [one for one in tried(steps) if one.options.precision == "bf16"]
+    bf16 = [one for one in steps if one.options.precision == "bf16"]
     assert [one.options.engine for one in bf16] == ["eager"]
-    assert "fp16" in {one.options.precision for one in tried(steps) if one.options.engine != "eager"}
+    assert "fp16" in {one.options.precision for one in steps if one.options.engine != "eager"}
 
 
 def test_given_engines_that_are_slow_when_walked_then_no_more_of_them_are_compiled():
     _, steps = walk(CPU, lambda one: 10.0 if one.options.engine == "eager" else 20.0)
-    assert [one.options.engine for one in tried(steps) if one.options.engine != "eager"] == [
+    assert [one.options.engine for one in steps if one.options.engine != "eager"] == [
         "aoti",
         "compile",
     ]
@@ -106,39 +103,36 @@ def test_given_engines_that_fail_with_the_best_precision_when_walked_then_they_a
     def ms(one):
         if one.options.engine == "eager":
             return 5.0 if one.options.precision == "bf16" else 10.0
-        return Result.CRASHED if one.options.precision == "bf16" else 4.0
+        return TrialOutcome.CRASHED if one.options.precision == "bf16" else 4.0
 
     space, steps = walk(CPU, ms)
-    parts = [
-        (one.candidate.options.engine, one.candidate.options.precision)
-        for one in steps
-        if one.part == "engine"
-    ]
+    parts = [(one.options.engine, one.options.precision) for one in compiled(steps)[:4]]
     assert parts == [("aoti", "bf16"), ("compile", "bf16"), ("aoti", "fp32"), ("compile", "fp32")]
     assert space.ranking.best.trial.candidate.options.precision == "fp32"
 
 
 def test_given_a_reference_that_fails_when_walked_then_it_ends():
-    assert len(walk(CPU, lambda one: Result.CRASHED)[1]) == 1
+    assert len(walk(CPU, lambda one: TrialOutcome.CRASHED)[1]) == 1
 
 
 def test_given_a_present_setting_when_walked_then_it_is_measured_too():
-    now = Candidate(BuildOptions("aoti", channels_last=True), threads=1)
+    now = TuneCandidate(BuildOptions("aoti", channels_last=True), threads=1)
     _, steps = walk(CPU, by_engine, now=now)
-    assert now in [step.candidate for step in steps if step.part == "now"]
+    assert now in steps
     _, steps = walk(CPU, by_engine, now=now, engines=("compile",))
-    assert now not in tried(steps)
+    assert now not in steps
 
 
 def test_given_all_cores_when_walked_then_only_the_best_of_all_is_tried_on_them():
     _, steps = walk(CPU, by_engine)
-    on_all = [step for step in steps if step.candidate.threads == 4]
-    assert [(step.part, step.candidate.options.engine) for step in on_all] == [("threads at last", "aoti")]
+    on_all = [one for one in steps if one.threads == 4]
+    assert [one.options.engine for one in on_all] == ["aoti"]
+    assert on_all[0] in steps[-2:]
 
 
 def test_given_sizes_that_vary_when_walked_then_buckets_are_tried_and_graphs_are_not():
     facts = replace(CUDA, ranges=((1, 8), (64, 640)))
-    candidates = tried(walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1])
+    candidates = walk(facts, lambda one: 4.0 if one.options.engine == "compile" else 10.0)[1]
     assert not any(one.options.cuda_graphs for one in candidates)
     bucketed = [one for one in candidates if one.shapes == "bucket"]
     assert {one.bucket_width for one in bucketed} == {

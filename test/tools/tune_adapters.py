@@ -89,6 +89,9 @@ class TinyAdapter(Adapter):
     def dynamic_dims(self):
         return {0: {0: (2, 32)}} if self._options.get("sizes") else {}
 
+    def unpad(self, outputs, shapes):
+        return outputs[: shapes[0][0]]
+
     def training_task(self, log):
         return NearTask(self._options["task"], self.build("full")) if "task" in self._options else None
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
-from torchperf_ros.stage import dispatcher
+from torchperf_ros.stage import practice
 from torchperf_ros.workers import worker_pool as pool_module
 from torchperf_ros.workers.fork_server import ForkServer, start_base
 
@@ -166,7 +166,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
 ):
     """Observations pile up in its socket; when it has to take over, it cannot even be handed the frame."""
     monkeypatch.setattr(
-        dispatcher, "_REHEARSE_AFTER_NS", 1 << 62
+        practice, "REHEARSE_AFTER_NS", 1 << 62
     )  # a rehearsal would find out, and a kill follow
     stage = start_own_stage(backup="standby", hang_ms=60_000.0)  # which it would be killed for
     runner, standby = stage.actor.pool.workers
@@ -187,7 +187,7 @@ def test_given_a_standby_that_stands_still_when_its_queue_is_full_and_it_is_need
 
 def test_given_a_standby_that_never_returns_from_observe_then_it_is_replaced(start_own_stage, monkeypatch):
     """Nobody waits for it yet, but it could not take over."""
-    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 1 << 62)
+    monkeypatch.setattr(practice, "REHEARSE_AFTER_NS", 1 << 62)
     stage = start_own_stage(backup="standby", hang_ms=1000.0, budget_ms=900.0)
     _, standby = stage.actor.pool.workers
     stage.ask({"do": "spin", "where": "observe", "only": standby.pid})

@@ -98,6 +98,16 @@ class Adapter(abc.ABC):
         """Input index -> {dimension: (min, max)} for the dimensions that vary; default: none."""
         return {}
 
+    def unpad(self, outputs: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:  # noqa: ANN401
+        """Cut a model's outputs to what belongs to inputs of these shapes, one for each tensor of `preprocess`.
+
+        Called before `postprocess` where `shapes: bucket` has padded the inputs with zeros at the end of a
+        dimension. Return views, for example `outputs[..., :height, :width]`. Default: the outputs as they
+        are. Before the first frame the worker compares the result with eager's on the inputs as they were,
+        and uses no padding where the two differ.
+        """
+        return outputs
+
     def observe(self, messages: Mapping[str, Received]) -> None:  # noqa: B027 - optional on purpose
         """Advance histories.
 

@@ -37,7 +37,7 @@ class BuiltTier:
     """A model with what it is run on.
 
     Attributes:
-        model: on the device, in eval mode; nobody changes it.
+        model: on the device, in eval mode; it stays as it is.
         example: the adapter's example inputs, on the device.
         dims: dimensions that vary, input index -> {dimension: (min, max)}.
         scoring: the adapter's own judgement of what the model answers.
@@ -98,11 +98,11 @@ def scoring_of(adapter: Adapter, tier: str, device: torch.device) -> Scoring:
     """The adapter's own judgement of a tier's answers."""
     task_of = functools.cache(lambda: drawing_task(adapter))
 
+    @functools.cache  # eager is asked once for all engines, and it takes seconds
     def accuracy(call: Call) -> tuple[str, float] | None:
         task = task_of()
-        if task is None or not getattr(
-            task, "higher_is_better", True
-        ):  # a task need not derive from `Task`
+        # a task need not derive from `Task`
+        if task is None or not getattr(task, "higher_is_better", True):
             return None
         return judged(task, call, task.judged, device)
 

@@ -5,8 +5,8 @@ Builds packages, or does another job. The job is a JSON object on stdin.
     python -m torchperf_ros.engines.compile_main NEWS        (descriptor for one JSON object per line)
 
 Job: `adapter`, `options`, `device`, `threads`; `tiers`, and for each its `build` (a `BuildOptions`) and
-`packages` (the user's file in place of the adapter's model, or ""); `guessed` (nobody named the tiers:
-those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
+`packages` (the user's file in place of the adapter's model, or ""); `guessed` (no tiers were
+named: those that the adapter builds); `cache_dir`, `cache_mib`; `out` (a folder to write `<tier>.pt2` to instead,
 or absent); `dry_run` (only plan what would be built); `force` (build even what is there); `background`. For
 another job `does` is the module whose `do_job` does it, and `folder` is for what compilers keep and all
 that is temporary.
@@ -33,7 +33,7 @@ def main() -> int:
     detach_from_node()
     news = os.fdopen(
         int(sys.argv[1]), "w", buffering=1, encoding="utf-8"
-    )  # stdout is left to whoever prints
+    )  # stdout is the adapter's to print to
     os.set_inheritable(news.fileno(), False)
     job = json.load(sys.stdin)
 
@@ -44,7 +44,7 @@ def main() -> int:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
-    os.umask(os.umask(0o022) | 0o022)  # nobody else may write what is compiled: the node would refuse it
+    os.umask(os.umask(0o022) | 0o022)  # the node refuses a package that others can write
     kept = None
     try:
         if "folder" in job:

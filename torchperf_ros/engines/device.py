@@ -89,7 +89,7 @@ class Device:
 
     On CUDA a stream of its own, which is the calling thread's current one from then on.
 
-    Whatever that thread does is in one order: load, upload, preprocess, run, check, postprocess. On two
+    All work of that thread is in one order: load, upload, preprocess, run, check, postprocess. On two
     streams, one would have to wait for the other at every step, and adapters know of none.
 
     Attributes:
@@ -112,7 +112,7 @@ class Device:
         self._shares_memory = False
         if self.is_cuda:
             torch.cuda.set_device(device)
-            # fp32 is what it says; torch's own default is tf32 in convolutions, which is a precision of its
+            # fp32 means fp32; torch's own default is tf32 in convolutions, which is a precision of its
             # own here
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
             _, first = torch.cuda.Stream.priority_range()  # type: ignore[call-arg] # it is static
@@ -136,7 +136,7 @@ class Device:
 
     @property
     def card(self) -> str:
-        """The card's name, by which runs of different ones are told apart; empty on the CPU."""
+        """The card's name, which distinguishes runs of different cards; empty on the CPU."""
         return torch.cuda.get_device_name(self.device) if self.is_cuda else ""
 
     def to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -201,7 +201,7 @@ class Device:
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether memory did not suffice; asked of every error, as it counts what the allocator refused.
 
-        Inside of a package that arrives as a plain `RuntimeError`, whose text says nothing of memory.
+        Inside of a package it arrives as a plain `RuntimeError`, whose text does not mention memory.
         """
         before, self._ooms = self._ooms, self._refused()
         return isinstance(error, torch.OutOfMemoryError) or self._ooms > before

@@ -5,15 +5,16 @@ Ways to run a model. Each takes the adapter's model and gives a callable with th
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
+from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Call, Inputs, varying_dims
+from torchperf_ros.engines.cuda_graph import GraphReplay
 from torchperf_ros.engines.fingerprint import declared_dims, identify, machine_facts
 from torchperf_ros.engines.library_engines import OnnxRuntime, OpenVino, TensorRt
 from torchperf_ros.engines.model_transforms import in_precision, matrix_precision, transform
@@ -21,7 +22,7 @@ from torchperf_ros.engines.outputs import signature_of, tensors_in
 from torchperf_ros.engines.package import Aoti, name_torch_unquoted
 from torchperf_ros.engines.package_engine import Built, EngineUnavailable, PackageEngine, from_front
 from torchperf_ros.engines.parity import DynamicDims, Parity, random_inputs, same
-from torchperf_ros.engines.stopwatch import no_garbage_collection, time_interleaved
+from torchperf_ros.engines.stopwatch import time_interleaved
 from torchperf_ros.settings.build_options import INT8_STATIC, PACKAGE_SUFFIXES, STATIC_ENGINE, BuildOptions
 from torchperf_ros.settings.shape_options import MOST_SHAPES
 from torchperf_ros.workers.engine_choice import EngineChoice, choose_engine
@@ -44,7 +45,6 @@ _MOST_GRAPHS = 8 * MOST_SHAPES
 # a camera's: between two frames caches go cold, and threads that wait for work go to sleep
 _PACE_S = 1 / 30
 _ROUNDS = 40
-_CAPTURE_WARM_UP_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def make_runner(tier: BuiltTier, options: BuildOptions) -> Runner:
     Raises:
         ConfigError: an option that cannot be used here.
         EngineUnavailable: the engine cannot run this here.
-        Exception: whatever torch or the library raises where it cannot compile the model.
+        Exception: the error of torch or the library, which cannot compile the model.
     """
     tier = replace(tier, dims=varying_dims(options, tier.dims))
     if options.engine in PACKAGE_SUFFIXES:
@@ -123,16 +123,8 @@ def open_package(
     **of_runner: Any,  # noqa: ANN401
 ) -> Runner:
     """A checked package as a worker runs it, of this tier; a `PackageError` if it cannot be loaded."""
-    runner = replace(_loaded(path, built, options, tier.device), **of_runner)
-    return finished(runner, options, tier.example, tier.device)
-
-
-def _loaded(
-    path: Path, built: Built | Manifest | None, options: BuildOptions, device: torch.device
-) -> Runner:
-    return Runner(
-        ENGINES[options.engine].load(path, built.outputs if built else "", options, device), graphs=1
-    )
+    call = ENGINES[options.engine].load(path, built.outputs, options, tier.device)
+    return finished(Runner(call, graphs=1, **of_runner), options, tier.example, tier.device)
 
 
 def _package(tier: BuiltTier, options: BuildOptions) -> Runner:
@@ -150,7 +142,7 @@ def _compile(tier: BuiltTier, options: BuildOptions) -> Runner:
     """torch.compile, and a first call of every kind of size, so that nothing is left to compile.
 
     Beyond its limits, 8 graphs of a model and 256 of a class, the compiler would run it in eager from then
-    on, and only its log would say so.
+    on, and only its log would mention it.
     """
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
         setattr(torch._dynamo.config, limit, max(_MOST_GRAPHS, getattr(torch._dynamo.config, limit)))
@@ -227,7 +219,7 @@ class InParts:
             if part not in run:
                 raise EngineUnavailable(f"parts: the model does not run {path} on the example inputs")
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
         """What the model returns."""
         try:
             for attributes, forward in self._forwards:
@@ -293,7 +285,7 @@ def load_ready_package(
     example: Inputs,
     dynamic_dims: DynamicDims,
 ) -> Runner:
-    """A compiled package, ready to run; it takes other sizes than the example's if its manifest says so.
+    """A compiled package, ready to run; it takes other sizes than the example's if its manifest has ranges.
 
     Raises:
         PackageError: it is not there or not to be loaded from there, it is an exported program, its hash,
@@ -315,15 +307,16 @@ def load_ready_package(
     engine.check(options, {}, device)
     if identity and identity.library != engine.version:
         raise PackageError(f"package {path} was built by {identity.library}; here is {engine.version}")
-    runner = _loaded(path, manifest, options, device)
+    call = engine.load(path, manifest.outputs if manifest else "", options, device)
     drawn, outputs = [random_inputs(example, seed) for seed in (1, 2)], []
     for inputs in drawn:
         try:
-            outputs.append([tensor.clone() for tensor in tensors_in(runner.call(*inputs))])
+            outputs.append([tensor.clone() for tensor in tensors_in(call(*inputs))])
         except RuntimeError as error:
             shapes = ", ".join(signature_of(tensor) for tensor in inputs)
-            msg = f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
-            raise PackageError(msg) from error
+            raise PackageError(
+                f"package {path} does not run on the adapter's inputs ({shapes}): {one_line(error)}"
+            ) from error
     if not all(
         bool(torch.isfinite(t).all()) for tensors in outputs for t in tensors if t.is_floating_point()
     ):
@@ -331,11 +324,16 @@ def load_ready_package(
     # classes may agree
     numbers = [[t for t in tensors if t.is_floating_point() and t.numel()] for tensors in outputs]
     if numbers[0] and same(*numbers) and not same(*drawn):
-        raise PackageError(f"package {path} gives the same outputs whatever its inputs")
-    hashes, static = ((identity.weights, identity.code), not identity.dynamic) if identity else (None, True)
-    known = Parity(**manifest.parity) if manifest else None
-    package = file_sha256(path)[:32]
-    return replace(runner, package=package, model=hashes, static=static, engine=engine.name, known=known)
+        raise PackageError(f"package {path} gives the same outputs for different inputs")
+    return Runner(
+        call,
+        graphs=1,
+        package=file_sha256(path)[:32],
+        model=(identity.weights, identity.code) if identity else None,
+        static=identity is None or not identity.dynamic,
+        engine=engine.name,
+        known=Parity.read(manifest.parity) if manifest else None,
+    )
 
 
 def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest | None:
@@ -356,74 +354,13 @@ def _check_hash(path: Path, device: torch.device, example: Inputs) -> Manifest |
     try:
         expected = beside.read_text(encoding="utf-8").split()
     except OSError:
-        msg = (
+        raise PackageError(
             f"package {path} has neither a manifest nor {beside.name}: `sha256sum {path.name}` makes the"
             " latter"
-        )
-        raise PackageError(msg) from None
+        ) from None
     if expected[:1] != [digest]:
-        msg = (
+        raise PackageError(
             f"package {path} has the SHA-256 {digest}; {beside.name} says"
             f" {' '.join(expected[:1]) or 'nothing'}"
         )
-        raise PackageError(msg)
     return None
-
-
-class CaptureFailed(TorchperfError):
-    """A model cannot be captured as a CUDA graph.
-
-    This process has to end, and the next one to do without graphs.
-
-    torch leaves the capture's stream as the current one, and its allocator counts a capture that never
-    ends: later calls, such as `torch.cuda.empty_cache`, raise (pytorch/pytorch pull requests 180395 and
-    190308).
-    """
-
-
-class GraphReplay:
-    """Replays a model on inputs of the shapes that it was captured with.
-
-    On others it calls the model itself.
-
-    The outputs are the graph's own memory: the next call writes to them (CUDA graphs, PyTorch notes on CUDA
-    semantics). A model that waits for the device, or changes what it does with the values of its inputs,
-    cannot be captured.
-    """
-
-    def __init__(self, call: Call, example: Inputs) -> None:
-        """Warm up and capture a model on the device, with the shapes of the example, or raise `CaptureFailed`."""
-        self._call = call  # kept, as the graph holds only addresses of its weights and kernels
-        self._inputs = tuple(tensor.clone() for tensor in example)
-        self._replay, self._outputs = _capture(call, self._inputs)
-
-    def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
-        """Outputs for inputs, which are copied into the graph's own."""
-        pairs = list(zip(self._inputs, inputs, strict=True))
-        if any(kept.shape != given.shape or kept.dtype != given.dtype for kept, given in pairs):
-            return self._call(*inputs)
-        for kept, given in pairs:
-            kept.copy_(given, non_blocking=True)
-        self._replay()
-        return self._outputs
-
-
-def _capture(call: Call, inputs: Inputs) -> tuple[Callable[[], object], Any]:
-    device = inputs[0].device
-    caller, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(caller)
-    with torch.cuda.stream(side):
-        for _ in range(_CAPTURE_WARM_UP_RUNS):
-            call(*inputs)
-    caller.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # what the collector frees may call the driver, which ends a capture; so may other threads, hence
-        # the mode
-        with no_garbage_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            outputs = call(*inputs)
-    except Exception as error:
-        torch.cuda.set_stream(caller)
-        msg = f"it cannot be captured as a CUDA graph: {type(error).__name__}: {error}".splitlines()[0]
-        raise CaptureFailed(msg) from error
-    return graph.replay, outputs

@@ -39,7 +39,7 @@ _KNOWN: Final = sys.stdlib_module_names | {
     "numpy",
     "torch",
     "triton",
-}  # versions and parity say enough
+}  # their versions count, and parity is checked
 _OURS, _OUR_MODELS = "torchperf_ros", "torchperf_ros.models"
 _INSTALLED: Final = tuple(f"{folder}/" for folder in (*site.getsitepackages(), site.getusersitepackages()))
 _USUAL: tuple[str, ...] = tuple(next(one.default for one in STAGE_PARAMETERS if one.name == "tiers"))

@@ -109,10 +109,8 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
     seen |= {id(saved)}
     if isinstance(now, torch.Tensor):
         alike = now.shape == saved.shape and now.dtype == saved.dtype and now.layout == saved.layout
-        if not alike or now.layout is torch.strided and not now.is_quantized:
-            return alike and torch.equal(now, saved)
-        pairs = zip(numbers_of(now), numbers_of(saved), strict=True)
-        return all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
+        pairs = zip(numbers_of(now), numbers_of(saved), strict=True) if alike else ()
+        return alike and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
     if isinstance(now, np.ndarray) and not now.dtype.hasobject:
         return now.dtype == saved.dtype and np.array_equal(now, saved)
     if isinstance(now, (list, tuple, deque)):
@@ -121,7 +119,7 @@ def _same(now: Any, saved: Any, seen: frozenset[int] = frozenset()) -> bool:  # 
         return list(now) == list(saved) and all(_same(now[key], saved[key], seen) for key in now)
     try:
         return _same(_parts_of(now), _parts_of(saved), seen)
-    except Exception:  # it says nothing of what it holds
+    except Exception:  # it hides its content
         return True
 
 

@@ -26,7 +26,7 @@ from torchperf_ros.settings.build_options import DISTRIBUTIONS, BuildOptions
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _FOR_CUDA = "onnxruntime-gpu"
 _CUDA_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# of ONNX Runtime's log: a warning of its own about each optimised file says what the cache's key does
+# of ONNX Runtime's log: it warns that an optimised file is for this machine, which the cache's key ensures
 _ERRORS_ONLY = 3
 _INT8 = "int8_dynamic"
 _TYPES: dict[str, tuple[torch.dtype, type]] = {
@@ -315,7 +315,7 @@ class TensorRt(PackageEngine):
         torch_tensorrt.save(
             graph, str(path), output_format="aot_inductor", arg_inputs=list(tier.example), retrace=True
         )
-        return Built(built.graph)  # the file says how outputs are nested
+        return Built(built.graph)  # the file holds how outputs are nested
 
     def open(self, path: Path, options: BuildOptions, device: torch.device) -> Call:
         """Load the package, once TensorRT's runtime has registered what it calls."""

@@ -49,11 +49,10 @@ def transform(model: nn.Module, options: BuildOptions, device: torch.device, exa
         ConfigError: an unknown precision, or one that needs torchao where that is not installed.
     """
     if options.precision not in PRECISIONS:
-        msg = (
+        raise ConfigError(
             f"parameter precision: {options.precision!r} is not allowed; it has to be"
             f" {', '.join(PRECISIONS)}"
         )
-        raise ConfigError(msg)
     int8 = options.precision in {*INT8_PRECISIONS} - {INT8_STATIC} and _has(model, nn.Linear)
     half = _HALF.get(options.precision)
     half = half if half not in _float_types(model) and _float_types(model) else None
@@ -134,7 +133,7 @@ def _convert(
         laid_out = images and tensor.dim() == _IMAGE_RANK
         return tensor.contiguous(memory_format=torch.channels_last) if laid_out else tensor
 
-    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - whatever the model returns
+    def cast_output(index: int, leaf: Any) -> Any:  # noqa: ANN401 - a model may return anything
         if not isinstance(leaf, torch.Tensor):
             return leaf
         tensor = leaf.to(types.get(index, weights)) if half and leaf.is_floating_point() else leaf

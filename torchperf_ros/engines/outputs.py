@@ -1,4 +1,4 @@
-"""What a model returns, whatever it is: its tensors and plain values, and how to say what it is."""
+"""The outputs of a model, of any type: their tensors and plain values, and a description for messages."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-_DEEPEST: Final = 12  # nests of nests; what lies deeper is not looked at, and said to be unchecked
+_DEEPEST: Final = 12  # nests of nests; deeper ones are reported as unchecked
 _PLAIN_VALUES: Final = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS: Final = "biufc"  # kinds of arrays that hold numbers
 
 
-# whatever a model returns
+# a model may return anything
 def leaves_in(outputs: Any, within: tuple[int, ...] = ()) -> Iterator[Any]:  # noqa: ANN401
     """Every value in a nest, in order.
 
@@ -65,7 +65,7 @@ def _names(slots: str | Iterable[str]) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatever a model returns
+def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a model may return anything
     """Every tensor in a nest, see `leaves_in`, in order; arrays of numbers as tensors."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
@@ -81,8 +81,8 @@ def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - whatev
             yield torch.from_numpy(np.ascontiguousarray(leaf, leaf.dtype.newbyteorder("=")))
 
 
-def hidden_in(outputs: Any) -> str:  # noqa: ANN401 - whatever a model returns
-    """What of outputs cannot be looked into, in words.
+def hidden_in(outputs: Any) -> str:  # noqa: ANN401 - a model may return anything
+    """The part of outputs that cannot be looked into, in words.
 
     "" where everything can be, and numbers are there.
     """
@@ -97,7 +97,7 @@ def hidden_in(outputs: Any) -> str:  # noqa: ANN401 - whatever a model returns
 
 
 def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The dense tensors of real numbers that hold a tensor's values, of whatever kind and layout it is."""
+    """The dense tensors of real numbers that hold a tensor's values, for every kind and layout."""
     if hasattr(tensor, "__tensor_flatten__"):  # a class of tensors that is made of others
         for name in tensor.__tensor_flatten__()[0]:
             yield from numbers_of(getattr(tensor, name))
@@ -127,7 +127,7 @@ def numbers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 class Drawn(Iterator[Any]):
     """What a model's generator gives, drawn once.
 
-    `values` can be checked before whoever iterates has them.
+    `values` can be checked before `postprocess` iterates over them.
     """
 
     def __init__(self, lazy: Iterator[Any]) -> None:
@@ -139,15 +139,15 @@ class Drawn(Iterator[Any]):
         return next(self._next)
 
 
-def drawn(outputs: Any) -> Any:  # noqa: ANN401 - whatever a model returns
+def drawn(outputs: Any) -> Any:  # noqa: ANN401 - a model may return anything
     """The outputs with every generator among them drawn, also those in tuples, lists and dicts."""
     if isinstance(outputs, Iterator) and not isinstance(outputs, Drawn):
         return Drawn(outputs)
     return pytree.tree_map(lambda leaf: Drawn(leaf) if isinstance(leaf, Iterator) else leaf, outputs)
 
 
-def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - whatever a model returns
-    """Whether there is a generator among outputs, whose numbers do not exist before somebody asks for them."""
+def holds_lazy(outputs: Any) -> bool:  # noqa: ANN401 - a model may return anything
+    """Whether there is a generator among outputs, whose numbers do not exist before it runs."""
     return any(isinstance(leaf, Iterator) for leaf in pytree.tree_leaves(outputs))
 
 
@@ -167,6 +167,11 @@ def flat_numbers(outputs: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return found
 
 
+def shapes_of(tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Their shapes as plain tuples."""
+    return tuple(tuple(tensor.shape) for tensor in tensors)
+
+
 def signature_of(tensor: torch.Tensor) -> str:
     """Type and shape, for example `float32 1x3x256x448`."""
     if tensor.is_nested:
@@ -174,7 +179,7 @@ def signature_of(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
 
 
-def described(value: Any) -> str:  # noqa: ANN401 - whatever a model returns
+def described(value: Any) -> str:  # noqa: ANN401 - a model may return anything
     """What something is, for a message: `a dict with keys 'boxes', 'scores'`."""
     if isinstance(value, dict):
         return f"a dict with keys {', '.join(map(repr, value))}"

@@ -90,7 +90,7 @@ def build_package(
 
     Raises:
         PackageError: what compiles for CUDA is not installed.
-        Exception: whatever torch raises where it cannot export or compile the model.
+        Exception: torch's error, which cannot export or compile the model.
     """
     if any(tensor.is_cuda for tensor in example):
         check_toolkit()
@@ -109,7 +109,7 @@ def build_package(
                 exported = program if variant is model else export(variant, example, dynamic_dims)
                 with (
                     torch.no_grad()
-                ):  # where gradients are recorded, Inductor freezes nothing and does not say so
+                ):  # where gradients are recorded, Inductor freezes nothing, without a message
                     configs = {"freezing": frozen}
                     torch._inductor.aoti_compile_and_package(
                         exported, package_path=str(file), inductor_configs=configs
@@ -204,11 +204,10 @@ def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
 def _give_back_constants() -> None:
     """Give back the pages of packages' constants.
 
-    The loader has copied them, and nobody reads the file's again.
+    The loader has copied them, and the file's are not read again.
 
-    That was as much memory again as all weights take, in each worker. Only mappings are meant that nobody
-    can write to and nobody has written to (`Anonymous`, see proc(5)): whoever reads one all the same has
-    its pages from the file.
+    That was as much memory again as all weights take, in each worker. Only mappings count that cannot be
+    written to and were not (`Anonymous`, see proc(5)): a later read of one gets its pages from the file.
     """
     try:
         mappings = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")

@@ -56,13 +56,13 @@ _ROUNDS = (5, 200)
 _BRIEFLY = (
     5,
     20,
-)  # a GPU shares its time out by processes, whatever their priority, and a worker serves meanwhile
+)  # a GPU shares its time among processes evenly, and a worker serves meanwhile
 
 
 def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
     """Build every tier of a job, see `compile_main`.
 
-    Whether all are there now; a `TorchperfError` if none can be.
+    Returns whether all are there now; a `TorchperfError` if none can be.
     """
     device = Device(choose_device(job["device"]), job["threads"]).device
     adapter = open_adapter(job["adapter"], job["options"], device)
@@ -114,7 +114,7 @@ def _tier_of(
         load_ready_package(Path(package), None, device, example, dims)
         return None
     model = build_model(adapter, name)
-    # a package of weights that nobody builds again would fit no worker
+    # a package of weights that no second build gives would fit no worker
     if why := changing_weights(name, model, build_model(adapter, name)):
         raise AdapterError(why)
     scoring = scoring_of(adapter, name, device)
@@ -201,7 +201,7 @@ class _PackageBuild:
         if path.parent == self._work.cache.folder:
             with contextlib.suppress(
                 ConfigError
-            ):  # an entry of somebody else's: the package is there all the same
+            ):  # an entry of another user stays: the package is there all the same
                 self._work.cache.shrink(keep=path)
         return _Stored(str(path), manifest, new=True)
 
@@ -252,10 +252,11 @@ class _PackageBuild:
     def _timed(self, call: Call, inputs: Inputs, rounds: tuple[int, int]) -> dict[str, float]:
         candidates = {"": lambda: call(*inputs), "eager_": lambda: self._work.tier.model(*inputs)}
         found = time_interleaved(candidates, self._work.tier.device, seconds=_TIMING_SECONDS, rounds=rounds)
-        of_each = (
-            {f"{name}p50_ms": one.median_ms, f"{name}p99_ms": one.p99_ms} for name, one in found.items()
-        )
-        return {name: value for times in of_each for name, value in times.items()}
+        return {
+            f"{name}{figure}": value
+            for name, one in found.items()
+            for figure, value in (("p50_ms", one.median_ms), ("p99_ms", one.p99_ms))
+        }
 
 
 class _ChoiceBuild:

@@ -44,7 +44,7 @@ class EngineUnavailable(TorchperfError):
 
 @dataclass(frozen=True)
 class Built:
-    """What a build tells besides its file.
+    """The result of a build besides its file.
 
     Attributes:
         graph: hash of the exported graph.
@@ -52,7 +52,7 @@ class Built:
         variants_ms: p50 of each variant that was compiled, the one that was kept first; empty where there
             is one way.
         left: layers that are not quantised, by kind.
-        int8: what a manifest says of that, see `int8_share`; empty for other precisions.
+        int8: the manifest's entry on that, see `int8_share`; empty for other precisions.
     """
 
     graph: str
@@ -130,7 +130,7 @@ class PackageEngine(ABC):
 
         Raises:
             EngineUnavailable: it cannot run this here, or what it has built for int8 would run in fp32.
-            Exception: whatever torch or the library raises where it cannot export or compile the model.
+            Exception: the error of torch or the library, which cannot export or compile the model.
         """
         self.check(options, tier.dims, tier.device)
         for distribution in self.build_distributions:
@@ -171,20 +171,16 @@ class PackageEngine(ABC):
             call = self.open(path, options, device)
         except Exception as error:  # the library's boundary
             text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            msg = (
+            raise PackageError(
                 f"package {path} cannot be loaded by {self.version or 'torch ' + torch.__version__}: {text}"
-            )
-            raise PackageError(msg) from error
+            ) from error
         if not outputs:
             return call
         nest = json.loads(outputs)
         return nested(call, pytree.treespec_loads(nest["tree"]), nest["added"])
 
     def for_model(self, options: BuildOptions) -> BuildOptions:
-        """What of the options is done to the model before the library has it.
-
-        The rest is the library's to do.
-        """
+        """The options to apply to the torch model; the library applies the others."""
         return options
 
     def in_int8(self, path: Path) -> Counter[str]:
@@ -226,7 +222,7 @@ def export(
         with torch.no_grad():
             varying = _by_argument(model, shapes) if dynamic_dims else None
             return torch.export.export(model, inputs, dynamic_shapes=varying)
-    except Exception as error:  # the exporter's boundary: what it says of a script is of no use
+    except Exception as error:  # the exporter's boundary: its text about a script does not help
         scripted = [
             name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)
         ]
@@ -320,7 +316,7 @@ def plain_outputs(tier: BuiltTier) -> str:
 
 
 def exported(tier: BuiltTier) -> tuple[torch.export.ExportedProgram, Built]:
-    """The model as one graph, and what there is to say about it, for engines that convert such a graph.
+    """The model as one graph, and the facts of it for the manifest, for engines that convert such a graph.
 
     Raises:
         EngineUnavailable: it writes to its buffers, or returns what is no tensor.
@@ -350,7 +346,7 @@ def nested(call: FlatCall, tree: pytree.TreeSpec, added: Sequence[tuple[Any, ...
     if tree.is_leaf() and not added:
         return lambda *inputs: call(*inputs)[0]
 
-    def run(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - whatever the model returns
+    def run(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - a model may return anything
         leaves: list[Any] = list(call(*inputs))
         for place, first, *value in added:
             leaves.insert(place, leaves[first] if first is not None else value[0])

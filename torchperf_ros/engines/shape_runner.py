@@ -3,36 +3,44 @@
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from torchperf_ros.api.errors import BadInput, one_line
+from torchperf_ros.api.errors import BadInput, TorchperfError, one_line
 from torchperf_ros.engines.built_tier import Call, Inputs
-from torchperf_ros.engines.output_sizes import Crop, OutputSizes, ShapesRefused, cropped, draw, shapes_of
-from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format
-from torchperf_ros.engines.shape_buckets import (
+from torchperf_ros.engines.outputs import shapes_of
+from torchperf_ros.engines.parity import DynamicDims, Parity, ParityError, check, memory_format, random_like
+from torchperf_ros.settings.shape_options import (
     Axis,
+    ShapeOptions,
+    Shapes,
     axes_of,
     bucket_of,
     bucket_shapes,
+    format_shapes,
     smallest_in_bucket,
     with_sizes,
     within,
 )
-from torchperf_ros.settings.shape_options import ShapeOptions, Shapes, format_shapes
+
+Unpad: TypeAlias = Callable[[Any, Shapes], Any]
+"""`Adapter.unpad`: cuts outputs to what belongs to inputs of these shapes."""
 
 _MOST_PLANS = 4096
 _MOST_BUFFER_BYTES = 256 << 20
 _WARM_UP_RUNS = 2  # CUDA graphs are captured at the second
-_COMPARED_FIRST = 4  # buckets whose padding is tried on eager, before the engine compiles any
 _COMPARED = 8  # buckets whose results are compared with eager's
 _MOST_CORNERS = 16
 _DYNAMIC_DRAWS = 4
 _STATIC = "its package runs the example's shapes only"
+
+
+class ShapesRefused(TorchperfError):
+    """A shape policy does not go with the model or engine."""
 
 
 @dataclass(frozen=True)
@@ -74,23 +82,25 @@ class ShapeRunner:
         precision: str,
         known: Parity | None = None,
         *,
+        unpad: Unpad = lambda outputs, _: outputs,
         dynamic_engine: bool = False,
         static: bool = False,
     ) -> None:
         """Take an engine and what it stands in for; nothing is run yet.
 
-        `eager` is the model itself: the reference, and the answer to every miss; None where there is only a
-        package, which then is not compared, is not padded, and a miss raises `BadInput`. A `dynamic_engine`
+        `eager` is the model itself: the reference, and the answer to every miss. Without it, where there
+        is only a package, nothing is compared or padded, and a miss raises `BadInput`. A `dynamic_engine`
         runs every size in `dynamic_dims` without being compiled again; a `static` one takes the example's
-        shapes only, and what else is asked for is noted. The `precision` decides how far results may be
-        from eager's, with what is `known` of the engine, see `check`.
+        shapes only, and what else is asked for is noted. `unpad` cuts the outputs of padded inputs. The
+        `precision` decides how far results may be from eager's, with what is `known` of the engine, see
+        `check`.
 
         Raises:
             ConfigError: common shapes do not fit the inputs, or the buckets are too many.
             AdapterError: `dynamic_dims` do not fit the example.
         """
         self._run, self._eager, self._check = run, eager, partial(check, precision=precision, known=known)
-        self._example, self._dynamic_engine = example, dynamic_engine
+        self._example, self._dynamic_engine, self._unpad = example, dynamic_engine, unpad
         self._usual = shapes_of(example)
         self._axes = axes_of(dynamic_dims, self._usual)
         self.notes: list[str] = []
@@ -109,7 +119,7 @@ class ShapeRunner:
         self._choose(self._options.policy)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        """Outputs of the inputs, whatever their shape."""
+        """Outputs of inputs of any shape."""
         return self.call_for(inputs)(*inputs)
 
     def call_for(self, inputs: Inputs) -> Call:
@@ -140,8 +150,7 @@ class ShapeRunner:
             return _Plan(self._eager or _no_eager)
         call = self._run
         if target != shapes or not all(map(_is_laid_out_like, inputs, self._example)):
-            crop = () if target == shapes else self._output_sizes.crop(shapes)
-            call = partial(self._run_held, self._run, target, crop)
+            call = partial(self._run_held, target, shapes)
         return _Plan(call, True, _elements(shapes), _elements(target))
 
     def _target(self, shapes: Shapes) -> Shapes | None:
@@ -152,15 +161,15 @@ class ShapeRunner:
         bucket = self._bucket(shapes) if varies else None
         return bucket if bucket in self._warm else None
 
-    def _run_held(self, run: Call, target: Shapes, crop: Crop, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
-        outputs = run(*self._buffers.hold(target, inputs))
-        return cropped(outputs, crop) if crop else outputs
+    def _run_held(self, target: Shapes, shapes: Shapes, *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+        outputs = self._run(*self._buffers.hold(target, inputs))
+        return outputs if shapes == target else self._unpad(outputs, shapes)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run every shape to prepare, learn how outputs are cropped, and compare with eager.
+        """Run every shape to prepare, and compare with eager.
 
-        A policy that fails is replaced by dynamic, where the engine is, else by exact; `notes` say so.
+        A policy that fails is replaced by dynamic, where the engine is, else by exact, with the reason in `notes`.
 
         Raises:
             ParityError: not even the example's results are eager's.
@@ -183,12 +192,11 @@ class ShapeRunner:
         buckets = bucket_shapes(self._usual, self._axes, width) if policy == "bucket" else ()
         self.shapes = tuple(dict.fromkeys((self._usual, *self._options.common, *buckets)))
         self._warm: set[Shapes] = set()
-        self._output_sizes = OutputSizes()
         self._buffers = PaddedBuffers(self._example)
         self._plans: dict[Any, _Plan] = {}
 
     def _prepare(self, policy: str) -> None:
-        """Learn how padded outputs are cropped, warm everything up, compare with eager, or say what does not go."""
+        """Warm everything up and compare with eager, or raise `ShapesRefused` with what does not go."""
         self._choose(policy)
         reasons = {
             "the adapter declares no dynamic_dims": not self._axes,
@@ -204,9 +212,6 @@ class ShapeRunner:
         if policy == "bucket" and self._eager:
             inside = (shapes for shapes in self.shapes if within(shapes, self._axes, self._usual))
             buckets = [shapes for shapes in inside if self._bucket(shapes) == shapes]
-            self._output_sizes = OutputSizes.learn(self._eager, self._example, self._axes)
-            for bucket in _spread(buckets, _COMPARED_FIRST):
-                self._compare_padded(self._eager, bucket)
         for shapes in (each for each in self.shapes if each not in buckets):
             try:
                 self._warm_up(shapes)
@@ -222,7 +227,7 @@ class ShapeRunner:
         for bucket in buckets:
             self._warm_up(bucket, compare=bucket in compared)
             if bucket in compared:
-                self._compare_padded(self._run, bucket)
+                self._compare_padded(bucket)
 
     def _bucket(self, shapes: Shapes) -> Shapes:
         return bucket_of(shapes, self._axes, self._options.bucket_width)
@@ -230,12 +235,12 @@ class ShapeRunner:
     def _warm_up(self, shapes: Shapes, *, compare: bool = True) -> None:
         for seed in range(_WARM_UP_RUNS):
             inputs = draw(self._example, shapes, seed)
-            found = self._run_held(self._run, shapes, (), *inputs)
+            found = self._run_held(shapes, shapes, *inputs)
         if self._eager and compare:
             self._check(self._eager(*inputs), found)
         self._warm.add(shapes)
 
-    def _compare_padded(self, run: Call, bucket: Shapes) -> None:
+    def _compare_padded(self, bucket: Shapes) -> None:
         """Run shapes of a bucket, the one that is padded most and one at random, and compare with eager."""
         assert self._eager
         smallest = smallest_in_bucket(bucket, self._axes, self._options.bucket_width)
@@ -243,15 +248,13 @@ class ShapeRunner:
         sizes = [drawn.randint(axis.size_in(smallest), axis.size_in(bucket)) for axis in self._axes]
         for seed, valid in enumerate((smallest, with_sizes(bucket, self._axes, sizes))):
             inputs = draw(self._example, valid, seed)
-            crop = () if valid == bucket else self._output_sizes.crop(valid)
-            found = self._run_held(run, bucket, crop, *inputs)
             try:
-                self._check(self._eager(*inputs), found)
+                self._check(self._eager(*inputs), self._run_held(bucket, valid, *inputs))
             except ParityError as error:
-                msg = (
-                    f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error}"
-                )
-                raise ShapesRefused(msg) from error
+                raise ShapesRefused(
+                    f"padding {format_shapes(valid)} to {format_shapes(bucket)} changes the result: {error};"
+                    " where only sizes differ, the adapter's `unpad` has to cut the outputs"
+                ) from error
 
 
 class PaddedBuffers:
@@ -305,6 +308,12 @@ def _is_laid_out_like(tensor: torch.Tensor, like: torch.Tensor) -> bool:
     """
     usual = torch.empty(tensor.shape, device="meta", memory_format=memory_format(like)).stride()
     return tensor.dtype is like.dtype and tensor.stride() == usual and tensor.is_inference()
+
+
+def draw(example: Inputs, shapes: Shapes, seed: int) -> Inputs:
+    """Random inputs like the example in these shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(random_like(like, shape, generator) for like, shape in zip(example, shapes, strict=True))
 
 
 def _elements(shapes: Shapes) -> int:

@@ -93,7 +93,7 @@ def time_interleaved(
         candidates: name -> a call without arguments, called in the caller's mode.
         device: what the calls run on; CUDA is synchronised before and after each sample.
         seconds: how long to go on, on average for each candidate, after warming up.
-        rounds: the fewest and most samples of each, whatever the `seconds`.
+        rounds: the fewest and most samples of each, which bound the `seconds`.
         inner: calls per sample; None: for each candidate the power of two with which a sample takes 200 us
             or more.
         clock: in ns.

@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import how_it_ended
+from torchperf_ros.fleet.pair_figures import Compared
 from torchperf_ros.safety.guard import Guard, Known
-from torchperf_ros.stage.pair_figures import Compared
 
 if TYPE_CHECKING:
     from torchperf_ros.replay.golden.message_rule import Rules
@@ -241,7 +241,7 @@ class _Score:
 def _rules(kind: str, tolerance: float) -> "Rules":
     """The rules of golden comparison.
 
-    Only what is built in names fields that may be anything, or are matched.
+    Only what is built in names fields that may be anything.
     """
     from torchperf_ros.replay.golden.message_rule import BUILT_IN, MessageRule, Tolerance
 
@@ -255,10 +255,7 @@ def _difference(base: bytes, candidate: bytes, kind: str, rules: "Rules") -> str
     if base == candidate:
         return ""
     from torchperf_ros.api.messages import decode
-    from torchperf_ros.replay.golden.message_rule import ComparisonError, compare_messages
+    from torchperf_ros.replay.golden.message_rule import compare_messages
 
-    try:
-        found = next(iter(compare_messages(decode(candidate, kind), decode(base, kind), rules)), None)
-    except ComparisonError as error:
-        return str(error)
+    found = next(iter(compare_messages(decode(candidate, kind), decode(base, kind), rules)), None)
     return "" if found is None else f"{found.path} is {found.value}, in the base {found.golden}"

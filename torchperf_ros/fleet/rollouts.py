@@ -20,13 +20,14 @@ from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
 from torchperf_ros.fleet.guards import Figures, Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.shadow import Shadow, counts, promote, shadow_of
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.observe.watch.memory_watch import MemoryTrend
 from torchperf_ros.settings.candidate import BASE, read_candidate
 from torchperf_ros.settings.config import NodeConfig, StageConfig, stage_config
 from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.stage.alert_rules import change_alert
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log, WorkerPool
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -51,12 +52,12 @@ class Trial:
         waits: why it does not serve yet although it is to; "" mostly.
     """
 
-    def __init__(self, stage: StageActor, candidate: str) -> None:
+    def __init__(self, stage: Stage, candidate: str) -> None:
         """Compare the two versions of `stage`, one of which is the candidate."""
         self.stage, self.candidate = stage, candidate
-        if stage.shadow is not None:
-            stage.shadow.figures.version = candidate
-        self._begun = "" if stage.shadow is None else stage.shadow.version
+        if self.shadow is not None:
+            self.shadow.figures.version = candidate
+        self._begun = "" if self.shadow is None else self.shadow.version
         self.over, self.leave_by_s, self.served = "", math.inf, self.serves
         self.waits = ""
         self._comparer: OutputComparer | None = None
@@ -65,6 +66,11 @@ class Trial:
         self._trend_pid, self._minute_s, self._second_s = 0, 0.0, 0.0
         self._memory_mib = self._mib_per_h = math.nan
         self._before = self._minute_before = self._counts()
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """The version beside the one that serves."""
+        return shadow_of(self.stage)
 
     @property
     def serves(self) -> bool:
@@ -78,7 +84,7 @@ class Trial:
 
         From `leave_by_s` on one worker of lowest priority is enough: it is better than a broken guard.
         """
-        shadow = self.stage.shadow
+        shadow = self.shadow
         if shadow is None or not shadow.pool.ready:
             return False  # nobody else can serve, and the stage's fallbacks do what they can
         if shadow.version != self._begun or (self.serves and time.monotonic() >= self.leave_by_s):
@@ -92,7 +98,7 @@ class Trial:
 
         Else see `waits`.
         """
-        shadow = self.stage.shadow
+        shadow = self.shadow
         if shadow is not None:
             total = shadow.figures.total
             base_share = total.base_late / total.pairs if total.pairs else 0.0
@@ -101,10 +107,11 @@ class Trial:
 
     def compare(self) -> None:
         """Take what both versions have answered since the last call, and what was found out about their outputs."""
-        shadow = self.stage.shadow
+        shadow = self.shadow
         if shadow is None:
             return
-        pool, setup = (self.stage.pool, self.stage.setup) if self.serves else (shadow.pool, shadow.setup)
+        model = self.stage.model if self.serves else shadow.model
+        pool, setup = model.pool, model.setup
         if pool.description is None:
             return
         if self._comparer is None:
@@ -145,8 +152,13 @@ class Trial:
     def changed_places(self) -> None:
         """The versions have, a while ago: count what guards are about since then."""
         self.served, self._in_safe_stop = self.serves, False
+        shadow = self.shadow
         now = self._counts()  # a safe stop that goes on is not of what serves now
-        then = Figures(**self.stage.counts_at_exchange) if self.serves else replace(now, deaths=0)
+        then = (
+            Figures(**shadow.counts_at_exchange)
+            if self.serves and shadow is not None
+            else replace(now, deaths=0)
+        )
         self._before = self._minute_before = then
         self._safe_stops = 0
 
@@ -155,15 +167,15 @@ class Trial:
         return self._since(self._before)
 
     def _since(self, before: Figures) -> Figures:
-        shadow = self.stage.shadow
+        shadow = self.shadow
         total = None if shadow is None else shadow.figures.total
         compared = {"disagreements": total.different, "compared": total.compared} if total else {}
         now = self._counts()
-        counts = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
-        return Figures(**counts, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared)
+        since = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
+        return Figures(**since, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared)
 
     def _counts(self) -> Figures:
-        shadow = self.stage.shadow
+        shadow = self.shadow
         if not self.serves:
             return (
                 Figures()
@@ -173,14 +185,14 @@ class Trial:
         is_stopped = self.stage.statistics.health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
         self._in_safe_stop = is_stopped
-        return Figures(**self.stage.counts)
+        return Figures(**counts(self.stage))
 
     def minute(self, source: Source) -> str:
         """Hand the last minute over, if it has passed.
 
         Returns the guard that is broken within the last hour.
         """
-        shadow, now_s = self.stage.shadow, time.monotonic()
+        shadow, now_s = self.shadow, time.monotonic()
         self._minute_s = self._minute_s or now_s
         if shadow is None or now_s - self._minute_s < _MINUTE_S:
             return ""
@@ -193,7 +205,7 @@ class Trial:
 
         Where neither is wished for any more, the one not on trial.
         """
-        shadow = self.stage.shadow
+        shadow = self.shadow
         both = [self.stage.version, *([] if shadow is None else [shadow.version])]
         return (
             wish.serve
@@ -203,7 +215,7 @@ class Trial:
 
     def values(self) -> dict[str, str]:
         """For `/diagnostics`."""
-        shadow = self.stage.shadow
+        shadow = self.shadow
         found = {"version": self.stage.version, "candidate": f"{self.candidate}: {self._state()}"}
         if shadow is None:
             return found
@@ -222,7 +234,7 @@ class Trial:
         return found
 
     def _state(self) -> str:
-        shadow = self.stage.shadow
+        shadow = self.shadow
         if self.over:
             return self.over
         if self.serves:
@@ -248,7 +260,7 @@ class Rollouts:
         Nothing runs before `begin`.
         """
         self._values, self._log, self._alert, self._node = values, log, alert, node
-        self._stages: Sequence[StageActor] = ()
+        self._stages: Sequence[Stage] = ()
         self._config: NodeConfig | None = None
         self._sources: dict[str, Source] = {}  # by stage
         self._trials: dict[str, Trial] = {}  # by stage
@@ -333,12 +345,12 @@ class Rollouts:
         found = [stage.pool.description for stage in self._stages if stage.config.name == name]
         return next((one.card for one in found if one is not None), "")
 
-    def begin(self, stages: Sequence[StageActor], config: NodeConfig) -> None:
+    def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
         """Look after the versions of these stages; before they start."""
         self._stages, self._config = stages, config
         for stage in stages:
             if stage.config.name in self._begins:
-                stage.begin_as(*self._begins[stage.config.name])
+                stage.model.name, stage.model.changes = self._begins[stage.config.name]
         # of its own: one that hangs on a disk is not to go on with these stages
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -380,7 +392,7 @@ class Rollouts:
     # -- the thread
 
     def _run(
-        self, stopping: threading.Event, stages: Sequence[StageActor], sources: Mapping[str, Source]
+        self, stopping: threading.Event, stages: Sequence[Stage], sources: Mapping[str, Source]
     ) -> None:
         step_back()
         while not stopping.wait(_LOOK_S):
@@ -393,12 +405,12 @@ class Rollouts:
                     text = f"{stage.config.name}: looking after a candidate failed"
                     self._log("error", f"{text}:\n{traceback.format_exc()}")
 
-    def _look_after(self, stage: StageActor, source: Source) -> None:
+    def _look_after(self, stage: Stage, source: Source) -> None:
         name, wish = stage.config.name, source.wish()
         trial = self._trials.get(name)
         if trial is None:
             if name in self._unpromoted:
-                if stage.promote():
+                if promote(stage.model):
                     return  # no other version begins before what serves is whole again
                 self._unpromoted.remove(name)
             other = wish.serve if wish.serve != stage.version else wish.beside
@@ -430,7 +442,7 @@ class Rollouts:
     def _judge(self, trial: Trial, source: Source, wish: Wish) -> Wish:
         """See whether the trial goes on; returns what is to run now."""
         shadow, broken = (
-            trial.stage.shadow,
+            trial.shadow,
             broken_guard(wish.limits, trial.figures()) or trial.minute(source),
         )
         bad = ""
@@ -447,7 +459,7 @@ class Rollouts:
             source.rolled_back(bad)
         return source.wish()
 
-    def _start(self, stage: StageActor, source: Source, wish: Wish, other: str) -> None:
+    def _start(self, stage: Stage, source: Source, wish: Wish, other: str) -> None:
         name = stage.config.name
         if why := "memory is short" if stage.memory.tight else stage.pool.why_no_room():
             self._later_s[name] = time.monotonic() + _LATER_S
@@ -462,7 +474,7 @@ class Rollouts:
                 version = source.version(other)
                 changes, config = dict(version.changes), version.config
             config = replace(config, guard=stage.config.guard)
-            stage.add_shadow(other, config, changes, worker_setup(config, self._config))
+            Shadow(stage, other, config, changes, worker_setup(config, self._config))
         except ConfigError as error:
             self._said[name] = str(error)
             self._say(name, str(error))
@@ -482,7 +494,8 @@ class Rollouts:
         """
         if not trial.serves and not trial.may_serve(wish.limits):
             return
-        if trial.stage.exchanges or not trial.may_exchange():
+        shadow = trial.shadow
+        if shadow is None or shadow.exchanges or not trial.may_exchange():
             return
         if not trial.serves:
             try:
@@ -490,13 +503,14 @@ class Rollouts:
             except TorchperfError as error:
                 trial.over = f"given up: {error}"
                 return
-        trial.stage.exchange()
+        shadow.exchange()
 
     def _end(self, trial: Trial) -> None:
         name = trial.stage.config.name
         self._said[name] = f"{trial.candidate}: {trial.over}"
         self._unpromoted.add(name)
-        trial.stage.remove_shadow()
+        if trial.shadow is not None:
+            trial.shadow.remove()
         trial.close()
         del self._trials[name]
 

@@ -12,13 +12,13 @@ import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.fleet.guards import Figures, Guards
+from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.targeting import TargetingError, facts_of
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.candidate import BASE, Candidate, candidate_of, read_candidate
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.settings.user_folder import node_folder, user_folder
-from torchperf_ros.stage.pair_figures import PairBlock
 
 if TYPE_CHECKING:
     from torchperf_ros.fleet.vehicle import Decision

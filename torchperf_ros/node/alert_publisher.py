@@ -19,7 +19,7 @@ from torchperf_ros.node.endpoints import OUTPUT_QOS, ros_message_class
 from torchperf_ros.observe.recorder.recording import Recording
 from torchperf_ros.observe.telemetry.diagnostics import diagnostic_bytes
 from torchperf_ros.observe.watch.alert_grouping import AlertGrouping, LastAlerts
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.protocol import STACK_FILE
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -87,7 +87,7 @@ class AlertPublisher:
             self._wanted.append((name, why))
         return recording.evidence_path(name)
 
-    def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[StageActor, Health]]) -> None:
+    def step(self, now_ns: int, ros_now_ns: int, healths: Sequence[tuple[Stage, Health]]) -> None:
         """Tell what has been found, and pass everything on to the recorder."""
         if (recording := self.recording) is not None:
             recording.ros_offset_ns = ros_now_ns - now_ns
@@ -197,7 +197,7 @@ class AlertPublisher:
         self._evidence_ns = now_ns
         return self.record(what, why)
 
-    def _follow(self, stage: StageActor, health: Health, now_ns: int, ros_now_ns: int) -> None:
+    def _follow(self, stage: Stage, health: Health, now_ns: int, ros_now_ns: int) -> None:
         """Changes of health and drops of one stage."""
         name = stage.config.name
         before = self._healths.get(name, Health.STARTING)
@@ -288,7 +288,7 @@ _WAIT_S = 0.1
 _STEP_S = 0.01
 
 
-def stacks(stages: Iterable[StageActor]) -> str:
+def stacks(stages: Iterable[Stage]) -> str:
     """Text with the stacks of this process and of every worker that is ready.
 
     Takes up to 0.1 s per worker.

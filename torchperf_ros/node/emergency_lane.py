@@ -32,7 +32,7 @@ from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.safety.stop_output import PATH
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.settings.safety_options import SENSOR_TYPES
-from torchperf_ros.stage.stage_versions import Instead
+from torchperf_ros.stage.hooks import Instead
 from torchperf_ros.workers.process_setup import step_back
 
 SERVICE = "~/clear_emergency"

@@ -18,9 +18,8 @@ from torchperf_ros.api.errors import ConfigError, UnknownMessageType
 from torchperf_ros.api.messages import has_header
 from torchperf_ros.node.ring_subscription import RingSubscription, Taker
 from torchperf_ros.stage.frame import Frame
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_input import StageInput
-from torchperf_ros.stage.stage_versions import Instead
+from torchperf_ros.stage.hooks import Instead
+from torchperf_ros.stage.stage import Stage, StageInput
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.recorder.recording import (
@@ -84,7 +83,7 @@ def whole_name(endpoint: TopicEndpointInfo) -> str:
     return f"{endpoint.node_namespace.rstrip('/')}/{endpoint.node_name}"
 
 
-def stage_inputs(node: Node, stage: StageActor) -> list[StageInput]:
+def stage_inputs(node: Node, stage: Stage) -> list[StageInput]:
     """What the stage's adapter takes, its scenes and its guard.
 
     Raises:
@@ -144,7 +143,7 @@ class Endpoints:
         self._waitables: list[RingSubscription] = []
 
     def connect(
-        self, stages: Sequence[StageActor], taker: Taker | None, no_taker: Callable[[str], None]
+        self, stages: Sequence[Stage], taker: Taker | None, no_taker: Callable[[str], None]
     ) -> None:
         """Publishers for outputs; inputs from the stage that makes them, else from topics.
 

@@ -36,9 +36,9 @@ from torchperf_ros.observe.telemetry.metrics import MetricsExporter
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.config import NodeConfig
 from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.hooks import StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_versions import StagePorts
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers import process_setup
 from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import worker_setup
@@ -96,7 +96,7 @@ class PerfNode(LifecycleNode):
         self._ending = ending or threading.Event()
         self.parameters = NodeParameters(self)
         self.parameters.change = self._reconfigure
-        self._stages: list[StageActor] = []
+        self._stages: list[Stage] = []
         self._endpoints = Endpoints(self, 0, None)
         self._exporter: MetricsExporter | None = None
         self._recording: Recording | None = None
@@ -232,7 +232,7 @@ class PerfNode(LifecycleNode):
         self._export_metrics(config)
         return True
 
-    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> StageActor:
+    def _make_stage(self, index: int, setup: dict[str, Any], config: NodeConfig) -> Stage:
         stage, record = config.stages[index], LatencyRecord(index)
         # what `now()` asks; its objects take longer than the question
         ros_now = self.get_clock().handle.get_now
@@ -244,7 +244,7 @@ class PerfNode(LifecycleNode):
             anomaly=self._reporter.alert_publisher.found,
             log=self._log,
         )
-        return StageActor(stage, setup, ports, lambda: int(ros_now().nanoseconds))
+        return Stage(stage, setup, ports, lambda: int(ros_now().nanoseconds))
 
     def _wait_for_descriptions(self, timeout_s: float) -> bool:
         """Wait for every adapter's description; a stage without one stops safely and disturbs no other."""
@@ -393,7 +393,7 @@ def _set_up_process(config: NodeConfig) -> dict[str, str]:
 
 
 def _recording_setup(
-    node: LifecycleNode, stages: Sequence[StageActor], heard: Iterable[tuple[str, str]]
+    node: LifecycleNode, stages: Sequence[Stage], heard: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
     """The recorder's setup, see `recorder/recorder.py`.
 
@@ -412,7 +412,7 @@ def _recording_setup(
     }
 
 
-def _recorded_stage(node: LifecycleNode, stage: StageActor, outputs: set[str]) -> dict[str, Any]:
+def _recorded_stage(node: LifecycleNode, stage: Stage, outputs: set[str]) -> dict[str, Any]:
     config, description = stage.config, stage.pool.description
     return {
         "name": config.name,

@@ -27,8 +27,7 @@ from torchperf_ros.observe.telemetry.memory import LABELS, MemoryUse, Proportion
 from torchperf_ros.observe.watch.memory_watch import NODE, MemoryWatch
 from torchperf_ros.observe.watch.stage_signals import COUNTED
 from torchperf_ros.stage.frame import USABLE_AGE_MS
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_input import StageInput
+from torchperf_ros.stage.stage import Stage, StageInput
 from torchperf_ros.workers.process_setup import step_back
 
 _EVERY_S = 1.0
@@ -51,9 +50,7 @@ class Reporter:
 
     def __init__(self, node: Node, lifecycle_state: Callable[[], str]) -> None:
         """Create the publishers; nothing is said before `start`."""
-        self.stages: list[
-            StageActor
-        ] = []  # the stages to report on; empty while the node is not configured
+        self.stages: list[Stage] = []  # the stages to report on; empty while the node is not configured
         self.inputs: list[
             StageInput
         ] = []  # their inputs from topics, checked for publishers of another type
@@ -180,7 +177,7 @@ class Reporter:
             stage.limit_memory(used_share, self.memory_share, self.alert_publisher.takes_memory[0])
         return memory
 
-    def _statuses(self, healths: Sequence[tuple[StageActor, Health]], memory: MemoryUse) -> list[Alert]:
+    def _statuses(self, healths: Sequence[tuple[Stage, Health]], memory: MemoryUse) -> list[Alert]:
         """Of the stages in their order, of the node, of the emergency lane, and of inputs of a wrong type."""
         lane = self.lane
         statuses = [self._stage_status(stage, health, memory.rss_by_pid) for stage, health in healths]
@@ -220,7 +217,7 @@ class Reporter:
         for stage in self.stages:
             stage.actions.report(alert, monotonic_ns())
 
-    def _stage_status(self, stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+    def _stage_status(self, stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
         status = stage_status(stage, health, rss_bytes)
         name = stage.config.name
         waits_for = {topic: said[-1] for (of, topic), said in self._silent.items() if of == name}
@@ -283,7 +280,7 @@ class Reporter:
             return {}
         return {"name_warning": f"{count} nodes are called {name}; give each its own name or namespace"}
 
-    def _tell_progress(self, stage: StageActor, health: Health) -> None:
+    def _tell_progress(self, stage: Stage, health: Health) -> None:
         """Lines on the terminal.
 
         What a start waits for, that the stage is ready, what is compiled beside it.

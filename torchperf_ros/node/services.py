@@ -18,7 +18,7 @@ from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.node.alert_publisher import AlertPublisher
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.incident_folder import CaptureRule
 from torchperf_ros.workers.process_setup import step_back
 from torchperf_ros.workers.worker_pool import Log
@@ -35,7 +35,7 @@ class CaptureServices:
     def __init__(
         self,
         node: Node,
-        stages: Callable[[], Sequence[StageActor]],
+        stages: Callable[[], Sequence[Stage]],
         log: Log,
         alert_publisher: AlertPublisher,
     ) -> None:
@@ -119,11 +119,11 @@ class SwapService:
     Another one looks at the package.
     """
 
-    def __init__(self, node: Node, stages: Callable[[], Sequence[StageActor]]) -> None:
+    def __init__(self, node: Node, stages: Callable[[], Sequence[Stage]]) -> None:
         """Offer the service; `stages` gives those that are configured."""
         self._stages = stages
         # no stage of a configuration that has ended is kept alive
-        self._last: weakref.ref[StageActor] | None = None
+        self._last: weakref.ref[Stage] | None = None
         self._looking: threading.Thread | None = None
         self._refused = ""  # why the last one did not begin
         self._service = node.create_service(SERVICE, "~/swap", self._answer)
@@ -169,7 +169,7 @@ class SwapService:
         )
         self._looking.start()
 
-    def _begin(self, stage: StageActor, tier: str, package: str) -> None:
+    def _begin(self, stage: Stage, tier: str, package: str) -> None:
         step_back()
         self._last = weakref.ref(stage)
         try:

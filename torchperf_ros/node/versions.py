@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.settings.config import NodeConfig
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.worker_pool import Log
 
 _IMPLEMENTATION: Final = "torchperf_ros.fleet.rollouts"
@@ -25,7 +25,7 @@ class Versions(Protocol):
     def prepared(self, config: NodeConfig) -> NodeConfig:
         """The configuration with the versions that the stages begin with; raises `ConfigError`."""
 
-    def begin(self, stages: Sequence[StageActor], config: NodeConfig) -> None:
+    def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
         """Look after these stages; before they start."""
 
     def reconfigure(self, config: NodeConfig) -> None:
@@ -47,7 +47,7 @@ class VersionsOnDemand:
         """`values` gives a stage's own parameters, `node` is its fully qualified name."""
         self._arguments = values, log, alert, node
         self._loaded: Versions | None = None
-        self._stages: Sequence[StageActor] = ()
+        self._stages: Sequence[Stage] = ()
         self._has_begun = False
 
     def _of(self, config: NodeConfig) -> Versions | None:
@@ -66,7 +66,7 @@ class VersionsOnDemand:
         versions = self._of(config)
         return config if versions is None else versions.prepared(config)
 
-    def begin(self, stages: Sequence[StageActor], config: NodeConfig) -> None:
+    def begin(self, stages: Sequence[Stage], config: NodeConfig) -> None:
         """See `Versions`."""
         self._stages, self._has_begun = stages, self._loaded is not None
         if self._loaded is not None:

@@ -11,7 +11,7 @@ from torchperf_ros.replay.logs.log_reader import LogError, LogReader, LogTopic
 from torchperf_ros.replay.logs.log_storage import listed
 
 if TYPE_CHECKING:
-    from torchperf_ros.stage.stage_input import StageInput
+    from torchperf_ros.stage.stage import StageInput
 
 _COMPRESSED: Final = {"sensor_msgs/msg/Image": "sensor_msgs/msg/CompressedImage"}
 _PERF: Final = ("latency", "latency_stages", "memory", "memory_stats", "anomaly")

@@ -61,7 +61,7 @@ class ReplayOptions:
     remap: Mapping[str, str] = field(default_factory=dict)
     pace: str = "fast"
     step_times: str = "log"  # for `virtual`: where durations come from: `log`, or a file (see `StepTimes`)
-    seed: int = 0  # of whatever is drawn at random
+    seed: int = 0  # of all random numbers
     start_s: float = 0.0
     duration_s: float | None = None
     # input topics to copy into the output: `all`, `none`, or names with commas between

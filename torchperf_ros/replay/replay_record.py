@@ -18,7 +18,7 @@ from torchperf_ros.replay.output_log import OutputLog
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import Answer
 from torchperf_ros.stage.frame_table import FrameTable
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 
 NODE: Final = "/perf"
 _FLOAT: Final = "std_msgs/msg/Float64"
@@ -140,7 +140,7 @@ class ReplayRecord:
                 data = diagnostic_bytes(event, NODE, now_ns)
                 self._output.write(f"{NODE}/anomaly", _DIAGNOSTICS, data, now_ns)
 
-    def sample(self, stages: Sequence[StageActor]) -> None:
+    def sample(self, stages: Sequence[Stage]) -> None:
         """Note the workers' memory once a second, and put it and their health into the output, as the node does."""
         now_s = time.monotonic()
         if self._portable or now_s < self._next_sample_s:

@@ -25,10 +25,10 @@ from torchperf_ros.observe.runs.run_file import Run
 from torchperf_ros.replay.logs.log_reader import LogReader
 from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
-from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
 from torchperf_ros.stage.frame_table import output_hash
 from torchperf_ros.stage.health import too_many_superseded
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
+from torchperf_ros.stage.turn import PUBLISHED_ON_TIME
 
 _LONGEST_REASON: Final = 60
 
@@ -325,7 +325,7 @@ def commit_of(folder: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
+def models_summary(actors: Sequence[Stage]) -> dict[str, Any]:
     """Of the summary what workers know: to be asked while they are there.
 
     `model`: a hash of weights and code of all tiers, by stage. `engines`: by stage, by which engine each
@@ -361,7 +361,7 @@ def models_summary(actors: Sequence[StageActor]) -> dict[str, Any]:
 
 
 def stage_results(
-    actors: Sequence[StageActor], record: ReplayRecord, output: Path | None
+    actors: Sequence[Stage], record: ReplayRecord, output: Path | None
 ) -> dict[str, StageResult]:
     """What became of each stage's frames; `output` is the MCAP that holds what it published."""
     results = {}

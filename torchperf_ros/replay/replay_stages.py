@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from torchperf_ros.api.clock import NS_PER_S, monotonic_ns
 from torchperf_ros.api.messages import has_header
@@ -17,10 +17,9 @@ from torchperf_ros.replay.replay_options import ReplayError
 from torchperf_ros.replay.replay_record import ReplayRecord
 from torchperf_ros.settings.config import NodeConfig, StageConfig
 from torchperf_ros.stage.frame import Frame
+from torchperf_ros.stage.hooks import StageMachinery, StagePorts
 from torchperf_ros.stage.right_of_way import set_right_of_way
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_input import StageInput
-from torchperf_ros.stage.stage_versions import StageMachinery, StagePorts
+from torchperf_ros.stage.stage import Stage, StageInput
 from torchperf_ros.workers.worker_setup import worker_setup
 
 _POLL_S: Final = 0.005
@@ -65,7 +64,7 @@ class ReplayStages:
         self._followers: list[list[StageInput]] = [[] for _ in self.actors]
         self._from_log: list[StageInput] = []
 
-    def _actor(self, index: int, stage: StageConfig) -> StageActor:
+    def _actor(self, index: int, stage: StageConfig) -> Stage:
         ports = StagePorts(
             publish=lambda payload: self._record.publish(index, payload),
             hand_on=partial(self._hand_on, index),
@@ -74,7 +73,7 @@ class ReplayStages:
             log=self._log,
         )
         setup = {**worker_setup(stage, self._config), **self._own}
-        return StageActor(stage, setup, ports, self._pace.now, self._pace.machinery(index))
+        return Stage(stage, setup, ports, self._pace.now, self._pace.machinery(index))
 
     def _log(self, severity: str, text: str) -> None:
         """Say what is wrong.
@@ -135,7 +134,8 @@ class ReplayStages:
         """
         for actor in self.actors:
             if not self._pace.threaded:
-                actor.pool.settle()
+                pool: Any = actor.pool  # the virtual clock's
+                pool.settle()
             # the standby, too: it can step in from the first frame on
             self._wait(actor, lambda actor: all(w is not None and w.usable for w in actor.pool.workers))
         self.start_up_s = time.monotonic() - self._started_s
@@ -147,7 +147,7 @@ class ReplayStages:
                 self._say(f"{actor.config.name}: {tiers} {why}")
             actor.activate()
 
-    def _wait(self, actor: StageActor, condition: Callable[[StageActor], bool]) -> None:
+    def _wait(self, actor: Stage, condition: Callable[[Stage], bool]) -> None:
         pool, name = actor.pool, actor.config.name
         patience_s = self._config.start_timeout_s * (
             _COMPILING_TAKES if actor.config.engine == "compile" else 1
@@ -199,7 +199,7 @@ class ReplayStages:
     def stop(self) -> None:
         """End the workers, all at once."""
         with ThreadPoolExecutor(len(self.actors)) as pool:
-            list(pool.map(StageActor.stop, self.actors))
+            list(pool.map(Stage.stop, self.actors))
 
 
 class ReplayPace:

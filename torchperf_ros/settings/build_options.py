@@ -76,7 +76,7 @@ class BuildOptions:
             `STATIC_ENGINE`).
         channels_last: memory layout of four-dimensional weights and inputs.
         cuda_graphs: capture and replay CUDA graphs; static shapes, CUDA only.
-        parts: what of the model engine compile compiles: paths of modules with commas between; "": the
+        parts: the part of the model that engine compile compiles: paths of modules with commas between; "": the
             whole.
     """
 

@@ -1,11 +1,13 @@
-"""How inputs of varying size are run: the parameters of a stage's shape policy, checked."""
+"""How inputs of varying size are run: the parameters of a stage's shape policy, the sizes that vary, their buckets."""
 
+import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.errors import AdapterError, ConfigError
 
 Shape: TypeAlias = tuple[int, ...]
 Shapes: TypeAlias = tuple[Shape, ...]
@@ -24,9 +26,10 @@ class ShapeOptions:
 
     Attributes:
         policy: exact (the example's shape and the common ones), bucket (the dynamic dimensions are rounded
-            up to a width, padded, run, and cropped back) or dynamic (one engine for the declared ranges).
+            up to a width and padded, and the adapter cuts the outputs) or dynamic (one engine for the
+            declared ranges).
         bucket_width: sizes are rounded up to multiples of it, but never beyond the declared range.
-        common: shapes that are prepared as they are, whatever the policy; one shape per input each.
+        common: shapes that are prepared as they are under every policy; one shape per input each.
     """
 
     policy: str = "exact"
@@ -75,3 +78,126 @@ def parse_shapes(text: str, prefix: str = "") -> Shapes:
 def format_shapes(shapes: Sequence[Sequence[int]]) -> str:
     """Shapes as `parse_shapes` reads them; an input without dimensions is "scalar"."""
     return " ".join("x".join(str(size) for size in shape) or "scalar" for shape in shapes)
+
+
+Place = tuple[int, int]
+"""An input's index and one of its dimensions."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size that varies from `low` to `high`.
+
+    One dimension, in every input that declares it with this range.
+    """
+
+    low: int
+    high: int
+    places: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        where = ", ".join(f"dimension {dim} of input {index}" for index, dim in self.places)
+        return f"{where} ({self.low} to {self.high})"
+
+    def size_in(self, shapes: Shapes) -> int:
+        """Its size in shapes that agree on it."""
+        index, dim = self.places[0]
+        return shapes[index][dim]
+
+
+def axes_of(dynamic_dims: Mapping[int, Mapping[int, tuple[int, int]]], example: Shapes) -> tuple[Axis, ...]:
+    """The axes that an adapter declares, input index -> {dimension.
+
+    (min, max)}, for example inputs of these shapes.
+
+    Raises:
+        AdapterError: no such input or dimension, an empty range, or an example outside of it.
+    """
+    places: dict[tuple[int, int, int], list[Place]] = {}
+    for index, dims in dynamic_dims.items():
+        for dim, (low, high) in dims.items():
+            if not 0 <= index < len(example) or not -len(example[index]) <= dim < len(example[index]):
+                raise AdapterError(
+                    f"dynamic_dims: dimension {dim} of input {index} does not exist in"
+                    f" {format_shapes(example)!r}"
+                )
+            size = example[index][dim]
+            if not 1 <= low <= size <= high:
+                raise AdapterError(
+                    f"dynamic_dims: range {low} to {high} of dimension {dim} of input {index}; it has to be"
+                    f" at least 1 and hold the example's size, {size}"
+                )
+            dim %= len(example[index])  # noqa: PLW2901 - counted from the end, as torch allows
+            places.setdefault((dim, low, high), []).append((index, dim))
+    return tuple(Axis(low, high, tuple(where)) for (_, low, high), where in places.items())
+
+
+def round_up(size: int, width: int, high: int) -> int:
+    """The smallest multiple of `width` that holds `size`, but at most `high`."""
+    return min(-(-size // width) * width, high)
+
+
+def bucket_sizes(low: int, high: int, width: int) -> tuple[int, ...]:
+    """What the sizes of a range are rounded up to: 100 to 200 by 32 is 128, 160, 192, 200."""
+    return (*range(round_up(low, width, high), high, width), high)
+
+
+def bucket_shapes(example: Shapes, axes: Sequence[Axis], width: int) -> tuple[Shapes, ...]:
+    """Every combination of the axes' buckets, other sizes as in the example.
+
+    A `ConfigError` if they are too many.
+    """
+    ranges = [(axis.low, axis.high) for axis in axes]
+    if (count := bucket_count(ranges, width)) > MOST_SHAPES:
+        enough = bucket_width(ranges, MOST_SHAPES)
+        raise ConfigError(
+            f"parameter bucket_width: {width} makes {count} buckets of {'; '.join(map(str, axes))}; at most"
+            f" {MOST_SHAPES} are prepared: {enough} makes {bucket_count(ranges, enough)}, or use the policy"
+            " dynamic"
+        )
+    every = itertools.product(*(bucket_sizes(axis.low, axis.high, width) for axis in axes))
+    return tuple(with_sizes(example, axes, sizes) for sizes in every)
+
+
+def bucket_count(ranges: Iterable[tuple[int, int]], width: int) -> int:
+    """Buckets of this width in all ranges together."""
+    # the lengths of ranges, which may be huge, and not of lists
+    return math.prod(1 + len(range(round_up(low, width, high), high, width)) for low, high in ranges)
+
+
+def bucket_width(ranges: Sequence[tuple[int, int]], most: int) -> int:
+    """The smallest power of two that makes at most so many buckets of all ranges together."""
+    return next(
+        width for width in (1 << n for n in itertools.count()) if bucket_count(ranges, width) <= most
+    )
+
+
+def with_sizes(example: Shapes, axes: Sequence[Axis], sizes: Sequence[int]) -> Shapes:
+    """The example's shapes with one size per axis."""
+    shapes = [list(shape) for shape in example]
+    for axis, size in zip(axes, sizes, strict=True):
+        for index, dim in axis.places:
+            shapes[index][dim] = size
+    return tuple(tuple(shape) for shape in shapes)
+
+
+def within(shapes: Shapes, axes: Sequence[Axis], example: Shapes) -> bool:
+    """Whether the shapes are the example's, but for the axes, and each axis is in its range and everywhere the same."""
+    if [len(shape) for shape in shapes] != [len(shape) for shape in example]:
+        return False
+    sizes = [axis.size_in(shapes) for axis in axes]
+    in_range = all(axis.low <= size <= axis.high for axis, size in zip(axes, sizes, strict=True))
+    return in_range and with_sizes(example, axes, sizes) == shapes
+
+
+def bucket_of(shapes: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
+    """The bucket of shapes that are `within` the axes."""
+    return with_sizes(shapes, axes, [round_up(axis.size_in(shapes), width, axis.high) for axis in axes])
+
+
+def smallest_in_bucket(bucket: Shapes, axes: Sequence[Axis], width: int) -> Shapes:
+    """The smallest shapes that are rounded up to a bucket: those that are padded most."""
+    before = [(axis.size_in(bucket) - 1) // width * width for axis in axes]
+    return with_sizes(
+        bucket, axes, [max(axis.low, size + 1) for axis, size in zip(axes, before, strict=True)]
+    )

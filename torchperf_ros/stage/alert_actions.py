@@ -31,7 +31,7 @@ _CAUSES: dict[str, frozenset[str]] = {
 }
 """Alerts that an action brings about for certain.
 
-While it is in force, and for 15 s more, they say nothing.
+While it is in force, and for 15 s more, they do not count.
 """
 _OF_ANSWERS = _OUTPUT | {
     "bad input",
@@ -65,7 +65,7 @@ While it is in force they do not show that its cause goes on.
 """
 _LATENCY = "latency"
 _COUNTED = {"restarts", "recompilation", "model error"}
-# `misses` counts frames of the last 10 s, and the recorder tells it a second or two later
+# `misses` counts frames of the last 10 s, and the recorder reports it a second or two later
 _LINGERS_S = 15.0
 _LATE_S = {"misses": _LINGERS_S, "drift": 0.0}
 _NEVER_NS = -(1 << 62)
@@ -80,7 +80,7 @@ class _Line:
     Attributes:
         found_ns: when its alert was found the last time.
         seen_ns: when it was found the last time and was not what the action may cause.
-        began_with: signal and usual value of the alert that led to the first step, where it says so.
+        began_with: signal and usual value of the alert that led to the first step, where it has these.
         counted, counted_ns: of an alert that counts what happened in some span of time: the last number,
         and when.
         doubted_ns: when it was found the last time and may have been what the action causes.
@@ -122,7 +122,6 @@ class AlertActions:
     """
 
     def __init__(self, config: StageConfig) -> None:
-        """Start with nothing in force."""
         self.config = config  # the stage's; replaced as a whole when a parameter changes
         self.lower_tiers = 0
         self.scene = ""

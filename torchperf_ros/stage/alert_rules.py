@@ -54,7 +54,7 @@ def answer_alert(
 
 
 def _why_stale(reason: str, frame: Frame, before: Frame | None) -> str:
-    """The reason with what the ages of frames say, and what to do, if a stamp is why it was stale."""
+    """The reason, and if a stamp made the frame stale, how old other frames were and what to do."""
     reason = reason.removeprefix(f"{STALE}: ")
     if frame.gone_ms < frame.budget_ms or frame.comes_from_a_stage:
         return reason

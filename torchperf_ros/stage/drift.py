@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_S
+from torchperf_ros.stage.frame import Answer
+from torchperf_ros.stage.turn import Turn
 
 _AHEAD_S = 4.0  # how far the trend is drawn out: an action takes a second, and the next look another
 _SPANS = (3, 6, 12, 24)  # points that a trend is drawn through, one a second: fast and slow ramps
@@ -35,12 +37,14 @@ class DriftWatch:
 
     The second longest frame of a second stands for how far frames lie above the median: a single stall is
     no drift.
+
+    Attributes:
+        frames: those that wait to be judged, each with its tier and its time in ms.
     """
 
     def __init__(self, stage: str) -> None:
-        """Name the stage."""
         self._stage = stage
-        self._frames: deque[tuple[int, float]] = deque(maxlen=_MOST_FRAMES)
+        self.frames: deque[tuple[int, float]] = deque(maxlen=_MOST_FRAMES)
         self._points: deque[_Point] = deque(maxlen=_WORST_OF)
         self._tier = -1
 
@@ -49,16 +53,21 @@ class DriftWatch:
 
         On the stage's thread.
         """
-        self._frames.append((tier, took_ms))
+        self.frames.append((tier, took_ms))
+
+    def answered(self, turn: Turn, answer: Answer) -> None:
+        """Take the time of a frame that was answered with its own result."""
+        if turn.result is not None:
+            self.add(answer.tier, answer.total_ms - answer.wait_ms)
 
     def step(self, now_ns: int, fresh_ms: float) -> Alert | None:
         """Judge what came since the last call, about a second ago.
 
         A frame has `fresh_ms` until it leaves.
         """
-        if len(self._frames) < _FEWEST:
+        if len(self.frames) < _FEWEST:
             return None
-        frames = [self._frames.popleft() for _ in range(len(self._frames))]
+        frames = [self.frames.popleft() for _ in range(len(self.frames))]
         ((tier, count),) = Counter(tier for tier, _ in frames).most_common(1)
         if tier != self._tier:
             self._tier = tier

@@ -67,7 +67,7 @@ class Frame:
 
     @property
     def gone_ms(self) -> float:
-        """What of its budget had passed at its receipt: by its stamp, or in the stage before."""
+        """How much of its budget had passed at its receipt: by its stamp, or in the stage before."""
         return self.budget_ms - (self.deadline_ns - self.received_ns) / NS_PER_MS
 
     @property
@@ -78,7 +78,7 @@ class Frame:
     def gone_words(self, waited_ms: float) -> str:
         """For people.
 
-        What of its budget had passed after this wait, and where it went, as far as the stamps say.
+        How much of its budget had passed after this wait, and in which part, as far as stamps show it.
         """
         parts, gone_ms = [], self.gone_ms
         if gone_ms >= _LEAST_WORTH_A_WORD_MS and self.comes_from_a_stage:
@@ -161,7 +161,6 @@ class Mailbox:
     """Holds at most one frame that waits for its turn."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.waiting: Frame | None = None
         self.superseded = 0  # frames replaced by a newer one before their turn
 

@@ -17,13 +17,13 @@ WIRE: Final = (
     ("outcome", _WHOLE), ("fallback", _WHOLE), ("check", _WHOLE), ("scene", _WHOLE), ("missing_inputs", _WHOLE),
     ("deadline_ms", _REAL), ("lateness_ms", _REAL), ("stale", _WHOLE),
 )  # fmt: skip
-"""What there is to say of an answered frame, wherever it is said.
+"""The values of an answered frame, in every place that has them.
 
 As `/perf/latency_stages` has it after `stage`.
 
-`deadline_ms`: from receipt to the deadline, which is `budget_ms` less what of it had passed by then.
-`lateness_ms`: the answer was out that long after the deadline (positive) or before it; nobody computes it
-again. `missing_inputs`: bit n is the adapter's input n. `stale`: 1 if the deadline had passed at the
+`deadline_ms`: from receipt to the deadline, which is `budget_ms` less the part of it that had passed by then.
+`lateness_ms`: the answer was out that long after the deadline (positive) or before it; it is computed
+once. `missing_inputs`: bit n is the adapter's input n. `stale`: 1 if the deadline had passed at the
 frame's turn.
 """
 KEPT: Final = (*WIRE, ("t_ns", _WHOLE), ("stamp_ns", _WHOLE), ("answer_ms", _REAL))
@@ -89,7 +89,6 @@ class FrameTable:
     """Rows of `FRAME`, appended to a temporary file that goes with the object."""
 
     def __init__(self) -> None:
-        """Make the file, in the system's temporary folder."""
         self._file = tempfile.TemporaryFile(prefix="torchperf_frames_")  # noqa: SIM115 - closed by `close`
         self._rows: list[tuple[float, ...]] = []
         self._written = 0

@@ -77,7 +77,6 @@ class SupersededRule:
     """
 
     def __init__(self) -> None:
-        """Know nothing."""
         self.broken: Flow | None = None
         self.due_ns = 0
         self._seconds: deque[Flow] = deque()
@@ -105,7 +104,6 @@ class HealthTracker:
     """
 
     def __init__(self, limits: StageConfig, now_ns: int) -> None:
-        """Start as STARTING."""
         self.limits = limits
         self.misses_in_a_row = 0  # frames without a fresh answer
         self.healthy_in_a_row = 0  # frames that count towards the next better state
@@ -114,7 +112,7 @@ class HealthTracker:
         self._ready = False
         self._was_ready = False
         self.superseded = SupersededRule()
-        # what the answers say; loading and missing input come on top of it
+        # by the answers; loading and missing input come on top of it
         self._condition = Health.NOMINAL
 
     def ready(self) -> None:

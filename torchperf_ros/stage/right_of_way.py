@@ -14,15 +14,13 @@ stage runs as without a priority.
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.settings.config import NodeConfig
+from torchperf_ros.settings.config import NodeConfig, StageConfig
+from torchperf_ros.stage.frame import Frame
 
-if TYPE_CHECKING:
-    from torchperf_ros.stage.stage_actor import StageActor
-
-_LOOK_AGAIN_NS = 5 * NS_PER_MS  # if nobody wakes it before
+_LOOK_AGAIN_NS = 5 * NS_PER_MS  # if it is not woken before
 _FIRST_TRIAL_NS, _LONGEST_WAIT_NS = NS_PER_S, 64 * NS_PER_S
 _SHORTEST_WAIT_NS = NS_PER_S // 10
 _RELEARN_NS = 300 * NS_PER_S  # after which what was found to cost deadlines may cost none any more
@@ -38,6 +36,53 @@ Of the last few runs the next one is often the longest, of those in a longer tim
 stall nothing may begin for as long.
 """
 NEVER_NS = 1 << 62
+_INTERVALS = 8  # the shortest of so many says when the next frame may come
+
+
+class Ranked(Protocol):
+    """A stage as those of other priorities see it."""
+
+    lower: list[Any]
+
+    @property
+    def config(self) -> StageConfig:
+        """Its parameters; `priority` is what counts."""
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether its models run on the CPU, as far as that is known."""
+
+    def due_ns(self, now_ns: int) -> int:
+        """When it has or expects a frame that a worker is to run."""
+
+    def give_way(self, right_of_way: "RightOfWay") -> None:
+        """Begin nothing that would run while a stage of higher priority has a frame due."""
+
+
+class Arrivals:
+    """When frames came to a stage, and when the next one is expected."""
+
+    def __init__(self) -> None:
+        self._intervals_ns: deque[int] = deque(maxlen=_INTERVALS)
+        self._last_ns = 0
+        self._comes_by_itself = False  # rather than from the stage before
+
+    def add(self, frame: Frame) -> None:
+        """A frame has its turn."""
+        if self._last_ns:
+            self._intervals_ns.append(frame.received_ns - self._last_ns)
+        self._last_ns = frame.received_ns
+        self._comes_by_itself = not frame.comes_from_a_stage
+
+    @property
+    def next_ns(self) -> int:
+        """The earliest receipt of the next frame: the shortest interval after the last one."""
+        return self._last_ns + min(self._intervals_ns, default=0)
+
+    def expected_ns(self, now_ns: int) -> int:
+        """When the next frame is expected; `NEVER_NS` for a stage that another stage triggers."""
+        period_ns = min(self._intervals_ns, default=0) if self._comes_by_itself else 0
+        return expected_ns(self._last_ns, period_ns, now_ns)
 
 
 class RightOfWay:
@@ -49,7 +94,7 @@ class RightOfWay:
     """
 
     def __init__(
-        self, own: "StageActor", higher: "Sequence[StageActor]", *, has_own_cores: bool, learns: bool = True
+        self, own: Ranked, higher: Sequence[Ranked], *, has_own_cores: bool, learns: bool = True
     ) -> None:
         """Take the stages; `has_own_cores`: on the CPU there is a core for every thread of every stage.
 
@@ -67,7 +112,7 @@ class RightOfWay:
         self._longest: deque[tuple[int, float]] = deque()
 
     def ran(self, took_ms: float, now_ns: int) -> None:
-        """A run on the cheapest tier has ended."""
+        """A run on the cheapest tier took so long."""
         while self._longest and self._longest[-1][1] <= took_ms:
             self._longest.pop()
         self._longest.append((now_ns, took_ms))
@@ -98,12 +143,15 @@ class RightOfWay:
         """
         if self.is_free:
             return NEVER_NS, ""
-        description = self._own.pool.description
-        if self._has_own_cores and description is not None and description.device == "cpu":
+        if self._has_own_cores and self._own.runs_on_cpu:
             return NEVER_NS, ""
         return min(
             ((stage.due_ns(now_ns), stage.config.name) for stage in self._higher), default=(NEVER_NS, "")
         )
+
+    def left_ms(self, now_ns: int) -> float:
+        """Time until one of them has, or expects, a frame."""
+        return (self.due(now_ns)[0] - now_ns) / NS_PER_MS
 
     def blocks(self, now_ns: int, guess_ms: float) -> tuple[int, str] | None:
         """When to look again, and why a run must not begin; None: it may.
@@ -141,7 +189,7 @@ def expected_ns(last_ns: int, period_ns: int, now_ns: int) -> int:
     return max(now_ns, last_ns + period_ns)
 
 
-def set_right_of_way(stages: "Sequence[StageActor]", config: NodeConfig, cores: int | None = None) -> None:
+def set_right_of_way(stages: Sequence[Ranked], config: NodeConfig, cores: int | None = None) -> None:
     """Have each stage give way to those of higher priority.
 
     `cores` of this process, 0: they share them anyhow.

@@ -1,7 +1,7 @@
-"""Which scene a frame is answered for: by speed, by what a topic says, or by the adapter's own word."""
+"""Which scene a frame is answered for: by speed, by a topic, or by the adapter."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
@@ -9,6 +9,8 @@ from torchperf_ros.api.messages import decode
 from torchperf_ros.safety.odometry import Motion
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.scene_options import EMERGENCY_SCENE, ODOMETRY, SceneOptions
+from torchperf_ros.stage.turn import Output
+from torchperf_ros.workers.worker_pool import WorkerPool
 
 DEFAULT = 0
 """Index of the scene that runs where no other holds, or none that can run."""
@@ -39,7 +41,7 @@ class SceneChooser:
     Attributes:
         active: index of the scene that the last frame got.
         wanted: the one that the rules took for it, loaded or not.
-        forced: one that is to run whatever the rules take, but for `emergency`; None mostly.
+        forced: one that is to run regardless of the rules, but for `emergency`; None mostly.
         ready: scenes whose tiers are loaded in every worker that serves.
         word: index of the scene that the adapter named last; -1: it named none, or the worker that did is
             gone.
@@ -49,7 +51,6 @@ class SceneChooser:
     """
 
     def __init__(self, config: StageConfig) -> None:
-        """Start with `default`, and nothing known."""
         self.config = config  # the stage's; replaced as a whole when a parameter changes
         self.active = self.wanted = DEFAULT
         self.forced: int | None = None
@@ -58,9 +59,10 @@ class SceneChooser:
         self.word_of: object = None
         self.switches = 0
         self.unknown = ""
-        self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene what its topic said
+        self._heard: dict[int | str, _Heard] = {}  # `speed`, `ttc`, and by scene the word of its topic
         self._changed_ns: int | None = None
         self._used_ns = [0] * len(config.scenes)
+        self._cold = DEFAULT  # the last scene whose tiers were asked for
         emergency = next((n for n, one in enumerate(config.scenes) if one.name == EMERGENCY_SCENE), None)
         self.emergency = emergency  # its index, None where there is none
         others = [number for number in range(1, len(config.scenes)) if number != emergency]
@@ -82,15 +84,15 @@ class SceneChooser:
         self._heard["speed"] = _Heard(speed, now_ns)
 
     def named(self, scene: int, word: str, now_ns: int) -> None:
-        """The topic of a scene said `word`."""
+        """The topic of a scene had this word."""
         self._heard[scene] = _Heard(word, now_ns)
         if word not in {one.word or one.name for one in self.config.scenes}:
             self.unknown = word
 
     def name(self, scene: int, worker: object, seq: int) -> None:
-        """A worker says of the frame `seq` which scene it shows.
+        """A worker has found which scene the frame `seq` shows.
 
-        -1: of none. What is said of an older one is late.
+        -1: none. A word about an older frame is late.
         """
         if seq >= self._word_seq:
             self.word, self.word_of, self._word_seq = scene, worker, seq
@@ -103,6 +105,12 @@ class SceneChooser:
         """The time to collision in s; NaN or infinite where there is none."""
         self._heard["ttc"] = _Heard(ttc_s, now_ns)
 
+    def check_output(self, output: Output, now_ns: int) -> Output:
+        """Take the time to collision that the guard has found."""
+        if output.checked is not None:
+            self.near(output.checked.ttc_s, now_ns)
+        return output
+
     def ttc_s(self, now_ns: int) -> float | None:
         """The time to collision in s, None where there is none, or it is too old."""
         return self._number("ttc", now_ns)
@@ -114,6 +122,23 @@ class SceneChooser:
     def _number(self, what: str, now_ns: int) -> float | None:
         heard = self._fresh(what, now_ns)
         return None if heard is None or not math.isfinite(heard) else float(heard)
+
+    def force(self, name: str) -> None:
+        """Run the scene of this name regardless of the rules, see `forced`; "" for none."""
+        names = [scene.name for scene in self.config.scenes]
+        self.forced = names.index(name) if name else None
+
+    def budget_ms(self, scene: int, now_ns: int, least_ms: Callable[[int], float]) -> float:
+        """The budget of a frame of this scene, see `situation_budget_ms`.
+
+        `least_ms` gives the shortest that makes sense.
+        """
+        config, budget_ms = self.config, self.config.scene_budget_ms(scene)
+        if not config.budget_least_ms:
+            return budget_ms
+        return situation_budget_ms(
+            config, budget_ms, self.speed(now_ns), self.ttc_s(now_ns), least_ms(scene)
+        )
 
     def choose(self, now_ns: int) -> int:
         """The scene of a frame that is received now."""
@@ -137,7 +162,7 @@ class SceneChooser:
         return self._changed_ns is None or now_ns - self._changed_ns >= self.config.scene_hold_s * NS_PER_S
 
     def _fresh(self, what: int | str, now_ns: int) -> Any:  # noqa: ANN401 - a number, or a word
-        """What was last said of it, None if that is too old."""
+        """Its last value, None if that is too old."""
         heard = self._heard.get(what, _NOTHING)
         return heard.value if now_ns - heard.at_ns <= self.config.situation_timeout_ms * NS_PER_MS else None
 
@@ -169,6 +194,21 @@ class SceneChooser:
     def tiers_to_load(self) -> list[int]:
         """The stage's tiers that workers are to load, of those scenes."""
         return sorted({tier for number in self.to_load() for tier in self.config.scenes[number].tiers})
+
+    def load_wanted(self, pool: WorkerPool) -> str:
+        """Have the pool load the tiers of the wanted scene, by replacing workers; frames run `default` meanwhile.
+
+        Returns what to report; "" where that was reported before, or where nothing begins now.
+        """
+        begins = pool.ready and pool.rolling_update.renewal.load(self.tiers_to_load())
+        if not begins or self.wanted == self._cold:
+            return ""
+        self._cold = self.wanted  # it is asked for again where that fails, and not reported again
+        return f"scene {self.config.scenes[self.wanted].name} is not loaded; default runs until it is"
+
+    def look_at(self, pool: WorkerPool) -> None:
+        """Take which scenes the workers that serve have loaded."""
+        self.loaded(worker.loaded for worker in pool.everyone if worker.usable)
 
     def loaded(self, tiers: Iterable[frozenset[int] | None]) -> None:
         """Take which of the stage's tiers each worker that serves has loaded; None: all."""

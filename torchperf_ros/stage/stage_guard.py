@@ -7,14 +7,15 @@ from typing import Final
 
 from torchperf_ros.api.alert import Alert
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.outcome import GuardVerdict
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
 from torchperf_ros.safety.guard import Checked, Guard, Known
 from torchperf_ros.safety.source_clock import SourceClock
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.alert_rules import clock_alert, guard_alert
-from torchperf_ros.stage.fallback_outputs import times_of
+from torchperf_ros.stage.fallbacks import times_of
+from torchperf_ros.stage.figures import StageCounters
 from torchperf_ros.stage.frame import Answer, Frame
-from torchperf_ros.stage.stage_figures import StageCounters
+from torchperf_ros.stage.turn import Output, Turn
 
 GUARD_ODOMETRY: Final = -100
 """Index of the guard's odometry among a stage's inputs, below those of scenes.
@@ -32,18 +33,24 @@ class StageGuard:
     Attributes:
         counters: the stage's, in which shadow's refusals are counted.
         tell: takes an alert that is of no frame.
+        ros_now: gives ROS time in ns.
+        stop: makes the stage's stop for a monotonic time; None where there is none.
+        failed: logs the exception that is being handled, with these words.
     """
 
     stage: str
     guard: Guard
     counters: StageCounters
     tell: Callable[[Alert], None]
+    ros_now: Callable[[], int]
+    stop: Callable[[int], bytes | None]
+    failed: Callable[[str], None]
     _stop: bytes | None = None  # what goes out since the guard itself has failed
     _frames: SourceClock = field(default_factory=SourceClock)
 
     @property
     def refused(self) -> dict[str, int | str]:
-        """What the guard could not use of what it was given."""
+        """The messages that the guard could not use."""
         return self.guard.refused
 
     @staticmethod
@@ -64,6 +71,22 @@ class StageGuard:
             self.guard.moved(data, received_ns)
         else:
             self.guard.saw(GUARD_ODOMETRY - 1 - index, data, received_ns, stamp_ns)
+
+    def check_output(self, output: Output, now_ns: int) -> Output:
+        """What is to be published instead of an output; an error of the guard is answered by a stop."""
+        try:
+            is_stop = output.fallback is Fallback.STOP
+            checked = self.check(output.payload, output.source, now_ns, self.ros_now(), is_stop=is_stop)
+        except Exception as error:  # the guard's boundary
+            output.outcome = Outcome.ERROR
+            output.reason = f"an error in the guard: {type(error).__name__}: {error}"
+            self.failed("had an error in its guard")
+            checked = self.instead(output.payload, self.stop(now_ns))
+            if checked.verdict is not GuardVerdict.ACCEPT:
+                output.result = None
+                output.fallback = Fallback.NONE if checked.payload is None else Fallback.STOP
+        output.checked, output.payload = checked, checked.payload
+        return output
 
     def check(
         self,
@@ -114,18 +137,17 @@ class StageGuard:
             )
         return Checked(self._stop, GuardVerdict.STOP, reason=f"{why}; the stage's stop is published")
 
-    def judge(self, answer: Answer, checked: Checked) -> Alert | None:
-        """Note the verdict in the answer, before that is counted; returns the alert that follows."""
-        answer.check = checked.verdict
+    def answered(self, turn: Turn, answer: Answer) -> Alert | None:
+        """Count what was refused; returns the alert that follows."""
+        checked = turn.checked
+        if checked is None:
+            return None
         is_fine = checked.verdict is GuardVerdict.ACCEPT
         if is_fine and not checked.shadow:
             return None
         text = checked.shadow if is_fine else checked.reason
         self.counters.shadow_refusals += bool(checked.shadow)
         self.counters.last_check = f"frame {answer.frame.seq}: {checked.verdict.word}: {text}"
-        if not is_fine:
-            reason = f"guard, {checked.verdict.word}: {text}"
-            answer.reason = f"{reason}; {answer.reason}" if answer.reason else reason
         numbers = {
             "value": checked.value,
             "limit": checked.limit,

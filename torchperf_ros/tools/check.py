@@ -36,11 +36,17 @@ from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model
 from torchperf_ros.engines.device import Device, choose_device
 from torchperf_ros.engines.fingerprint import changing_weights, identify, tiers_of, uninitialised
 from torchperf_ros.engines.kept_state import KeptState
-from torchperf_ros.engines.output_sizes import shapes_of
-from torchperf_ros.engines.outputs import described, drawn, flat_numbers, signature_of, tensors_in
+from torchperf_ros.engines.outputs import (
+    described,
+    drawn,
+    flat_numbers,
+    shapes_of,
+    signature_of,
+    tensors_in,
+)
 from torchperf_ros.engines.parity import depends_on_state, random_inputs, same
-from torchperf_ros.engines.shape_buckets import axes_of, within
 from torchperf_ros.settings.build_options import BuildOptions
+from torchperf_ros.settings.shape_options import axes_of, within
 from torchperf_ros.tools.log_frames import log_frames
 from torchperf_ros.worker.output_message import check_inputs, contradiction, output_message
 from torchperf_ros.worker.tier import InvalidOutput, OutputCheck
@@ -55,10 +61,10 @@ _OF_TRAINING: Final = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.bat
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckStep:
     """One step of the check.
 
-    `ok` is None for what is no failure, `took_ms` NaN where the time says nothing.
+    `ok` is None for what is no failure, `took_ms` NaN where the time means nothing.
     """
 
     step: str
@@ -67,7 +73,7 @@ class Finding:
     took_ms: float = math.nan
 
 
-Found = Generator[Finding, None, Any]
+Found = Generator[CheckStep, None, Any]
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class AdapterCheck:
         self._example: tuple[torch.Tensor, ...] = ()
         self.failed = self.refused = False
 
-    def run(self) -> Iterator[Finding]:
+    def run(self) -> Iterator[CheckStep]:
         """Try every step that can be tried; what came of each, as it ends."""
         for found in self._steps():
             self.failed |= found.ok is False
@@ -119,7 +125,7 @@ class AdapterCheck:
                 text = (
                     f"trigger {trigger} ({kind}) has no header: ages and `budget_from: stamp` are not known"
                 )
-                yield Finding("trigger", None, text)
+                yield CheckStep("trigger", None, text)
             with torch.inference_mode():
                 tiers = self._tiers
                 if not tiers:
@@ -134,7 +140,7 @@ class AdapterCheck:
                             f"tiers take different inputs: {inputs}; every tier has to take what"
                             " `preprocess` gives"
                         )
-                        yield Finding("tiers", False, text)
+                        yield CheckStep("tiers", False, text)
                 messages = yield from self._step("a frame", lambda: self._messages(adapter), self._describe)
                 for tier, ran in models.items():
                     if ran is not None:
@@ -147,10 +153,10 @@ class AdapterCheck:
         try:
             with without_exit(name):
                 result = act()
-        except Exception as error:  # the user's code runs here: whatever it raises is what the check is for
-            yield Finding(name, False, _reason(error, self._path))
+        except Exception as error:  # the user's code runs here: the check is for its errors
+            yield CheckStep(name, False, _reason(error, self._path))
             raise _Failed from error
-        yield Finding(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
+        yield CheckStep(name, True, text(result), (time.perf_counter_ns() - started_ns) / 1e6)
         return result
 
     def _tier(self, adapter: Adapter, tier: str) -> Found:
@@ -164,8 +170,9 @@ class AdapterCheck:
             if not isinstance(example, tuple) or not all(
                 isinstance(each, torch.Tensor) for each in example
             ):
-                msg = f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
-                raise TorchperfError(msg)
+                raise TorchperfError(
+                    f"example_inputs({tier!r}) gave {described(example)}; it has to be a tuple of tensors"
+                )
             return example
 
         def identity() -> str:
@@ -183,7 +190,7 @@ class AdapterCheck:
                 f"tier {tier}: build again", lambda: build_model(adapter, tier), lambda _: ""
             )
             if why := uninitialised(model) or changing_weights(tier, model, again):
-                yield Finding(f"tier {tier}: weights", False, why)
+                yield CheckStep(f"tier {tier}: weights", False, why)
             self._example = yield from self._step(f"tier {tier}: example inputs", example_inputs, _shapes)
             example, kept = self._example, KeptState(model)
             yield from self._step(
@@ -195,9 +202,9 @@ class AdapterCheck:
             check = OutputCheck(outputs, fixed_sizes=not adapter.dynamic_dims())
             yield from self._step(f"tier {tier}: second run", run_again, lambda _: "finite")
             for ok, text in _odd_ways(model, kept, example):
-                yield Finding(f"tier {tier}: same input", ok, text)
+                yield CheckStep(f"tier {tier}: same input", ok, text)
             if check.unchecked:
-                yield Finding(
+                yield CheckStep(
                     f"tier {tier}: outputs", None, f"are not checked for NaN and Inf: {check.unchecked}"
                 )
         except _Failed:
@@ -231,14 +238,14 @@ class AdapterCheck:
         except BadInput as error:
             text = f"refused: {error}" + ("; try a frame of a log: --log" if self._log is None else "")
             self.refused = True
-            yield Finding(f"tier {tier}: frame", None, text)
+            yield CheckStep(f"tier {tier}: frame", None, text)
             return
         except Exception as error:  # the user's code
-            yield Finding(f"tier {tier}: preprocess", False, _reason(error, self._path))
+            yield CheckStep(f"tier {tier}: preprocess", False, _reason(error, self._path))
             return
         if why := _why_other(inputs, example, adapter):
             text = f"preprocess gives {_shapes(inputs)}, example_inputs {_shapes(example)}: {why}"
-            yield Finding(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
+            yield CheckStep(f"tier {tier}: preprocess", None if why == _DECLARED else False, text)
 
         def answer() -> int:
             outputs = drawn(ran.model(*inputs))
@@ -306,7 +313,7 @@ def _odd_ways(
 
 
 def _why_other(given: Inputs, example: Inputs, adapter: Adapter) -> str:
-    """Why inputs are not as `example_inputs` says.
+    """Why inputs differ from those of `example_inputs`.
 
     "" where they are, `_DECLARED` where the difference is allowed.
     """
@@ -339,16 +346,15 @@ def _answer(adapter: Adapter, outputs: Any, messages: Mapping[str, Received]) ->
     if has_header(adapter.output) and (trigger := next(iter(messages.values()))).stamp_ns:
         stamp_ns = header_stamp_ns(data)
         if stamp_ns != trigger.stamp_ns:
-            msg = (
+            raise TorchperfError(
                 f"header.stamp is {stamp_ns} ns, the trigger's is {trigger.stamp_ns}: an output keeps its"
                 " frame's"
             )
-            raise TorchperfError(msg)
     return len(data)
 
 
 def _is_unset(held: Any) -> bool:  # noqa: ANN401 - a message of rosbags
-    """Whether nobody has given it a value, as the texture of most markers."""
+    """Whether it was never given a value, as the texture of most markers."""
     return bytes(encode(held, held.__msgtype__)) == bytes(
         encode(empty_message(held.__msgtype__), held.__msgtype__)
     )
@@ -398,7 +404,7 @@ def _size(model: torch.nn.Module) -> str:
     return f"{type(model).__name__}, {count:,} parameters"
 
 
-def _shapes(tensors: Any) -> str:  # noqa: ANN401 - whatever a model returns
+def _shapes(tensors: Any) -> str:  # noqa: ANN401 - a model may return anything
     return (
         ", ".join(signature_of(each) for each in tensors_in(tensors)) or f"no tensor: {described(tensors)}"
     )

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.settings.build_options import AUTO, DYNAMIC, PACKAGE_SUFFIXES, PRECISIONS
+from torchperf_ros.settings.build_options import AUTO, PACKAGE_SUFFIXES
 from torchperf_ros.tools import shell
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ _COLUMNS = (
 
 
 def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
-    context: typer.Context,
     adapter: Annotated[
-        str | None, Argument(help="module:Class of the adapter whose tiers are compiled.")
+        shell.Text, Argument(help="module:Class of the adapter whose tiers are compiled.")
     ] = None,
     params: Annotated[
         Path | None, Option(help="A node's parameter file: every stage, as the node wants it.")
@@ -51,14 +50,11 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
     tiers: Annotated[
         shell.Texts, Option("--tiers", "--tier", help="Only these; default: full,medium,fast.")
     ] = None,
-    options: shell.AdapterOptions = "{}",
-    device: shell.Device = "auto",
+    options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
+    device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
     engine: Annotated[
-        str, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
-    ] = AUTO,
-    precision: Annotated[str, Option(help=f"One of {', '.join(PRECISIONS)}.")] = "fp32",
-    dynamic: Annotated[str, Option(help=f"Whether sizes may vary: {', '.join(DYNAMIC)}.")] = "auto",
-    channels_last: Annotated[bool, Option("--channels-last", help="Images with channels last.")] = False,
+        shell.Text, Option(help=f"{', '.join(PACKAGE_SUFFIXES)}, or {AUTO}: the fastest of them here.")
+    ] = None,
     log: Annotated[
         Path | None, Option(help="A drive, whose frames calibrate int8_static; others are compared.")
     ] = None,
@@ -90,29 +86,21 @@ def compile_tiers(  # noqa: PLR0913, PLR0917 - one for each option
 
     shell.check_outputs({"--json": json_file})
     only = shell.every_word(tiers)
-    own = {"options": options, "engine": engine, "dynamic": dynamic, "channels_last": channels_last}
     if (adapter is None) == (params is None):
-        raise ConfigError(
-            "either an adapter, module:Class, or --params FILE, one of the two, says what to compile"
-        )
+        raise ConfigError("give what to compile: either an adapter, module:Class, or --params FILE")
+    own = {"options": options, "engine": engine, "device": device}
+    given = {name: value for name, value in own.items() if value is not None}
     if params is None:
-        values = own | {
+        node = {"stages": ["adapter"], "device": given.pop("device", "auto")}
+        values = given | {
             "adapter": adapter,
             "output": "output",
             "tiers": only or ["full", "medium", "fast"],
-            "precision": [precision],
         }
-        config = node_config({"stages": ["adapter"], "device": device}, {"adapter": values})
+        config = node_config(node, {"adapter": values})
+    elif given:
+        raise ConfigError(f"{', '.join(f'--{name}' for name in given)}: with --params, set it in the file")
     else:
-        names = (*own, "device", "precision")
-        given = [
-            name
-            for name in names
-            if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        ]
-        if given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ConfigError(f"{flags}: with --params, the file says that")
         config = read_params_file(params)
     shown = shell.console(_TABLE_WIDTH)
     jobs = _jobs(
@@ -162,11 +150,10 @@ def _jobs(
             **more,
         }
     if not jobs:
-        msg = (
+        raise ConfigError(
             f"--stage {stage!r} is not there; it has to be one of:"
             f" {', '.join(s.name for s in config.stages)}"
         )
-        raise ConfigError(msg)
     return jobs
 
 

@@ -44,9 +44,9 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
 
     The bytes go out as they are, at the times at which they were received.
     Publishers are reliable, which serves every subscriber; /tf_static and what
-    was latched is kept for those who come later. Messages that go out more than
+    was latched is kept for later subscribers. Messages that go out more than
     5 ms after they are due are counted. Topics whose type is not installed here
-    are left out, and said. What can be read of a broken log is played.
+    are left out, and named. What can be read of a broken log is played.
 
     In a terminal: space pauses and goes on, q ends.
     Services: /player/pause and /player/resume (std_srvs/Trigger).
@@ -82,12 +82,11 @@ def play(  # noqa: PLR0913, PLR0917 - options of a command line
     raise typer.Exit(status)
 
 
-def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
+def make_log(
     output: Annotated[
         Path, Argument(help="A .mcap, .db3 or .bag (ROS 1), or, without a suffix, a rosbag2 folder.")
     ],
     seconds: Annotated[float, Option(min=0.01, help="How long the drive is.")] = 10.0,
-    rate: Annotated[float, Option(min=0.1, max=1000.0, help="Images per second; odometry has 30.")] = 30.0,
     size: Annotated[
         str, Option(metavar="WxH", help=f"Of images, {_LEAST_PX} to {_MOST_PX} px each way.")
     ] = "1280x720",
@@ -99,7 +98,6 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
     fault: Annotated[
         shell.Texts, Option(metavar="KIND@S[:S]", help="From second S on, for S s; repeatable.")
     ] = None,
-    seed: Annotated[int, Option(min=0, help="Of delays and losses.")] = 1,
     force: shell.Force = False,
 ) -> None:
     """Write a synthetic drive: a log for tests and demos, of any length.
@@ -128,7 +126,15 @@ def make_log(  # noqa: PLR0913, PLR0917 - the options of the command
     try:
         width, height = _size(size)
         faults = tuple(fault_of(text) for text in fault or [])
-        drive = DriveLog(seconds, rate, width, height, compressed, jitter_ms, drop, faults, seed)
+        drive = DriveLog(
+            seconds,
+            width=width,
+            height=height,
+            compressed=compressed,
+            jitter_ms=jitter_ms,
+            drop=drop,
+            faults=faults,
+        )
         with shell.progress_bars() as bars:
             write_drive(output, drive, force=force, progress=shell.follow(bars, output.name, 1e9))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """A log's frames as model inputs: what quantised engines are calibrated with, and compared by.
 
 A process of its own reads them, as the adapter's code runs there. Job: `adapter`, `options`, `device`,
-`log`, `frames` (the file to write). It says `step` (text), and `frames` (text) at last, or `failed` (text).
+`log`, `frames` (the file to write). It sends `step` (text), and `frames` (text) at last, or `failed` (text).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ def do_job(job: Mapping[str, Any], say: Callable[..., None]) -> bool:
 def keep_frames(job: Mapping[str, Any]) -> str:
     """Write the inputs that the job's adapter makes of frames spread over the job's log.
 
-    Says how many there are.
+    Returns how many there are, in words.
 
     Raises:
         TorchperfError: the log has no frame that the adapter takes, or the adapter raises.
@@ -65,7 +65,7 @@ def keep_frames(job: Mapping[str, Any]) -> str:
 
 
 def log_frames(adapter: Adapter, log: Path) -> Iterator[dict[str, Received]]:
-    """Each frame of a log: its trigger, and what of the other inputs came last before it, if anything.
+    """Each frame of a log: its trigger, and the newest message of each other input before it, if any.
 
     A topic is the first input of its message type.
 

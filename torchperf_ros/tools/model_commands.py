@@ -34,7 +34,7 @@ def check(
     ] = None,
     device: shell.Device = "auto",
 ) -> None:
-    """Whether an adapter works: load it, build it twice, run a frame, check the message.
+    """Check that an adapter works: load it, build it twice, run a frame, check the message.
 
     The first command for a new adapter: it takes seconds, and needs no node and
     no ROS. It finds weights that differ at every build, tiers that take
@@ -62,7 +62,7 @@ def check(
     raise typer.Exit(checked.failed)
 
 
-def inspect(  # noqa: PLR0913, PLR0917 - one for each option
+def inspect(
     target: Annotated[
         str, Argument(help="module:Adapter, module:callable or file.py:callable (module or function).")
     ],
@@ -75,12 +75,8 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     tier: Annotated[str, Option(help="Which tier of an adapter.")] = "full",
     options: shell.AdapterOptions = "{}",
     device: shell.Device = "auto",
-    backend: Annotated[str, Option(help="eager (quick), aot_eager, inductor (compiles, slow).")] = "eager",
     max_breaks: Annotated[
         int | None, Option(min=0, help="A gate for CI: exit status 1 where there are more.")
-    ] = None,
-    ir: Annotated[
-        shell.File, Option(help="New folder for inductor's trace, and tlparse's pages if installed.")
     ] = None,
     json_file: shell.JsonFile = None,
 ) -> None:
@@ -101,29 +97,22 @@ def inspect(  # noqa: PLR0913, PLR0917 - one for each option
     shell.check_outputs({"--json": json_file})
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         shell.fail(f"--device {device!r} is none of auto, cpu, cuda, cuda:N")
-    if ir is not None:
-        backend = "inductor"
-        ir.mkdir(parents=True, exist_ok=True)
-        if any(ir.iterdir()):
-            shell.fail(f"--ir {ir} is not empty; name a new folder, so that nothing gets mixed up")
     adapter_options, shown = shell.json_object(options), shell.console()
     with shell.console(stderr=True).status("importing torch") as status:
         from torchperf_ros.engines.device import Device as Place
         from torchperf_ros.engines.device import choose_device
         from torchperf_ros.tools.inspect.inspected_model import load_model
         from torchperf_ros.tools.inspect.inspection import Inspection
-        from torchperf_ros.tools.inspect.inspection_view import as_json, compiler_pages, show
+        from torchperf_ros.tools.inspect.inspection_view import as_json, show
 
         place = Place(choose_device(device), threads=0).device  # with as many CPU threads as a worker has
         status.update(f"loading {target}")
         model = load_model(target, tier, adapter_options, inputs or [], also or [], place)
-        inspection = Inspection(model, backend, place)
-        inspection.run(status.update, ir)
+        inspection = Inspection(model, place)
+        inspection.run(status.update)
     show(inspection, shown, max_breaks)
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(inspection, max_breaks), indent=2), encoding="utf-8")
-    if ir is not None:
-        shell.say(shown, compiler_pages(ir))
     raise typer.Exit(inspection.exit_status(max_breaks))
 
 
@@ -140,7 +129,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     budget_ms: Annotated[
         float | None, Option(help="The stage's, which p99 has to fit; default: the node's.")
     ] = None,
-    max_memory_mb: Annotated[float, Option(help="Most memory of the process that runs it.")] = math.inf,
     max_error: Annotated[float, Option(help="Largest relative L2 distance from eager fp32.")] = math.inf,
     max_loss: Annotated[
         float, Option(help="Of accuracy against eager fp32, of adapters with a task.")
@@ -152,9 +140,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     options: Annotated[shell.Text, Option(help="JSON object, handed to the adapter.")] = None,
     log: Annotated[
         shell.File, Option(help="A drive: int8_static is calibrated on its frames, all is compared.")
-    ] = None,
-    output_topic: Annotated[
-        shell.Text, Option(help="In the YAML; default: the stage's, or STAGE_output.")
     ] = None,
     device: Annotated[shell.Text, Option(help="auto, cpu, cuda or cuda:N.")] = None,
     engines: Annotated[
@@ -197,7 +182,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     """
     numbers = {
         "--budget-ms": 1.0 if budget_ms is None else budget_ms,
-        "--max-memory-mb": max_memory_mb,
         "--max-error": max_error,
         "--max-loss": max_loss,
         "--minutes": minutes,
@@ -216,18 +200,18 @@ def tune(  # noqa: PLR0913, PLR0917 - one for each option
     from torchperf_ros.tools.tune.search import TuneOptions
     from torchperf_ros.tools.tune.target import target_of_adapter, target_of_file
 
-    values = {"options": options, "output": output_topic, "budget_ms": budget_ms}
+    values = {"options": options, "budget_ms": budget_ms}
     if params is not None and options is None:
         target = target_of_file(params, stage, adapter, values, device)
     elif adapter is not None and params is None:
         target = target_of_adapter(adapter, stage, names, values, device or "auto")
     else:
         raise ConfigError(
-            "either an adapter, module:Class, with --options, or --params FILE, with --stage, says what to"
-            " tune; with --params, the file says --options"
+            "give what to tune: either an adapter, module:Class, with --options, or --params FILE, with"
+            " --stage, which holds the options itself"
         )
     chosen = TuneOptions(
-        Limits(target.stage.budget_ms, max_memory_mb, max_error, max_loss),
+        Limits(target.stage.budget_ms, max_error, max_loss),
         only,
         seconds,
         timeout,

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.tools import shell
-from torchperf_ros.tools.shell import File, Texts
+from torchperf_ros.tools.shell import File, Files, Texts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,7 +56,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     times: Annotated[
         str, Option(metavar="log|FILE", help="For virtual: step times of the log, or of a file.")
     ] = "log",
-    seed: Annotated[int, Option(help="Of what is drawn at random.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the models' random numbers and of drawn times.")] = 0,
     start: Annotated[float, Option(min=0.0, metavar="S", help="Seconds of the log to leave out.")] = 0.0,
     duration: Annotated[
         float | None, Option(min=0.001, metavar="S", help="Seconds to replay; default: all.")
@@ -67,27 +67,14 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     inputs: Annotated[
         str, Option(metavar="all|none|TOPICS", help="Topics to copy into the MCAP.")
     ] = "none",
-    json_file: Annotated[
-        File, Option("--json", metavar="FILE", help="Summary and a row for each frame.")
-    ] = None,
-    parquet_file: Annotated[
-        File, Option("--parquet", metavar="FILE", help="The same, for long logs.")
+    runs: Annotated[
+        Files, Option("--json", "--parquet", metavar="FILE", help="Summary and a row for each frame.")
     ] = None,
     dry_run: shell.DryRun = False,
-    parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time; 0: what fits.")] = 0,
+    parallel: Annotated[int, Option(min=0, help="Several logs: so many at a time here; 0: what fits.")] = 0,
     scheduler: Annotated[
         str, Option(metavar="tcp://HOST:PORT", help="Several logs: on a Dask cluster.")
     ] = "",
-    retries: Annotated[int, Option(min=0, help="Several logs: tries after an unexpected error.")] = 1,
-    timeout: Annotated[
-        float, Option(min=0.0, metavar="S", help="Several logs: most for each; 0: no limit.")
-    ] = 0.0,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Several logs: also those that are done already.")
-    ] = False,
-    keep_output: Annotated[
-        bool, Option("--keep-output", help="Several logs: an MCAP of each, too.")
-    ] = False,
 ) -> None:
     """A log through the node's stages: the same workers as live, fed with its bytes.
 
@@ -136,17 +123,18 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         output,
         {name: parse_value(name, value) for name, value in own.items()},
     )
-    files = [file for file in (json_file, parquet_file) if file]
-    shell.check_outputs({"--json": json_file, "--parquet": parquet_file}, logs, _OF_LOGS)
+    files = runs or []
+    outputs = {"--parquet" if file.suffix == ".parquet" else "--json": file for file in files}
+    if len(outputs) < len(files):
+        raise ConfigError("--json, --parquet: one file of each kind, for example --json run.json")
+    shell.check_outputs(outputs, logs, _OF_LOGS)
     if is_batch(logs):
         from torchperf_ros.replay.batch.batch_cluster import BatchOptions
 
-        folder = output or Path("replays")
-        batch = BatchOptions(folder, parallel, scheduler, retries, timeout, fresh, keep_output)
+        batch = BatchOptions(output or Path("replays"), parallel, scheduler)
         raise typer.Exit(_many(logs, options, batch, files, dry_run))
-    of_several = {"fresh": fresh, "keep-output": keep_output, "scheduler": scheduler}
-    if unused := [name for name, given in of_several.items() if given]:
-        raise ConfigError(f"--{unused[0]}: is for several logs, or a folder of them; this is one log")
+    if scheduler:
+        raise ConfigError("--scheduler: is for several logs, or a folder of them; this is one log")
     raise typer.Exit(0 if _one(logs[0], options, files, dry_run=dry_run) else _PARTIAL)
 
 
@@ -159,6 +147,8 @@ def _many(
         raise ConfigError(
             f"{files[0]}: several logs write run.parquet and summary.json, each to its own folder in -o"
         )
+    if options.inputs != "none":
+        raise ConfigError(f"--inputs {options.inputs}: is for one log; of several no output is kept")
     shown = shell.console()
     if dry_run:
         for line in plan_batch(logs, options, batch):
@@ -170,8 +160,8 @@ def _many(
 
 
 def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: bool) -> bool:
-    told, shown = shell.console(stderr=True), shell.console(_PLAIN_WIDTH)
-    with told.status("loading"):
+    errors, shown = shell.console(stderr=True), shell.console(_PLAIN_WIDTH)
+    with errors.status("loading"):
         from torchperf_ros.observe.runs.run_file import check_run_path, write_run
         from torchperf_ros.replay.replay import plan
         from torchperf_ros.replay.replay import replay as play_back
@@ -192,7 +182,7 @@ def _one(log: Path, options: "ReplayOptions", files: list[Path], *, dry_run: boo
             sys.stderr.write(f"scheduling is {scheduling}\n")
     with shell.progress_bars() as bars:
         result = play_back(
-            log, options, shell.follow(bars, log.name, per_s=1e9), lambda text: shell.say(told, text)
+            log, options, shell.follow(bars, log.name, per_s=1e9), lambda text: shell.say(errors, text)
         )
     for file in files:
         write_run(result.run, file)

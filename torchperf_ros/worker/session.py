@@ -33,8 +33,8 @@ from torchperf_ros.api.errors import (
 from torchperf_ros.api.histories import history_bytes
 from torchperf_ros.api.messages import decode, full_name, warm_up
 from torchperf_ros.api.outcome import IN_TIME, Outcome
+from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device, choose_device, leave
-from torchperf_ros.engines.engine import CaptureFailed
 from torchperf_ros.engines.outputs import tensors_in
 from torchperf_ros.worker.capture import CaptureTaker, step_into_background
 from torchperf_ros.worker.output_message import check_inputs, output_message, place_of

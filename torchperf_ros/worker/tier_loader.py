@@ -16,10 +16,10 @@ import torch
 from torchperf_ros.api.adapter import Adapter
 from torchperf_ros.api.errors import ConfigError, one_line
 from torchperf_ros.engines.built_tier import BuiltTier, Inputs, build_model, scoring_of, varying_dims
+from torchperf_ros.engines.cuda_graph import CaptureFailed
 from torchperf_ros.engines.device import Device
 from torchperf_ros.engines.engine import (
     ENGINES,
-    CaptureFailed,
     Runner,
     choice_of,
     finished,
@@ -254,6 +254,7 @@ class TierLoader:
             example,
             options.precision,
             parity,
+            unpad=self._adapter.unpad,
             dynamic_engine=options.engine == "eager" or bool(varying_dims(options, self._dims)),
             static=runner.static,
         )
@@ -300,7 +301,7 @@ class TierLoader:
                         tier,
                         package=identity.key,
                         static=not identity.dynamic,
-                        known=Parity(**manifest.parity),
+                        known=Parity.read(manifest.parity),
                     )
             except PackageError as error:
                 self._say(f"{error}; it is built anew")

@@ -77,7 +77,7 @@ class Manifest:
 
     Attributes:
         adapter, tier: whose model this is; for people.
-        parity: relative_l2, cosine, max_error against eager, and score or loss where that decided, see
+        parity: relative_l2, max_error against eager, and score or loss where that decided, see
             `Parity`.
         timings: shape -> {"p50_ms", "p99_ms", "eager_p50_ms", "eager_p99_ms"}.
         peak_memory_bytes: of the process (or device) that built and ran it.

@@ -8,12 +8,14 @@ import pytest
 from torchperf_ros.api.outcome import Outcome
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.stage.alert_actions import AlertActions
+from torchperf_ros.stage.figures import StageStatistics
 from torchperf_ros.stage.frame import Answer, Frame, Mailbox, Origin, StepTimes
-from torchperf_ros.stage.input_sync import InputSync
+from torchperf_ros.stage.inputs import InputSync
+from torchperf_ros.stage.ladder import TierLadder
+from torchperf_ros.stage.limits import MemoryGuard
+from torchperf_ros.stage.practice import HedgeRule
 from torchperf_ros.stage.scenes import SceneChooser
-from torchperf_ros.stage.stage_statistics import StageStatistics
-from torchperf_ros.stage.tier_ladder import MemoryGuard, TierLadder
-from torchperf_ros.stage.waiting import HedgeRule, PublishMargin
+from torchperf_ros.stage.waiter import PublishMargin
 from torchperf_ros.worker.tier import TierFacts
 from torchperf_ros.workers.worker_pool import TierTally
 

@@ -255,7 +255,7 @@ def test_given_a_warmed_up_process_when_the_first_frame_is_reported_then_nothing
 import sys
 from torchperf_ros.settings.config import stage_config
 from torchperf_ros.api.outcome import Health
-from torchperf_ros.stage.stage_statistics import StageCounters
+from torchperf_ros.stage.figures import StageCounters
 from torchperf_ros.observe.telemetry import diagnostics
 config = stage_config("perception", {"adapter": "a:B", "output": "detections"})
 if sys.argv[1:]:

@@ -19,11 +19,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from benchmarks.rig.scraper import free_port
 from torchperf_ros import __version__
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
+from torchperf_ros.fleet.pair_figures import Compared, Pair, PairFigures
 from torchperf_ros.observe.telemetry.diagnostics import stage_status
 from torchperf_ros.observe.telemetry.metrics import METRICS, MetricsExporter, StageCollector, _ScrapeHandler
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.settings.config import node_config
-from torchperf_ros.stage.pair_figures import Compared, Pair, PairFigures
 
 FULL = {
     "name": "full",
@@ -259,7 +259,7 @@ def test_given_a_stage_whose_lock_is_held_when_scraped_then_nobody_waits(stages)
         __enter__ = __exit__ = __getattr__
 
     for stage in stages:
-        stage._lock = Untouchable()
+        stage.lock = Untouchable()
     assert b"torchperf_frames_total" in generate_latest(registry_of(stages))
 
 

@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.observe.telemetry.metrics import METRICS
-from torchperf_ros.stage.stage_figures import STEPS
+from torchperf_ros.stage.figures import STEPS
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "config/prometheus/torchperf_rules.yaml"

@@ -216,7 +216,7 @@ def test_given_several_differences_when_told_then_the_first_and_the_worst_of_eac
         "field frames is golden off by allowed in frame",
         "markers[].pose.position.x 3 2.375 2 0.375 0.003 seq 2, stamp 1760000000.200000000",
         "markers[].color.a 1 0.5 1 0.5 0.002 seq 1, stamp 1760000000.100000000",
-        "markers[] 1 none one at (50, 0, 0) seq 4, stamp 1760000000.400000000",
+        "markers 1 1 elements 2 elements seq 4, stamp 1760000000.400000000",
     ]
 
 

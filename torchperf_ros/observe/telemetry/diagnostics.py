@@ -9,11 +9,10 @@ from torchperf_ros.api.messages import encode, header, message_class
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.observe.telemetry.latency_record import LatencyRecord
 from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.figures import Spans, StageReading, StageStatistics
 from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.stage.stage_actor import StageActor
-from torchperf_ros.stage.stage_figures import Spans, StageReading
-from torchperf_ros.stage.stage_statistics import StageStatistics
-from torchperf_ros.stage.tier_ladder import Forecast
+from torchperf_ros.stage.ladder import Forecast
+from torchperf_ros.stage.stage import Stage
 
 _ARRAY = "diagnostic_msgs/msg/DiagnosticArray"
 _MIB = 1 << 20
@@ -64,7 +63,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def stage_status(stage: StageActor, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
+def stage_status(stage: Stage, health: Health, rss_bytes: Mapping[int, int]) -> Alert:
     """Status of a stage of this health.
 
     Tier, latencies, counters, workers; `rss_bytes`: memory by process id.
@@ -159,7 +158,7 @@ def _spans(prefix: str, spans: Spans) -> dict[str, str]:
     return values
 
 
-def _guard(stage: StageActor) -> dict[str, str]:
+def _guard(stage: Stage) -> dict[str, str]:
     """What the guard made of outputs, and what it cannot use of what it is given."""
     counters, guard = stage.statistics.counters, stage.guard
     values = {f"check_{verdict.word}": str(counters.checks[verdict]) for verdict in GuardVerdict}
@@ -167,7 +166,7 @@ def _guard(stage: StageActor) -> dict[str, str]:
     return values | {f"guard_{key}": str(value) for key, value in (guard.refused if guard else {}).items()}
 
 
-def _synchronised(stage: StageActor) -> dict[str, str]:
+def _synchronised(stage: Stage) -> dict[str, str]:
     """Of each synchronised input how often it had a message that fitted, waits, skews, and why it was missing."""
     values: dict[str, str] = {}
     for one in () if stage.sync is None else stage.sync.inputs.values():
@@ -195,7 +194,7 @@ _COUNTERS = (
 )
 
 
-def _summary(stage: StageActor, health: Health) -> str:
+def _summary(stage: Stage, health: Health) -> str:
     """One line that says why the stage is in this state."""
     if health is Health.STARTING:
         return f"STARTING: {stage.pool.progress}"
@@ -220,11 +219,11 @@ def _summary(stage: StageActor, health: Health) -> str:
     return f"{health.name}: " + ", ".join(filter(None, parts))
 
 
-def _scene(stage: StageActor, number: int) -> str:
+def _scene(stage: Stage, number: int) -> str:
     return stage.config.scenes[number].name
 
 
-def _forecasts(stage: StageActor) -> dict[str, Forecast]:
+def _forecasts(stage: Stage) -> dict[str, Forecast]:
     """By tier, in their order.
 
     Of one in several scenes that of the scene in use, which learns from its runs.
@@ -236,17 +235,17 @@ def _forecasts(stage: StageActor) -> dict[str, Forecast]:
     return {stage.config.tiers[tier]: found[tier] for tier in sorted(found)}
 
 
-def _kept_down(stage: StageActor) -> str:
+def _kept_down(stage: Stage) -> str:
     return stage.ladder.explain(stage.config.tiers, monotonic_ns())
 
 
-def _not_yet_nominal(stage: StageActor) -> str:
+def _not_yet_nominal(stage: Stage) -> str:
     health, reason = stage.statistics.health, stage.statistics.counters.last_reason.partition("\n")[0]
     since = f" since {reason}" if reason else ""
     return f"{health.healthy_in_a_row} of {health.limits.recover_frames} frames on time in a row{since}"
 
 
-def _why_stopped(stage: StageActor) -> str:
+def _why_stopped(stage: Stage) -> str:
     """What a sustained failure is about.
 
     Dead workers and what is done about them, misses, or what is left of it.

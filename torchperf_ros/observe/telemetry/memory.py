@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _EVERY_S = 10.0
@@ -121,9 +121,7 @@ class MemoryUse:
         return [*(value / _MIB for value in values), *counts, self.told.get("kept", nan) / _MIB]
 
 
-def sample_memory(
-    stages: Iterable[StageActor], proportional: ProportionalMemory | None = None
-) -> MemoryUse:
+def sample_memory(stages: Iterable[Stage], proportional: ProportionalMemory | None = None) -> MemoryUse:
     """Read the memory of this process and of every worker that lives.
 
     `proportional` reads PSS now and then; without it, nothing does.

@@ -27,7 +27,7 @@ from torchperf_ros.safety.emergency import KINDS
 from torchperf_ros.settings.build_options import version_of
 from torchperf_ros.settings.candidate import BASE
 from torchperf_ros.settings.config import NodeConfig
-from torchperf_ros.stage.stage_actor import StageActor
+from torchperf_ros.stage.stage import Stage
 from torchperf_ros.workers.process_setup import step_back
 
 Values = Mapping[str, str]
@@ -55,7 +55,7 @@ class _Scrape:
     """One stage, or the whole node where there is none, as a scrape finds it."""
 
     def __init__(
-        self, config: NodeConfig, use: MemoryUse, stage: StageActor | None, lane: Values, refused: int = 0
+        self, config: NodeConfig, use: MemoryUse, stage: Stage | None, lane: Values, refused: int = 0
     ) -> None:
         self.lane, self.refused = lane, refused
         self.use, self.used_share, self.memory_share = (
@@ -300,7 +300,7 @@ class StageCollector(Collector):
     def __init__(
         self,
         config: NodeConfig,
-        stages: Sequence[StageActor],
+        stages: Sequence[Stage],
         lane: Callable[[], Values] = dict,
         refused: Callable[[], int] = int,
     ) -> None:
@@ -402,7 +402,7 @@ class MetricsExporter:
     """An HTTP server that answers `/metrics`."""
 
     def __init__(
-        self, config: NodeConfig, stages: Iterable[StageActor], lane: Callable[[], Values] = dict
+        self, config: NodeConfig, stages: Iterable[Stage], lane: Callable[[], Values] = dict
     ) -> None:
         """Serve on `metrics_port` of `metrics_address`.
 

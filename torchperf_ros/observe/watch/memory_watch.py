@@ -22,7 +22,7 @@ from torchperf_ros.api.alert import Alert, Level
 
 if TYPE_CHECKING:
     from torchperf_ros.observe.telemetry.memory import MemoryUse
-    from torchperf_ros.stage.stage_actor import StageActor
+    from torchperf_ros.stage.stage import Stage
 
 NODE = "node"
 _MIB = 1 << 20
@@ -218,7 +218,7 @@ class MemoryWatch:
         self._series: list[_Series] = []
 
     def step(
-        self, use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int, now_s: float
+        self, use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int, now_s: float
     ) -> list[Alert]:
         """Take a sample, at a monotonic time.
 
@@ -289,7 +289,7 @@ def _alert(series: _Series, growth: Growth) -> Alert:
     )
 
 
-def _samples(use: "MemoryUse", stages: "Sequence[StageActor]", limit_mib: int) -> Iterator[_Sample]:
+def _samples(use: "MemoryUse", stages: "Sequence[Stage]", limit_mib: int) -> Iterator[_Sample]:
     """Every series; of workers only those that are ready, as loading is growth, too."""
     available = psutil.virtual_memory().available / _MIB
     on_cuda = "allocated" in use.told

@@ -11,7 +11,7 @@ import re
 import signal
 import tempfile
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
-from torchperf_ros.replay.batch.batch_results import LOST, Ended, LogTask, replay_one, why_invisible
+from torchperf_ros.replay.batch.batch_results import Ended, LogTask, replay_one, why_invisible
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -29,7 +29,7 @@ _LOG_BYTES: Final = 2 << 30
 _HERE: Final = "127.0.0.1"
 _ADDRESS: Final = re.compile(r"(tcp|tls)://\S+:\d+")
 _CONNECT_S: Final = 15.0
-_LOOK_S: Final = 0.25
+_RETRIES: Final = 1  # how often Dask tries a log again that failed by what may not fail again
 _GONE: Final = Ended("the connection to the scheduler was lost")
 _QUIET: Final = {
     "distributed.scheduler.worker-saturation": 1.0,  # no log waits in a worker that may be lost
@@ -50,27 +50,17 @@ class BatchOptions:
     """What `torchperf replay` takes besides for several logs."""
 
     folder: Path  # where the results go, a folder for each log; made if it is not there
-    parallel: int = 0  # so many logs at a time; 0: as `default_parallel` says
+    parallel: int = 0  # so many logs at a time on this machine; 0: as `default_parallel` says
     # address of a Dask scheduler, for example `tcp://10.0.0.5:8786`; "": a cluster on this machine
     scheduler: str = ""
-    retries: int = 1  # how often Dask tries a log again that failed by what may not fail again
-    timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
-    fresh: bool = False  # replay what is done already, too
-    keep_output: bool = False  # write what was published to an MCAP file beside each log's results
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster to submit to: `slots` logs at a time, `beside` of them on one machine."""
+    """A cluster to submit to, which replays at most `beside` logs on one machine at a time."""
 
     client: "Client"
-    slots: int
     beside: int
-
-    @property
-    def reachable(self) -> bool:
-        """Whether there is a scheduler to talk to."""
-        return bool(self.client.status == "running")
 
 
 def default_parallel(pace: str, cores: int, available_bytes: int) -> int:
@@ -100,7 +90,7 @@ def open_cluster(batch: BatchOptions, pace: str, logs: int) -> Iterator[Cluster]
         try:
             yield cluster
         finally:
-            with _signals_held():  # who presses Ctrl-C twice is in a hurry, and this is it
+            with _signals_held():  # a second Ctrl-C does not leave workers behind
                 stack.close()
 
 
@@ -142,7 +132,7 @@ def _started(stack: contextlib.ExitStack, batch: BatchOptions, pace: str, logs: 
             )
             raise BatchError(msg) from error
         client = stack.enter_context(Client(cluster, set_as_default=False))
-    return Cluster(client, parallel, parallel)
+    return Cluster(client, parallel)
 
 
 def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
@@ -154,7 +144,7 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
     try:
         client = stack.enter_context(Client(batch.scheduler, timeout=_CONNECT_S, set_as_default=False))
     except (OSError, ValueError, Overdue) as error:
-        raise BatchError(f"--scheduler {batch.scheduler}: nobody answers there: {error}") from error
+        raise BatchError(f"--scheduler {batch.scheduler}: no scheduler answers there: {error}") from error
     with contextlib.suppress(Overdue):
         client.wait_for_workers(1, timeout=30.0)
     hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
@@ -163,8 +153,7 @@ def _reached(stack: contextlib.ExitStack, batch: BatchOptions) -> Cluster:
         raise BatchError(
             f"--scheduler {batch.scheduler}: has no worker; start some, on each machine: `{example}`"
         )
-    slots = min(hosts.total(), batch.parallel or hosts.total())
-    return Cluster(client, slots, min(slots, max(hosts.values())))
+    return Cluster(client, max(hosts.values()))
 
 
 @contextlib.contextmanager
@@ -181,68 +170,31 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def replay_on(
-    cluster: Cluster,
-    tasks: Sequence[LogTask],
-    batch: BatchOptions,
-    ended: Callable[[FoundLog, Ended], None],
-    progress: Callable[[FoundLog, int, int], None] = lambda _log, _done, _total: None,
-) -> None:
+def replay_on(cluster: Cluster, tasks: Sequence[LogTask], ended: Callable[[FoundLog, Ended], None]) -> None:
     """Replay logs on a cluster, which tries again what fails or loses its worker.
 
-    Afterwards no task goes on.
-
-    `ended` gets how a log ended; `progress` how much of how much of a log's time is replayed, in ns; of 0
-    where it is not known.
+    Afterwards no task goes on. `ended` gets how a log ended.
 
     Raises:
         BatchError: a machine of the cluster does not see the folder of results.
         KeyboardInterrupt: the user does not want to wait.
     """
-    from distributed import CancelledError, wait
-    from distributed import TimeoutError as Overdue
+    from distributed import as_completed
 
-    client, topic = cluster.client, tasks[0].run_folder.name
-    if blind := {
-        worker: why for worker, why in client.run(why_invisible, tasks[0].run_folder).items() if why
-    }:
-        raise BatchError("worker {}: {}".format(*next(iter(blind.items()))))
-    waiting = deque(tasks)
-    running: dict[Future, LogTask] = {}
-    heard: dict[str, tuple[int, int]] = {}  # the last word of each task, on Dask's thread: see `_in_worker`
-    client.subscribe_topic(topic, lambda event: heard.update([event[1]]))
+    client, seen = cluster.client, tasks[0].run_folder
+    blind = {worker: why for worker, why in client.run(why_invisible, seen).items() if why}
+    for worker, why in blind.items():
+        raise BatchError(f"worker {worker}: {why}")
+    running = {
+        client.submit(replay_one, task, key=task.name, pure=False, retries=_RETRIES): task for task in tasks
+    }
     try:
-        while (waiting or running) and cluster.reachable:
-            while (
-                waiting and len(running) < cluster.slots
-            ):  # none stands in line behind a log that ends its worker
-                task = waiting.popleft()
-                running[
-                    client.submit(_in_worker, task, key=task.name, pure=False, retries=batch.retries)
-                ] = task
-            with contextlib.suppress(
-                Overdue, CancelledError
-            ):  # what the cluster no longer knows has ended, too
-                wait(list(running), timeout=_LOOK_S, return_when="FIRST_COMPLETED")
-            for future in [each for each in running if each.done()]:
-                ended(running.pop(future).log, _outcome(future))
-            for task in running.values():
-                progress(task.log, *heard.get(task.name, (0, 0)))
-        for task in (*running.values(), *waiting):
-            ended(task.log, _GONE)
+        for future in as_completed(list(running)):
+            ended(running.pop(future).log, _outcome(future))
     finally:
-        if cluster.reachable:  # one that runs ends by itself: the folder of this start goes
-            client.unsubscribe_topic(topic)
+        # a replay that runs ends by itself: the folder of this start goes
+        if running and client.status == "running":
             client.cancel(list(running), force=True)
-
-
-def _in_worker(task: LogTask) -> Ended:
-    from distributed import get_worker
-
-    worker, topic = get_worker(), task.run_folder.name
-    return replay_one(
-        task, lambda done_ns, total_ns: worker.log_event(topic, (task.name, (done_ns, total_ns)))
-    )
 
 
 def _outcome(future: "Future") -> Ended:
@@ -256,7 +208,7 @@ def _outcome(future: "Future") -> Ended:
         return _GONE
     error = future.exception()
     if isinstance(error, KilledWorker):
-        return Ended(LOST)
+        return Ended("its worker was lost: killed, perhaps for want of memory")
     if isinstance(error, TorchperfError):
         return Ended(str(error))
     calls = traceback.format_exception(type(error), error, future.traceback())

@@ -97,7 +97,7 @@ def _is_split(folder: Path) -> bool:
 
 
 def _search(path: Path, seen: set[Path], say: Callable[[str], None]) -> Iterator[Path]:
-    """A log, or those in a folder, at any depth; no folder twice, whatever links there are."""
+    """A log, or those in a folder, at any depth; no folder twice, also where links lead back to it."""
     try:
         if is_log(path):
             yield path

@@ -6,8 +6,8 @@ And all folders as a table and a page.
 import hashlib
 import importlib.util
 import json
-import math
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros import __version__
-from torchperf_ros.api.errors import ConfigError, TorchperfError, one_line
+from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.observe.runs.run_file import RUN_FILE, whole_file, write_run
 from torchperf_ros.replay.batch.batch_logs import BatchError, FoundLog
 from torchperf_ros.replay.logs.log_storage import LogError
@@ -25,32 +25,18 @@ from torchperf_ros.replay.replay import Progress, replay
 from torchperf_ros.replay.replay_options import ReplayOptions, prefer_this_process, read_config
 from torchperf_ros.settings.config import NodeConfig
 
-SUMMARY_FILE, OUTPUT_FILE = "summary.json", "output.mcap"
-"""What lies in the folder of a replayed log beside its frames: what came of it, and what was published."""
+SUMMARY_FILE, PAGE = "summary.json", "report.html"
 KIND: Final = "replayed log"
-"""What the summary in such a folder says that it is of."""
-SUMMARY_PARQUET, PAGE = "summary.parquet", "report.html"
+"""What the summary in the folder of a replayed log says that it is of."""
 _KIND_OF_ALL: Final = "replayed logs"
 _VERSION: Final = 1
 _WORST: Final = 8  # logs that are shown in detail on the page
 # logs whose worst frames are shown: a picture is read from the log, and takes its place
 _PICTURED: Final = 3
-_TEXT: Final = ("name", "path", "stage", "reason")
-_WHOLE: Final = ("frames", "received", "superseded", "stale", "anomalies", "attempt", "troubles")
-_REAL: Final = (
-    "miss_ratio",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "max_ms",
-    "budget_ms",
-    "log_s",
-    "seconds",
-    "speed",
-)
+_FIGURES: Final = ("miss_ratio", "p50_ms", "p95_ms", "p99_ms", "max_ms", "budget_ms")
+_COUNTS: Final = ("received", "superseded", "stale", "anomalies")
 _LASTING: Final = (LogError, ConfigError, BatchError)
 """What fails the same way again."""
-LOST: Final = "its worker was lost: killed, perhaps for want of memory"
 _LOOK_S: Final = 0.25
 
 
@@ -64,7 +50,7 @@ def read_summary(folder: Path, kind: str = KIND) -> dict[str, Any]:
 
 
 def owner_in(results: Path) -> Callable[[str], str]:
-    """Gives the path of the log that the results of a name belong to; "" if nobody's."""
+    """Gives the path of the log that the results of a name belong to; "" if there are none."""
     return lambda name: str(read_summary(results / name).get("log", {}).get("path", ""))
 
 
@@ -90,17 +76,9 @@ def result_keys(logs: Sequence[FoundLog], options: ReplayOptions) -> dict[str, s
 
 
 def finished(folder: Path, keys: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What came of those logs whose folders of results are complete and have these keys, by name."""
-    found = {}
-    for name, key in keys.items():
-        summary = read_summary(folder / name)
-        try:
-            sizes = {file: (folder / name / file).stat().st_size for file in summary["files"]}
-        except (OSError, KeyError, TypeError):
-            continue
-        if summary.get("key") == key and sizes == summary["files"] and RUN_FILE in sizes:
-            found[name] = summary
-    return found
+    """The summaries of those logs that have results of these keys, by name."""
+    found = {name: read_summary(folder / name) for name in keys if (folder / name / RUN_FILE).is_file()}
+    return {name: summary for name, summary in found.items() if summary.get("key") == keys[name]}
 
 
 def check_results(logs: Sequence[FoundLog], results: Path) -> None:
@@ -121,7 +99,7 @@ def check_results(logs: Sequence[FoundLog], results: Path) -> None:
         holds_a_log = any(other.path.is_relative_to(final.resolve()) for other in logs)
         _check_replaceable(final, bool(read_summary(final)) and not holds_a_log)
     ours = bool(read_summary(within, _KIND_OF_ALL))
-    for name in (SUMMARY_FILE, SUMMARY_PARQUET, PAGE):
+    for name in (SUMMARY_FILE, PAGE):
         _check_replaceable(within / name, ours)
 
 
@@ -139,12 +117,10 @@ class LogTask:
     """What a worker gets: small, and paths that mean the same on every machine."""
 
     log: FoundLog
-    # with an `output` if the messages are to be kept, which then lie in the log's own folder
     options: ReplayOptions
     folder: Path  # of all results
     run_folder: Path  # in it that of this start, where what is not complete lies
     key: str  # see `result_keys`
-    timeout_s: float = 0.0  # how long a try may take; 0: as long as it needs
     beside: int = 1  # so many logs are replayed on one machine at a time, this one among them
 
     @property
@@ -155,60 +131,40 @@ class LogTask:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended.
-
-    "" or why it failed, whether it would fail again, and where in the code if that is unknown.
-
-    `before`: why each earlier try ended, by an error or with its worker.
-    """
+    """How a task ended: with results where `reason` is empty, else why not."""
 
     reason: str = ""
-    lasting: bool = False
-    traceback: str = ""
-    before: tuple[str, ...] = ()
+    lasting: bool = False  # whether it would fail again
+    traceback: str = ""  # where in the code, for an unexpected error
 
 
-def replay_one(task: LogTask, progress: Progress = lambda _done, _total: None) -> Ended:
+def replay_one(task: LogTask) -> Ended:
     """Replay a log into its folder of results, which gets its name when all of it is there.
-
-    `progress` is called four times a second at most.
 
     Raises:
         Exception: it failed by what may not fail again.
     """
     if why := why_invisible(task.run_folder):
         return Ended(why, lasting=True)
-    before: tuple[str, ...] = ()
-    while (note := task.run_folder / f"{task.log.name}.{len(before)}.try").exists():
-        before = (*before, note.read_text(encoding="utf-8"))
-    note.write_text(LOST, encoding="utf-8")  # which holds if nothing else gets to be written there
-    part = task.run_folder / f"{task.log.name}.{len(before)}"
-    part.mkdir()
-    next_s, until_s = 0.0, time.monotonic() + (task.timeout_s or math.inf)
+    next_s = 0.0
 
-    def look(done_ns: int, total_ns: int) -> None:
+    def look(_done_ns: int, _total_ns: int) -> None:
+        """End the replay with the command: nothing else ends a task of a cluster that stays."""
         nonlocal next_s
-        now_s = time.monotonic()
-        if now_s < next_s:
-            return
-        next_s = now_s + _LOOK_S
-        if now_s >= until_s:
-            raise TorchperfError(f"took longer than --timeout {task.timeout_s:g} s")
-        if not task.run_folder.is_dir():  # nothing else ends a task of a cluster that stays
-            raise TorchperfError("the command that wanted it has ended")
-        progress(done_ns, total_ns)
+        if (now_s := time.monotonic()) >= next_s:
+            next_s = now_s + _LOOK_S
+            if not task.run_folder.is_dir():
+                raise TorchperfError("the command that started it has ended")
 
+    part = task.run_folder / f"{task.log.name}.{secrets.token_hex(4)}"  # of this try
+    part.mkdir()
     try:
-        _replay_into(part, task, len(before), look)
+        _replay_into(part, task, look)
     except _LASTING as error:
-        return Ended(str(error), lasting=True, before=before)
-    except Exception as error:
-        if task.run_folder.is_dir():
-            note.write_text(one_line(error), encoding="utf-8")
-        raise
+        return Ended(str(error), lasting=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return Ended(before=before)
+    return Ended()
 
 
 def why_invisible(folder: Path) -> str:
@@ -220,11 +176,10 @@ def why_invisible(folder: Path) -> str:
     return "" if folder.is_dir() else f"{folder.parent} is not there on {socket.gethostname()}; {where}"
 
 
-def _replay_into(part: Path, task: LogTask, attempt: int, progress: Progress) -> None:
-    log = task.log
+def _replay_into(part: Path, task: LogTask, progress: Progress) -> None:
+    log, options = task.log, task.options
     if not log.path.exists():
         raise BatchError(f"log {log.path}: is not there on {socket.gethostname()}")
-    options = replace(task.options, output=task.options.output and part / OUTPUT_FILE)
     config = read_config(options, log.path)
     if options.pace == "real" and task.beside == 1:
         prefer_this_process(config)
@@ -234,32 +189,30 @@ def _replay_into(part: Path, task: LogTask, attempt: int, progress: Progress) ->
     if not result.complete:
         raise TorchperfError(troubles[-1])
     write_run(result.run, part / RUN_FILE)
-    summary = {
-        **result.summary,
+    own = {
         "v": _VERSION,
         "kind": KIND,
         "key": task.key,
         "name": log.name,
         "seconds": time.monotonic() - began_s,
         "host": socket.gethostname(),
-        "attempt": attempt,
-        "anomalies": len(result.anomalies),
         "troubles": troubles,
         "stages": [
             {**of, "anomalies": len(result.stage(of["name"]).anomalies)} for of in result.summary["stages"]
         ],
-        "files": {file.name: file.stat().st_size for file in part.iterdir()},
     }
-    (part / SUMMARY_FILE).write_text(
-        json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    _write_json(part / SUMMARY_FILE, {**result.summary, **own})
     final = task.folder / log.name
-    _check_replaceable(
-        final, bool(read_summary(final))
-    )  # once more: it may have come while the log was replayed
+    # once more: it may have come while the log was replayed
+    _check_replaceable(final, bool(read_summary(final)))
     if final.exists():
-        final.rename(task.run_folder / f"{log.name}.{attempt}.old")
+        final.rename(part.with_suffix(".old"))
     part.rename(final)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOptions:
@@ -272,67 +225,50 @@ def sharing(options: ReplayOptions, config: NodeConfig, beside: int) -> ReplayOp
 
 
 def summary_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each log and stage.
+    """A row for each log and stage of these summaries by the log's name.
 
     The logs with the most misses first, among equal ones those with the longest p99.
-
-    `summaries` has what each log came to, by name.
     """
 
     def worst(rows: Sequence[Mapping[str, Any]]) -> list[float]:
         return [
-            max((r[key] for r in rows if r[key] is not None), default=-1.0)
+            max((row[key] for row in rows if row[key] is not None), default=-1.0)
             for key in ("miss_ratio", "p99_ms")
         ]
 
-    logs = []
-    for name, summary in summaries.items():
-        log_s, seconds = float(summary["log"]["duration_s"]), float(summary["seconds"])
-        own = {
-            "path": summary["log"]["path"],
-            "reason": None,
-            "attempt": summary["attempt"],
-            "troubles": len(summary["troubles"]),
-            "log_s": log_s,
-            "seconds": seconds,
-            "speed": log_s / seconds if seconds > 0 else None,
-        }
-        stages = [
-            {**s, **own, "name": name, "stage": s["name"], "frames": s["answered"]}
-            for s in summary["stages"]
+    logs = [
+        [
+            {
+                "name": name,
+                "path": summary["log"]["path"],
+                "stage": stage["name"],
+                "frames": stage["answered"],
+                **{key: stage[key] for key in (*_COUNTS, *_FIGURES)},
+                "troubles": len(summary["troubles"]),
+                "log_s": float(summary["log"]["duration_s"]),
+                "seconds": float(summary["seconds"]),
+            }
+            for stage in summary["stages"]
         ]
-        logs.append([{key: stage[key] for key in (*_TEXT, *_WHOLE, *_REAL)} for stage in stages])
+        for name, summary in summaries.items()
+    ]
     return [row for rows in sorted(logs, key=worst, reverse=True) for row in rows]
 
 
 def write_summary(
     folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]
 ) -> None:
-    """Write `summary.json` and `summary.parquet`.
-
-    The rows of `summary_rows`, and how the logs ended that have none.
+    """Write `summary.json`: the rows of `summary_rows`, and why the other logs have none.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: it cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     lost = [
         {"name": log.name, "path": str(log.path), "reason": how.reason, "traceback": how.traceback}
         for log, how in failed.items()
     ]
-    content = {"v": _VERSION, "kind": _KIND_OF_ALL, "rows": rows, "failed": lost}
-    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    kinds = [(name, pa.string()) for name in _TEXT] + [(name, pa.int64()) for name in _WHOLE]
-    schema = pa.schema(kinds + [(name, pa.float64()) for name in _REAL])
-    table = pa.Table.from_pylist(
-        [{name: row.get(name) for name in schema.names} for row in [*rows, *lost]], schema
-    )
     with whole_file(folder / SUMMARY_FILE) as part:
-        part.write_text(text, encoding="utf-8")
-    with whole_file(folder / SUMMARY_PARQUET) as part:
-        pq.write_table(table, part, compression="zstd")
+        _write_json(part, {"v": _VERSION, "kind": _KIND_OF_ALL, "rows": rows, "failed": lost})
 
 
 def write_page(folder: Path, rows: Sequence[Mapping[str, Any]], failed: Mapping[FoundLog, Ended]) -> str:

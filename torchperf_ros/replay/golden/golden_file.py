@@ -167,7 +167,7 @@ def read_golden(path: Path) -> Golden:
     return Golden(origin, {stage: tuple(found) for stage, found in frames.items()}, superseded, engines)
 
 
-class StageComparison(NamedTuple):
+class GoldenComparison(NamedTuple):
     """A stage's outputs beside golden ones.
 
     Of `frames`, those that only one side has among them, which differ how.
@@ -214,21 +214,18 @@ class StageComparison(NamedTuple):
 
 def compare_frames(
     stage: str, frames: Sequence[PublishedFrame], golden: Sequence[PublishedFrame], rules: Rules
-) -> StageComparison:
+) -> GoldenComparison:
     """Compare what a stage published with golden outputs.
 
     Frames belong together if their stamps are equal; of several with the same stamp the first, the second,
     and so on.
-
-    Raises:
-        ComparisonError: see `compare_messages`.
     """
     mine, theirs = _by_stamp(frames), _by_stamp(golden)
     both, differing = {**theirs, **mine}, []
     for key in sorted(both):
         if found := tuple(_differences(mine.get(key), theirs.get(key), rules)):
             differing.append((both[key], found))
-    return StageComparison(stage, len(both), tuple(differing))
+    return GoldenComparison(stage, len(both), tuple(differing))
 
 
 def _by_stamp(frames: Sequence[PublishedFrame]) -> dict[tuple[int, int], PublishedFrame]:

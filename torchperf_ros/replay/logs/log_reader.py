@@ -1,4 +1,4 @@
-"""A recorded log, whatever wrote it, as a stream of CDR messages in the order in which they were received."""
+"""A recorded log of any format as a stream of CDR messages in the order in which they were received."""
 
 import contextlib
 import errno
@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -24,7 +24,6 @@ from torchperf_ros.replay.logs.log_storage import (
     LogNotes,
     Part,
     RawMessage,
-    Span,
     listed,
 )
 from torchperf_ros.replay.logs.log_types import LogType
@@ -32,11 +31,11 @@ from torchperf_ros.replay.logs.log_types import LogType
 __all__ = ["LogError", "LogFindings", "LogMessage", "LogReader", "LogTopic"]
 
 _ENCODINGS: Final = ("cdr", "ros1")
-_OPEN_AT_ONCE: Final = 64
 _FAR_NS: Final = 86_400 * 1_000_000_000
 _FEW: Final = 10  # messages; or a hundredth of the log
 _LATEST_NS: Final = (1 << 63) - 1
 """ROS counts time in signed 64 bit."""
+_Entry = tuple[float, RawMessage | None]
 _STORAGES: Final[Mapping[str, type[ChunkedFile | Db3File]]] = {
     ".mcap": McapFile,
     ".db3": Db3File,
@@ -61,7 +60,7 @@ class LogTopic:
     # as `tf2_msgs/msg/TFMessage`; of two types, that of most messages, and each message says its own
     type_name: str
     count: int = -1  # messages that the log says it has, -1: it does not say
-    # whether its publisher kept messages for those who subscribe later (transient local)
+    # whether its publisher kept messages for later subscribers (transient local)
     latched: bool = False
 
 
@@ -111,9 +110,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def messages(
         self, topics: Collection[str] | None = None, start_ns: int | None = None, end_ns: int | None = None
     ) -> Iterator[LogMessage]:
-        """The messages of these topics (None.
-
-        All) with `start_ns <= t_ns < end_ns`, in the order of their time.
+        """The messages of these topics, or of all, with `start_ns <= t_ns < end_ns`, in the order of their time.
 
         Where damage leaves them out of order, it is noted and counted in `findings`.
 
@@ -208,13 +205,9 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
             return
         found = (span for storage in self._storages for span in storage.spans(_FAR_NS) if span.messages)
         spans = sorted(found, key=attrgetter("start_ns"))
-        groups: list[list[Span]] = []
-        reached_ns = 0
-        for span in spans:
-            if not groups or span.start_ns - reached_ns > _FAR_NS:
-                groups.append([])
-            groups[-1].append(span)
-            reached_ns = max(reached_ns if len(groups[-1]) > 1 else span.end_ns, span.end_ns)
+        reached_ns = list(itertools.accumulate((span.end_ns for span in spans), max))
+        cuts = [at for at in range(1, len(spans)) if spans[at].start_ns - reached_ns[at - 1] > _FAR_NS]
+        groups = [spans[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(spans)])]
         sizes = [sum(span.messages for span in group) for group in groups]
         few = max(_FEW, sum(sizes) // 100)
         possible = [
@@ -243,11 +236,6 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
                     )
         self.start_ns = groups[kept[0]][0].start_ns
         self.end_ns = max(span.end_ns for number in range(kept[0], kept[-1] + 1) for span in groups[number])
-        for before, after in zip(kept, kept[1:], strict=False):
-            pause_s = (groups[after][0].start_ns - max(span.end_ns for span in groups[before])) / 1e9
-            self._notes.note(
-                f"log {self.path}: it has a pause of {pause_s / 86400:.1f} days, which nothing waits for"
-            )
 
     # rosbags builds these dataclasses at run time
     def decode(self, message: LogMessage) -> Any:  # noqa: ANN401
@@ -255,7 +243,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
         Raises:
             BadInput: the bytes are not a message of this type.
-            UnknownMessageType: nobody knows the type.
+            UnknownMessageType: neither the log nor this machine knows the type.
         """
         key = (message.topic, message.type_name)
         channel = next(channel for channel in self._channels if (channel.topic, channel.type_name) == key)
@@ -343,7 +331,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
     def _converter(self, channel: Channel) -> Callable[[bytes], bytes] | None:
         """What makes CDR of a channel's messages.
 
-        None, which is noted, if nobody knows the type of a ROS 1 topic.
+        None, which is noted, for a ROS 1 topic of an unknown type.
         """
         found = self._type(channel)
         try:
@@ -354,7 +342,7 @@ class LogReader(contextlib.AbstractContextManager["LogReader"]):
 
     @contextlib.contextmanager
     def _guarded(self, path: Path | None = None) -> Iterator[None]:
-        """Turns whatever a stranger's file leads to into a `LogError`."""
+        """Turns every error that a damaged file leads to into a `LogError`."""
         try:
             yield
         except TorchperfError:
@@ -376,23 +364,16 @@ def _sum(counts: Collection[int]) -> int:
 def _in_order(parts: Iterable[Part]) -> Iterator[RawMessage]:
     """The messages of all parts in the order of their time; each part's messages are in order already.
 
-    A part is opened when its time comes. Where more than 64 overlap, the others wait, and their messages
-    come late.
+    A part is opened when its time comes: before that its begin stands for it.
     """
-    waiting = deque(sorted(parts, key=itemgetter(0)))
-    numbers = itertools.count()
-    heads: list[tuple[int, int, RawMessage, Iterator[RawMessage]]] = []
-    while waiting or heads:
-        while waiting and len(heads) < _OPEN_AT_ONCE and (not heads or waiting[0][0] <= heads[0][0]):
-            messages = waiting.popleft()[1]()
-            if (first := next(messages, None)) is not None:
-                heapq.heappush(heads, (first.t_ns, next(numbers), first, messages))
-        if not heads:
-            continue
-        _, number, message, messages = heads[0]
-        yield message
-        del message
-        if (following := next(messages, None)) is None:
-            heapq.heappop(heads)
-        else:
-            heapq.heapreplace(heads, (following.t_ns, number, following, messages))
+
+    def opened(start_ns: float, read: Callable[[], Iterator[RawMessage]]) -> Iterator[_Entry]:
+        yield start_ns, None
+        for message in read():
+            yield message.t_ns, message
+            del message  # the next one is read without it
+
+    ordered = (opened(*part) for part in sorted(parts, key=itemgetter(0)))
+    for _, message in heapq.merge(*ordered, key=itemgetter(0)):
+        if message is not None:
+            yield message

@@ -43,7 +43,7 @@ class Channel:
     definition: str = ""  # the type's definition as it stands in the log, empty if it does not
     definition_format: str = ""  # `ros2msg`, `ros2idl`, `ros1msg` or empty
     digest: str = ""  # the type's hash in the log: RIHS01 of ROS 2, MD5 of ROS 1; empty if there is none
-    latched: bool = False  # whether its publisher kept messages for those who subscribe later
+    latched: bool = False  # whether its publisher kept messages for later subscribers
 
 
 def is_latched(qos_profiles: str) -> bool:
@@ -121,10 +121,9 @@ class LogNotes:
         messages: int = 0,
         chunks: int = 0,
     ) -> bool:
-        """Something in a file cannot be read, for a reason `why`, at a `place` that is unlike all others in the file.
+        """Count what cannot be read in a file at this `place`, and note the first few places with the reason.
 
-        It is noted for the first few. Counted is how much is left out or lost, as far as that is known.
-        Returns whether it is new.
+        Each place counts once. Returns whether it is new.
         """
         places = self._lost.setdefault(path, set())
         if place in places:

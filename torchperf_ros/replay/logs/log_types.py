@@ -43,7 +43,7 @@ class LogType:
                 self.own = _understood(
                     self.name, channel.definition, channel.definition_format, channel.encoding
                 )
-            except Exception as error:  # a stranger's text; rosbags' parser raises whatever it leads to
+            except Exception as error:  # rosbags' parser raises errors of many kinds
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
                 notes.note(f"{self._begin}: its definition in the log cannot be understood ({why})")
         here = self._here()
@@ -71,13 +71,13 @@ class LogType:
 
         Raises:
             BadInput: the bytes are not a message of this type.
-            UnknownMessageType: nobody knows the type.
+            UnknownMessageType: neither the log nor this machine knows the type.
         """
         if self.own is None:
             return message_types.decode(data, message_types.full_name(self.name))
         try:
             return self.own.deserialize_cdr(data, self.name)
-        except Exception as error:  # rosbags' generated readers raise whatever garbage leads them to
+        except Exception as error:  # rosbags' generated readers raise errors of many kinds
             msg = (
                 f"not a {self.name}: {len(data)} bytes that do not decode ({type(error).__name__}: {error})"
             )
@@ -120,7 +120,7 @@ class LogType:
 def _understood(name: str, definition: str, definition_format: str, encoding: str) -> Typestore:
     """A definition as a store to read CDR with; types that it names and leaves out are those of ROS 2.
 
-    It raises whatever its text leads the parser to.
+    It raises errors of many kinds, as the parser does.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a type")

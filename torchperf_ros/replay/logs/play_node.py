@@ -32,7 +32,7 @@ CLOCK_TOPIC: Final = "/clock"
 _DEPTH: Final = 10
 _MOST_LATCHED: Final = 1000
 _MUTUAL_S: Final = 0.5
-"""Who knows of a subscriber is not yet known to it; what is published before that, it never gets."""
+"""A publisher may know a subscriber before the subscriber knows it, and what it publishes until then is lost."""
 _ASK_AGAIN_S: Final = 1
 """A request may be lost, and an answer."""
 _LAST_S: Final = 1
@@ -156,14 +156,14 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
         subscription = self._node.create_subscription(kind, "/diagnostics", state.on_diagnostics, 50)
         client = self._node.create_client(GetState, f"{name}/get_state")
         end_s = time.monotonic() + seconds
-        said, next_s = "", 0.0
+        shown, next_s = "", 0.0
 
         def can_answer() -> bool:
-            nonlocal said, next_s
+            nonlocal shown, next_s
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + _LOOK_S
-                if (why := self._why_unheard(name, state)) != said:
-                    said = why
+                if (why := self._why_unheard(name, state)) != shown:
+                    shown = why
                     say(f"waiting for {name}: {why}")
             health = {state.node.get("health", ""), *(stage.health for stage in state.stages.values())} - {
                 ""
@@ -231,7 +231,7 @@ class PlayNode(contextlib.AbstractContextManager["PlayNode"]):
 
     def __exit__(self, *_: object) -> None:
         end_s = time.monotonic() + _LAST_S
-        for publisher in self._publishers.values():  # who subscribed reliably gets the last messages
+        for publisher in self._publishers.values():  # reliable subscribers get the last messages
             publisher.wait_for_all_acked(Duration(seconds=max(end_s - time.monotonic(), 0)))
         self._shut_down()
         self._thread.join()

@@ -323,7 +323,7 @@ class ReadAhead(Generic[T]):
     """
 
     def __init__(self, source: Iterable[T], limit_bytes: int = 64 << 20) -> None:
-        """Begin to read; so many bytes of messages may wait, or one message, whatever its size."""
+        """Begin to read; so many bytes of messages may wait, or one message of any size."""
         self._source, self._limit_bytes = source, limit_bytes
         self._held_bytes = 0
         self._items: deque[T] = deque()
@@ -350,7 +350,7 @@ class ReadAhead(Generic[T]):
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[T]:
-        """The items; whatever ended the reading is raised after the last of them."""
+        """The items; the error that ended the reading is raised after the last of them."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._items or self._done)

@@ -132,7 +132,7 @@ class StageTimes:
         return self.known[min(near, key=lambda stamp: abs(stamp - stamp_ns))] if stamp_ns and near else None
 
     def _draw(self, seq: int, tier: int, attempt: int) -> RunTimes:
-        rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # the same whatever was drawn before it
+        rng = random.Random(f"{self.seed} {seq} {tier} {attempt}")  # does not depend on earlier draws
         steps = [getattr(self.tiers[tier], part).draw(rng) for part in _PARTS]
         return RunTimes(StepTimes(*steps), self.tiers[tier].overhead.draw(rng))
 

@@ -19,7 +19,7 @@ from torchperf_ros.replay.replay_stages import ReplayPace, ReplayStages
 from torchperf_ros.replay.virtual.step_times import RunTimes, StageTimes
 from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.stage.frame import StepTimes
-from torchperf_ros.stage.stage_versions import StageMachinery
+from torchperf_ros.stage.hooks import StageMachinery
 from torchperf_ros.workers.frame_ring import FrameReader
 from torchperf_ros.workers.process_setup import held_interrupt
 from torchperf_ros.workers.protocol import Response
@@ -204,7 +204,7 @@ class _Pool:
         return min([*timer, *workers, *self._start_at_ns.values()], default=None)
 
     def due(self, now_ns: int) -> list[int]:
-        """Descriptors of what is due, for `StageActor.step`; responses in the order in which they came."""
+        """Descriptors of what is due, for `Stage.step`; responses in the order in which they came."""
         due = sorted(
             (w.due_ns, n) for n, w in self._waited.items() if w.due_ns is not None and w.due_ns <= now_ns
         )
@@ -286,7 +286,7 @@ class _Pool:
 
 
 class _Worker:
-    """Stands in for a `WorkerProcess` in a stage's dispatcher.
+    """Stands in for a `WorkerProcess` in a stage's crew.
 
     A run is computed at once, and its response kept until the virtual clock says that it is due. What
     nobody waits for (practice) is not computed at all. The process is used with the pool's lock: until then

@@ -1,21 +1,142 @@
 """Graph breaks, one for each line of the user's code: reason, place, kind, and what to write instead."""
 
 import ast
+import linecache
 import re
 import sys
 import sysconfig
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from torchperf_ros.tools.inspect.users_source import SourceLine, names_in, read_line
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_MODULES_OF_NUMPY = ("numpy", "scipy", "cv2", "PIL", "pandas", "sklearn", "shapely", "numba")
 
 
-class Kind(Enum):
+@dataclass(frozen=True)
+class SourceLine:
+    """Where something happens in the user's code; everything is empty where the source cannot be read.
+
+    Attributes:
+        line: from 1.
+        text: the line without its indentation.
+        statement: the innermost statement there; of a compound one, think of its header only.
+        loops: the loops and comprehensions around it, or in it, outermost first.
+    """
+
+    file: str
+    line: int
+    text: str
+    statement: ast.stmt | None = None
+    function: ast.FunctionDef | None = None
+    loops: tuple[ast.AST, ...] = ()
+
+    def walk(self) -> list[ast.AST]:
+        """Every node that runs at this line: of a compound statement, what stands before its body."""
+        match self.statement:
+            case ast.With(items=items):
+                parts: list[ast.AST] = [item.context_expr for item in items]
+            case ast.If(test=part) | ast.While(test=part) | ast.For(iter=part):
+                parts = [part]
+            case ast.Try() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | None:
+                parts = []
+            case statement:
+                parts = [statement]
+        return [found for part in parts for found in ast.walk(part)]
+
+    def calls(self) -> list[str]:
+        """Names of what is called at this line, as written: `np.median`, `x.item`, `print`."""
+        return [ast.unparse(node.func) for node in self.walk() if isinstance(node, ast.Call)]
+
+    def foreign_calls(self) -> list[str]:
+        """Those of them that go to NumPy, OpenCV and the like, by the names that the file imports them under."""
+        return [call for call in self.calls() if call.partition(".")[0] in _foreign_names(self.file)]
+
+    def in_element_loop(self) -> bool:
+        """Whether the line is about the items of a loop around it, or in it, as far as the source tells.
+
+        A loop that calls its items goes over layers, and not over a tensor's elements.
+        """
+        used = {name for node in self.walk() for name in names_in(node)}
+        return any(_items(loop) & used and not _calls_items(loop) for loop in self.loops)
+
+    def exits_loop(self) -> bool:
+        """Whether the line is an `if` that ends a loop around it, by a condition that is not about the loop's item."""
+        statement = self.statement
+        if not self.loops or not isinstance(statement, ast.If):
+            return False
+        leaves = isinstance(statement.body[-1], (ast.Break, ast.Return))
+        return leaves and not any(_items(loop) & names_in(statement.test) for loop in self.loops)
+
+
+@lru_cache(maxsize=4096)
+def read_line(file: str, line: int) -> SourceLine:
+    """What stands at this line."""
+    text = linecache.getline(file, line).strip()
+    tree = _syntax_tree(file)
+    if tree is None:
+        return SourceLine(file, line, text)
+    statement: ast.stmt | None = None
+    function: ast.FunctionDef | None = None
+    loops: list[ast.AST] = []
+    for node in ast.walk(tree):  # breadth first, so that what comes later is further in
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
+        if not first <= line <= last:
+            continue
+        if isinstance(node, ast.stmt):
+            statement = node
+        if isinstance(node, ast.FunctionDef):
+            function, loops = node, []  # a loop around a definition does not repeat its body
+        if isinstance(node, (ast.While, *_COMPREHENSIONS)) or (isinstance(node, ast.For) and line > first):
+            loops.append(node)
+    return SourceLine(file, line, text, statement, function, tuple(loops))
+
+
+@lru_cache(maxsize=64)
+def _syntax_tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _foreign_names(file: str) -> frozenset[str]:
+    names = set()
+    for node in ast.walk(_syntax_tree(file) or ast.Module([], [])):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                module = alias.name if isinstance(node, ast.Import) else node.module or ""
+                if module.partition(".")[0] in _MODULES_OF_NUMPY:
+                    name = module.partition(".")[0] if isinstance(node, ast.Import) else alias.name
+                    names.add(alias.asname or name)
+    return frozenset(names)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every plain name in an expression."""
+    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+
+
+def _items(loop: ast.AST) -> set[str]:
+    generators = [loop] if isinstance(loop, ast.For) else getattr(loop, "generators", [])
+    return {name for generator in generators for name in names_in(generator.target)}
+
+
+def _calls_items(loop: ast.AST) -> bool:
+    """Whether something in it calls an item: `layer(x)`, or `layers[i](x)`."""
+    called = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return any(
+        isinstance(each, (ast.Name, ast.Subscript)) and names_in(each) & _items(loop) for each in called
+    )
+
+
+class BreakKind(Enum):
     """The kinds of graph breaks: as reports and JSON name it, and what to do instead."""
 
     BRANCH = (
@@ -104,7 +225,7 @@ _RNN = ("wrap RNN, GRU, or LSTM",)
 _LOG_METHODS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 
 
-class Frame(NamedTuple):
+class SourceFrame(NamedTuple):
     """One Python frame.
 
     Where, in which function, and the compiler's underline below the line, if it has one.
@@ -124,20 +245,15 @@ class GraphBreak:
         underline: `^^^` below the part of the line that breaks, with the line's own indentation taken off.
         reasons: the compiler's texts, the first one first.
         whole_function: the compiler left the function around it uncompiled, it did not only split it.
-        ended: the compilations that it ended.
-        splits: the functions that the compiler splits or leaves uncompiled because of it: callers are split
-            as well.
     """
 
     line: SourceLine
     function: str
     underline: str
-    kind: Kind
+    kind: BreakKind
     input_set: int
     reasons: list[str] = field(default_factory=list)
     whole_function: bool = False
-    ended: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -156,7 +272,7 @@ class GraphBreak:
         return found[1].strip() if found else ""
 
 
-def parse_break(text: str) -> tuple[str, bool, Frame]:
+def parse_break(text: str) -> tuple[str, bool, SourceFrame]:
     """Read the compiler's text about one break, `dynamo_graph_break_reason` in its trace.
 
     Returns:
@@ -171,18 +287,19 @@ def parse_break(text: str) -> tuple[str, bool, Frame]:
     if named := re.search(r"^.+\n  Explanation: ", reason, re.MULTILINE):
         reason = reason[named.start() :]  # without an introduction about what breaks as well
     frames = [
-        Frame(file, int(line), name, mark.rstrip()) for file, line, name, mark in _FRAME.findall(traceback)
+        SourceFrame(file, int(line), name, mark.rstrip())
+        for file, line, name, mark in _FRAME.findall(traceback)
     ]
     ours = [n for n, frame in enumerate(frames, 1) if Path(frame.file).resolve().is_relative_to(_THIS_TOOL)]
     frames = frames[ours[-1] if ours else 0 :]  # what the model called, without what called the model
     if not frames:
         place = re.match(r"Graph break in user code at (.+):(\d+)", text)
-        frames = [Frame(place[1], int(place[2]), "?") if place else Frame("?", 0, "?")]
+        frames = [SourceFrame(place[1], int(place[2]), "?") if place else SourceFrame("?", 0, "?")]
     users = next((frame for frame in reversed(frames) if is_users(frame.file)), frames[-1])
     return reason.strip(), whole, users
 
 
-def new_break(reason: str, frame: Frame, input_set: int) -> GraphBreak:
+def new_break(reason: str, frame: SourceFrame, input_set: int) -> GraphBreak:
     """The first break at a line."""
     line = read_line(frame.file, frame.line)
     code = re.sub(r":?(\s+#.*)?$", "", line.text)
@@ -207,13 +324,8 @@ def readable_function(name: str) -> str:
     return f"{match[1]}, after line {match[2]}" if match else name
 
 
-def own_function(name: str) -> str:
-    """The same without where it is resumed."""
-    return _RESUMED.sub(r"\1", name)
-
-
 # a list of rules, the first counts
-def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911
+def kind_of_break(reason: str, line: SourceLine) -> BreakKind:  # noqa: PLR0911
     """What breaks the graph.
 
     From the compiler's reason, and from the source where the reason cannot tell.
@@ -226,31 +338,35 @@ def kind_of_break(reason: str, line: SourceLine) -> Kind:  # noqa: PLR0911
 
     reads_number = says(_SCALAR)
     if says(_RNN):
-        return Kind.RNN
+        return BreakKind.RNN
     if _prints(line) or says(_PRINT):
-        return Kind.PRINT
+        return BreakKind.PRINT
     if _counts_by_data(line, reads_number, "`range`" in reason):
-        return Kind.LOOP_COUNT
+        return BreakKind.LOOP_COUNT
     if says(_BRANCH, first):
         return (
-            Kind.EARLY_EXIT if line.exits_loop() else Kind.LOOP if line.in_element_loop() else Kind.BRANCH
+            BreakKind.EARLY_EXIT
+            if line.exits_loop()
+            else BreakKind.LOOP
+            if line.in_element_loop()
+            else BreakKind.BRANCH
         )
     if line.foreign_calls():
-        return Kind.FOREIGN
+        return BreakKind.FOREIGN
     # `x[:count]` with a tensor as the bound is reported as a hidden `item()`
     reads = any(call.rpartition(".")[2] in ("item", "int", "float", "tolist") for call in line.calls())
     slices = not reads and any(isinstance(node, ast.Slice) for node in line.walk())
     if says(_DYNAMIC_SHAPE) or (reads_number and slices):
-        return Kind.DYNAMIC_SHAPE
+        return BreakKind.DYNAMIC_SHAPE
     if reads_number:
-        return Kind.LOOP if line.in_element_loop() else Kind.SCALAR
+        return BreakKind.LOOP if line.in_element_loop() else BreakKind.SCALAR
     if any(isinstance(node, ast.FormattedValue) for node in line.walk()) or {"str", "repr"} & set(
         line.calls()
     ):
-        return Kind.PRINT
+        return BreakKind.PRINT
     module = _SKIPPED_MODULE.search(reason)
     skipped = module is not None and module[1].lstrip("_") not in {*sys.stdlib_module_names, "torch"}
-    return Kind.FOREIGN if skipped or "numpy function" in reason else Kind.UNSUPPORTED
+    return BreakKind.FOREIGN if skipped or "numpy function" in reason else BreakKind.UNSUPPORTED
 
 
 def _prints(line: SourceLine) -> bool:

@@ -26,7 +26,7 @@ _SPEC = re.compile(r"(scalar|\d+(?:x\d+)*)(?::(\w+))?")
 
 
 class InspectError(TorchperfError):
-    """The model or its inputs cannot be made as asked; the message says why and what would be right."""
+    """The model or its inputs cannot be made as asked; the message has the reason and what would be right."""
 
 
 class InspectedModel(NamedTuple):
@@ -67,14 +67,13 @@ def load_model(
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's code runs here: whatever it raises is why it cannot be loaded
+    ) as error:  # the user's code runs here: its error is why it cannot be loaded
         raise InspectError(f"{what}: {type(error).__name__}: {error}") from error
     if not inputs:
-        msg = (
+        raise InspectError(
             f"{target} needs its inputs: --input once for each argument, for example --input"
             " 1x3x224x224:float32"
         )
-        raise InspectError(msg)
     example = tuple(_make(spec, None, device) for spec in inputs)
     sets = (example, *(_also(text, example, device) for text in also))
     return InspectedModel(
@@ -92,11 +91,10 @@ def shapes_text(inputs: Inputs) -> str:
 def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module holds
     place, _, name = target.rpartition(":")
     if not place or not name:
-        msg = (
+        raise InspectError(
             f"TARGET {target!r} does not have the form module:callable or file.py:callable, e.g."
             " my_robot.model:Net"
         )
-        raise InspectError(msg)
     path = Path(place).resolve()
     if not place.endswith(".py"):
         look_here_after_python(add=True)
@@ -111,11 +109,10 @@ def _find(target: str) -> Any:  # noqa: ANN401 - whatever the user's module hold
         found: Any = operator.attrgetter(name)(module)
     except AttributeError:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        msg = (
+        raise InspectError(
             f"TARGET {target!r}: {place} has no {name!r}; callables there:"
             f" {', '.join(names[:12]) or 'none'}"
-        )
-        raise InspectError(msg) from None
+        ) from None
     if not callable(found):
         raise InspectError(f"TARGET {target!r} is a {type(found).__name__}, which cannot be called")
     return found
@@ -172,11 +169,10 @@ def _make(spec: str, like: torch.Tensor | None, device: torch.device) -> torch.T
         )
     dtype = getattr(torch, match[2], None) if match[2] else torch.float32 if like is None else like.dtype
     if not isinstance(dtype, torch.dtype):
-        msg = (
+        raise InspectError(
             f"input {spec!r}: {match[2]!r} is not a type of torch such as float32, float16, int64, uint8 or"
             " bool"
         )
-        raise InspectError(msg)
     shape = () if match[1] == "scalar" else tuple(map(int, match[1].split("x")))
     if like is None or like.dtype is not dtype:
         like = (torch.zeros(10) if dtype.is_floating_point or dtype.is_complex else torch.arange(10)).to(

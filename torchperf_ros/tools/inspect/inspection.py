@@ -1,28 +1,25 @@
 """One inspection.
 
-A model runs under torch.compile with each of its inputs, and what the compiler says is kept.
+A model runs under torch.compile with each of its inputs, and the compiler's messages are kept.
 """
 
 import contextlib
 import io
+import json
 import logging
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch._inductor.config
 
 from torchperf_ros.engines.quantisation import quiet_log
 from torchperf_ros.tools.inspect import graph_breaks
 from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
 from torchperf_ros.tools.inspect.inspected_model import InspectedModel, InspectError, shapes_text
-from torchperf_ros.tools.inspect.recompilations import Recompilation, explain_recompilations
 
 # of the compiled model: what changes with each run is compiled 8 times before the compiler gives up
 _RUNS = 10
@@ -33,55 +30,123 @@ _BREAKS_LOG = logging.getLogger("torch._dynamo.symbolic_convert.__graph_breaks")
 _NOWHERE = logging.NullHandler()
 
 
-@dataclass
-class Graph:
-    """One captured graph: the `ops` that it calls, in order."""
+_PLACE = re.compile(r"#\s*(?P<text>[^#]*?)\s*#\s*(?P<file>\S+?):(?P<line>\d+) in \w+")
+_ADVICE = {
+    "size": "Happens once for each dimension that varies.",
+    "unrolled": (
+        "The size is built into the graph, as by a Python loop over that dimension: each size is compiled"
+        " anew. Work on the whole tensor instead."
+    ),
+    "shape branch": "Each side is a graph of its own. Pad to one size, or mask instead of `if`.",
+    "one": "Sizes 0 and 1 always get graphs of their own: pad to 2, or warm up with both.",
+    "dtype": "Cast in preprocess, so that the model always gets the same type.",
+    "stride": "Call .contiguous() on it before, so that the memory layout is always the same.",
+    "value": "A Python value is built into the graph: pass it as a tensor, or keep it constant.",
+    "limit": "The compiler has given up on this function, which now runs uncompiled.",
+}
 
-    index: int
+
+@dataclass(frozen=True)
+class Recompilation:
+    """One more compilation of a function that had been compiled.
+
+    Attributes:
+        kind: size, unrolled, shape branch, one, dtype, stride, value or limit.
+        guard: the condition that the compiled code had assumed and that does not hold, in the compiler's
+            words.
+        source: `file:line: text` of the user's code that asked for this condition, where the compiler knows
+            it.
+    """
+
+    function: str
+    file: str
+    line: int
+    input_set: int
+    kind: str
+    guard: str
+    source: str
+    advice: str
+
+
+def explain_recompilations(
+    raw: list[tuple[str, int, str]], function_of: Callable[[str], tuple[str, str, int]]
+) -> list[Recompilation]:
+    """For each, the guard that failed and what would help.
+
+    Args:
+        raw: in order: compile id, input set, and `recompile_reasons` of the compiler's trace.
+        function_of: name, file and line of the function that a compilation is of, by compile id.
+    """
+    config = torch._dynamo.config
+    limit = int(getattr(config, "recompile_limit", 0) or getattr(config, "cache_size_limit", 8))
+    found: list[Recompilation] = []
+    guards = [_newest_guard(text) for _, _, text in raw]
+    functions = [function_of(compile_id) for compile_id, _, _ in raw]
+    sizes = Counter(zip(functions, (guard.partition("expected")[0] for guard in guards), strict=True))
+    for (compile_id, input_set, _), reason, function in zip(raw, guards, functions, strict=True):
+        place = _PLACE.search(reason)
+        guard = re.sub(r"\. Guard failed on a parameter.*", "", re.sub(r"\s+#.*", "", reason)).strip()
+        source = f"{place['file'].rpartition('/')[2]}:{place['line']}: {place['text']}" if place else ""
+        kind = "limit" if int(compile_id.partition("/")[2] or 0) >= limit else _kind(guard, source)
+        if kind == "size" and sizes[function, reason.partition("expected")[0]] > 1:
+            # a size that the compiler could leave open fails once; one that it built in, each time
+            kind = "unrolled"
+        name = graph_breaks.readable_function(function[0])
+        found.append(Recompilation(name, *function[1:], input_set, kind, guard, source, _ADVICE[kind]))
+    return found
+
+
+def _newest_guard(text: str) -> str:
+    """The reasons are one text, or a JSON list with one for each earlier compilation, the newest first."""
+    try:
+        reasons = json.loads(text)
+    except ValueError:
+        reasons = [text]
+    first = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
+    return re.sub(r"^\d+/\d+: ", "", first).partition("\n")[0]
+
+
+def _kind(guard: str, source: str) -> str:
+    if "dtype mismatch" in guard or "dispatch key" in guard:
+        return "dtype"
+    if "stride mismatch" in guard:
+        return "stride"
+    if "size mismatch" in guard or "rank mismatch" in guard:
+        return "size"
+    if "size()" in guard or "shape[" in guard:
+        branches = re.search(r"\b(if|elif|while|else|assert)\b", source)
+        if re.fullmatch(r"2 <= \S+", guard) and not branches:
+            return "one"
+        return "shape branch" if branches or "==" not in guard else "unrolled"
+    return "value"
+
+
+class Graph(NamedTuple):
+    """One captured graph: of which compilation, and for which input set."""
+
     compile_id: str
     input_set: int
-    ops: list[str]
-    function: str = "?"
-
-    def op_counts(self) -> Counter[str]:
-        """How often each op is called."""
-        return Counter(self.ops)
 
 
 class Inspection(logging.Handler):
-    """A model under torch.compile with each of its inputs: what the compiler's trace says.
+    """A model under torch.compile with each of its inputs: the content of the compiler's trace.
 
     Attributes:
-        backend: what runs the graphs: `eager` runs their ops one by one, `inductor` compiles them.
         inputs: sizes and types of each input set.
         graphs: in the order of their capture, over all input sets.
         breaks: by line of the user's code, in the order in which they were found.
         failure: what the compiled model raised where the eager one did not; empty if it ran.
     """
 
-    def __init__(
-        self, model: InspectedModel, backend: str, device: torch.device, *, dynamic: bool | None = None
-    ) -> None:
-        """Forget what was compiled before; an `InspectError` where there is no backend of that name.
-
-        `dynamic` is torch.compile's.
-        """
+    def __init__(self, model: InspectedModel, device: torch.device, *, dynamic: bool | None = None) -> None:
+        """Forget what was compiled before. `dynamic` is torch.compile's."""
         super().__init__()  # of the log handler
-        self.target, self.backend, self.device = model.name, backend, device
+        self.target, self.device = model.name, device
         self.inputs = [shapes_text(inputs) for inputs in model.input_sets]
         self.graphs: list[Graph] = []
         self.breaks: list[GraphBreak] = []
         self.recompilations: list[Recompilation] = []
         self.failure = ""
-        try:
-            self._backend = torch._dynamo.lookup_backend(backend)
-        except Exception as error:  # torch has another class for it in each version
-            names = ", ".join(torch.compiler.list_backends())
-            msg = (
-                f"--backend {backend!r} is not one that torch {torch.__version__} has here: eager,"
-                f" aot_eager, {names}"
-            )
-            raise InspectError(msg) from error
         torch.compiler.reset()
         self._model, self._compiled = model, torch.compile(model.call, backend=self._keep, dynamic=dynamic)
         self._functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
@@ -102,9 +167,7 @@ class Inspection(logging.Handler):
         frames = {graph.compile_id.partition("/")[0] for graph in self.graphs if graph.input_set == 0}
         if len(frames) <= 1:
             return ""
-        return (
-            f"torch {torch.__version__} captures {len(frames)} pieces and does not say what is between them"
-        )
+        return f"torch {torch.__version__} captures {len(frames)} pieces, and does not report what is between them"
 
     def exit_status(self, max_breaks: int | None) -> int:
         """1 where there are more breaks than allowed or that is in doubt, or the compiled model fails.
@@ -114,11 +177,8 @@ class Inspection(logging.Handler):
         gate = max_breaks is not None and (len(self.breaks) > max_breaks or bool(self.doubt))
         return 1 if gate or self.failure else 0
 
-    def run(self, progress: Callable[[str], None], trace_folder: Path | None = None) -> None:
-        """Compile the model with each input set.
-
-        `progress` gets a line on each step; the compiler's trace is kept in the `trace_folder`, which
-        exists.
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Compile the model with each input set; `progress` gets a line on each step.
 
         Raises:
             InspectError: the model does not run eagerly on its inputs.
@@ -128,24 +188,14 @@ class Inspection(logging.Handler):
                 which = f"input {index + 1} of {len(self.inputs)}, {shapes}"
                 try:
                     progress(f"running eagerly: {which}")
-                    for _ in range(2):  # one that runs only once says nothing about the compiler
+                    for _ in range(2):  # an error of the second run is the model's, not the compiler's
                         self._call(self._model.call, index)
                 except Exception as error:
                     msg = f"{self.target} does not run on the inputs {shapes}, even without the compiler: "
                     raise InspectError(f"{msg}{type(error).__name__}: {error}") from error
                 if not self.failure:
-                    progress(f"capturing graphs with {self.backend}: {which}")
-                    self.failure = self._compile(index, trace_folder)
-        for graph in self.graphs:
-            graph.function = graph_breaks.readable_function(self._function(graph.compile_id)[0])
-        for item in self.breaks:
-            functions = (self._function(compile_id) for compile_id in item.ended)
-            users = (
-                graph_breaks.own_function(name)
-                for name, file, _ in functions
-                if graph_breaks.is_users(file)
-            )
-            item.splits = list(dict.fromkeys(users))
+                    progress(f"capturing graphs: {which}")
+                    self.failure = self._compile(index)
         torch.compiler.reset()
         self.recompilations = explain_recompilations(self._recompile_reasons, self._function)
         if any(found.kind == "size" for found in self.recompilations):
@@ -155,11 +205,9 @@ class Inspection(logging.Handler):
     def _function(self, compile_id: str) -> tuple[str, str, int]:
         return self._functions.get(compile_id.partition("/")[0], ("?", "<unknown>", 0))
 
-    def _compile(self, index: int, trace_folder: Path | None) -> str:
+    def _compile(self, index: int) -> str:
         try:
-            with nullcontext() if trace_folder is None else _trace_to(trace_folder):
-                self._call(self._compiled, index)
-            for _ in range(_RUNS - 1):
+            for _ in range(_RUNS):
                 self._call(self._compiled, index)
         except Exception as error:
             first = re.sub(r"\s+", " ", str(error).partition("\n\n")[0])
@@ -167,12 +215,10 @@ class Inspection(logging.Handler):
         return ""
 
     def _try_dynamic(self) -> None:
-        """Compile with dynamic=True, and say of sizes that vary whether that would have avoided their compilations."""
-        again = Inspection(self._model, "eager", self.device, dynamic=True)
+        """Compile with dynamic=True, and add to the advice on sizes whether that avoids their compilations."""
+        again = Inspection(self._model, self.device, dynamic=True)
         with again._listening():
-            failure = next(
-                filter(None, (again._compile(index, None) for index in range(len(self.inputs)))), ""
-            )
+            failure = next(filter(None, (again._compile(index) for index in range(len(self.inputs)))), "")
         torch.compiler.reset()
         count, now = len(self.recompilations), len(again._recompile_reasons)
         found = failure or f"{now} recompilation{'' if now == 1 else 's'} instead of {count}"
@@ -222,7 +268,6 @@ class Inspection(logging.Handler):
                 self.breaks.append(item)
             item.reasons += [] if reason in item.reasons else [reason]
             item.whole_function |= whole_function
-            item.ended.append(compile_id)
         elif name == "recompile_reasons":
             self._recompile_reasons.append((compile_id, self._input_set, text))
         elif (values := metadata.get("compilation_metrics")) and values.get("co_name"):
@@ -237,36 +282,12 @@ class Inspection(logging.Handler):
         with torch.no_grad():
             call(*arguments)
 
-    def _keep(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """The compiler calls this for each graph.
+    def _keep(self, module: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        """The compiler calls this for each graph, whose ops then run one by one.
 
         Graphs without an op only pass values on and are left out.
         """
-        compiled: Callable[..., Any] = self._backend(module, inputs)
-        ops = [_name_of(node.target) for node in module.graph.nodes if node.op in _CALLS]
-        if not ops:
-            return compiled
-        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        self.graphs.append(Graph(len(self.graphs), compile_id, self._input_set, ops))
-        return compiled
-
-
-@contextlib.contextmanager
-def _trace_to(folder: Path) -> Iterator[None]:
-    """Context in which the compiler's trace goes to a folder, as TORCH_TRACE has it, with inductor's debug files."""
-    handler = torch._logging._internal.LazyTraceHandler(str(folder))
-    handler.setFormatter(torch._logging._internal.TorchLogsFormatter(trace=True))
-    _TRACE.addHandler(handler)
-    # What a cache holds is not compiled, so nothing would be written about it.
-    inductor = {"trace.enabled": True, "trace.debug_dir": str(folder), "force_disable_caches": True}
-    try:
-        with torch._inductor.config.patch(inductor):
-            yield
-    finally:
-        _TRACE.removeHandler(handler)
-        handler.close()
-
-
-def _name_of(target: Any) -> str:  # noqa: ANN401 - what a node of a graph calls
-    name = str(target if isinstance(target, str) else getattr(target, "__name__", target))
-    return name.rpartition(".")[2]
+        if any(node.op in _CALLS for node in module.graph.nodes):
+            compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+            self.graphs.append(Graph(compile_id, self._input_set))
+        return module.forward

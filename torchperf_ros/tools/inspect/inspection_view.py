@@ -1,12 +1,8 @@
-"""An inspection on the terminal and as JSON, and the compiler's own pages."""
+"""An inspection on the terminal and as JSON."""
 
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,24 +12,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from torchperf_ros.tools.inspect.graph_breaks import GraphBreak
-from torchperf_ros.tools.inspect.inspection import Inspection
-from torchperf_ros.tools.inspect.recompilations import Recompilation
-from torchperf_ros.tools.inspect.users_source import SourceLine
+from torchperf_ros.tools.inspect.graph_breaks import GraphBreak, SourceLine
+from torchperf_ros.tools.inspect.inspection import Inspection, Recompilation
 
-_MOST_OPS_SHOWN = 5
-_MOST_GRAPHS_SHOWN = 20
 _MOST_GUARDS_SHOWN = 2
 
 
 def summary(inspection: Inspection) -> str:
     """The whole inspection in one line; graphs are those of the first input set."""
     graphs = [graph for graph in inspection.graphs if graph.input_set == 0]
-    ops = sum(len(graph.ops) for graph in graphs)
-    words = [
-        f"{_count(len(graphs), 'graph')} with {_count(ops, 'op')}",
-        _count(len(inspection.breaks), "break"),
-    ]
+    words = [_count(len(graphs), "graph"), _count(len(inspection.breaks), "break")]
     if len(inspection.inputs) > 1 or inspection.recompilations:
         recompilations = _count(len(inspection.recompilations), "recompilation")
         words.append(f"{recompilations} over {_count(len(inspection.inputs), 'input')}")
@@ -54,18 +42,8 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
         "target": inspection.target,
         "torch": torch.__version__,
         "device": str(inspection.device),
-        "backend": inspection.backend,
         "inputs": inspection.inputs,
-        "graphs": [
-            {
-                "index": graph.index,
-                "input": graph.input_set + 1,
-                "function": graph.function,
-                "ops": len(graph.ops),
-                "op_counts": dict(graph.op_counts().most_common()),
-            }
-            for graph in inspection.graphs
-        ],
+        "graphs": [graph.input_set + 1 for graph in inspection.graphs],
         "breaks": [
             {
                 **place(item.line),
@@ -76,7 +54,6 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
                 "reasons": item.reasons,
                 "advice": item.kind.advice,
                 "whole_function_uncompiled": item.whole_function,
-                "splits": item.splits,
                 "input": item.input_set + 1,
             }
             for item in inspection.breaks
@@ -95,7 +72,7 @@ def as_json(inspection: Inspection, max_breaks: int | None) -> dict[str, Any]:
 def show(inspection: Inspection, console: Console, max_breaks: int | None) -> None:
     """Print it, most important first, the summary last."""
     console.print(Text(inspection.target, style="bold"))
-    console.print(Text(f"torch {torch.__version__} · {inspection.device} · backend {inspection.backend}"))
+    console.print(Text(f"torch {torch.__version__} · {inspection.device}"))
     for part in _parts(inspection):
         console.print()
         console.print(part)
@@ -118,10 +95,6 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for number, item in enumerate(inspection.breaks, 1):
         yield Text.assemble((f"break {number}  ", "bold red"), (item.kind.label, "bold"))
         yield Padding(_break(item, len(inspection.inputs)), (0, 0, 0, 2))
-    if inspection.graphs:
-        yield _graphs(inspection)
-    if len(inspection.inputs) > 1:
-        yield _inputs(inspection)
     if inspection.recompilations:
         yield _recompilations(inspection)
 
@@ -137,35 +110,12 @@ def _break(item: GraphBreak, input_sets: int) -> Table:
     effects = []
     if item.whole_function:
         effects.append("the compiler leaves the whole function uncompiled")
-    if len(item.splits) > 1:
-        effects.append(f"splits {', '.join(item.splits)}")
     if input_sets > 1 and item.input_set:
         effects.append(f"first with input {item.input_set + 1}")
     if effects:
         grid.add_row("effect", Text("; ".join(effects)))
     grid.add_row("instead", Text(item.kind.advice))
     return grid
-
-
-def _graphs(inspection: Inspection) -> Table:
-    table = _table("graphs", "#", "input", "function", "ops", "most frequent")
-    for graph in inspection.graphs[:_MOST_GRAPHS_SHOWN]:
-        counts = graph.op_counts().most_common()
-        ops = ", ".join(f"{op} {times}" if times > 1 else op for op, times in counts[:_MOST_OPS_SHOWN])
-        more = ", …" if len(counts) > _MOST_OPS_SHOWN else ""
-        numbers = (str(number) for number in (graph.index, graph.input_set + 1))
-        table.add_row(*numbers, Text(graph.function), str(len(graph.ops)), Text(ops + more))
-    if len(inspection.graphs) > _MOST_GRAPHS_SHOWN:
-        table.caption = f"and {len(inspection.graphs) - _MOST_GRAPHS_SHOWN} more, see --json"
-    return table
-
-
-def _inputs(inspection: Inspection) -> Table:
-    table = _table("inputs", "#", "sizes", "new graphs")
-    for index, text in enumerate(inspection.inputs):
-        new = sum(graph.input_set == index for graph in inspection.graphs)
-        table.add_row(str(index + 1), Text(text), str(new))
-    return table
 
 
 def _recompilations(inspection: Inspection) -> Table:
@@ -196,19 +146,3 @@ def _table(title: str, *columns: str) -> Table:
             name, justify="right" if right else "left", no_wrap=name == "where", overflow="fold"
         )
     return table
-
-
-def compiler_pages(folder: Path) -> str:
-    """Have tlparse write pages of the compiler's trace in this folder; says where to look."""
-    trace, pages = next(folder.glob("*.log")), folder / "pages"
-    if not (
-        tlparse := shutil.which(
-            "tlparse", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-        )
-    ):
-        return f"compiler's trace: {trace}\npip install tlparse, then: tlparse {trace} -o {pages}"
-    command = [tlparse, str(trace), "-o", str(pages), "--no-browser"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        return f"compiler's trace: {trace}\ntlparse cannot read it: {done.stderr.strip()}"
-    return f"compiler's graphs, guards and code: {pages / 'index.html'}"

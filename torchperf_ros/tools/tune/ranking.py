@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchperf_ros.settings.build_options import MOST_LOSS
-from torchperf_ros.tools.tune.trial import Accuracy, Figures, Result, Trial
+from torchperf_ros.tools.tune.trial import Accuracy, TrialFigures, TrialOutcome, TuneTrial
 
 _FEW = 4
 _NOISE_OF_FEW = 0.10
@@ -25,22 +25,18 @@ class Limits:
 
     Attributes:
         budget_ms: p99 of the model, at most.
-        max_memory_mb: memory of the process in 10^6 bytes, at most.
         max_error: relative L2 distance from eager fp32, at most; the precision's own limits hold besides.
         max_loss: of accuracy against eager fp32 of the same tier, at most.
     """
 
     budget_ms: float
-    max_memory_mb: float = math.inf
     max_error: float = math.inf
     max_loss: float = MOST_LOSS
 
-    def refusal(self, figures: Figures) -> str:
-        """Why these figures must not be used whatever their speed, "" if they may."""
+    def refusal(self, figures: TrialFigures) -> str:
+        """Why these figures must not be used at any speed, "" if they may."""
         if figures.relative_l2 > self.max_error:
             return f"parity: relative L2 {figures.relative_l2:.2g}; --max-error allows {self.max_error:g}"
-        if figures.memory_mb > self.max_memory_mb:
-            return f"memory: {figures.memory_mb:.0f} MB; --max-memory-mb allows {self.max_memory_mb:g}"
         accuracy = figures.accuracy
         if accuracy and math.isfinite(accuracy.eager) and not accuracy.loss <= self.max_loss:
             return (
@@ -60,7 +56,7 @@ class Group(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedTrial:
     """A trial in the ranking.
 
     Attributes:
@@ -68,7 +64,7 @@ class Standing:
         why: why it is over the budget or refused; "" where it fits.
     """
 
-    trial: Trial
+    trial: TuneTrial
     group: Group
     p50_ms: float
     p99_ms: float
@@ -76,7 +72,7 @@ class Standing:
 
 
 class Ranking:
-    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", says how.
+    """Ranks the trials of one tier; `docs/training.md`, "How it is measured", describes how.
 
     Each trial's times count relative to those of the same reference, eager fp32, in the same process:
 
@@ -90,13 +86,15 @@ class Ranking:
             trials.
     """
 
-    def __init__(self, trials: Iterable[Trial], limits: Limits, least_noise: float = 0.0) -> None:
+    def __init__(self, trials: Iterable[TuneTrial], limits: Limits, least_noise: float = 0.0) -> None:
         """Rank trials of one tier.
 
         `least_noise` is what more trials of another one have shown on this machine.
         """
         trials = tuple(trials)
-        measured = [t.figures for t in trials if t.figures is not None and t.outcome == Result.MEASURED]
+        measured = [
+            t.figures for t in trials if t.figures is not None and t.outcome == TrialOutcome.MEASURED
+        ]
         self.eager_ms = statistics.median(f.eager_p50_ms for f in measured) if measured else math.nan
         noise, relative = _NOISE_OF_FEW, [f.eager_p99_ms / f.eager_p50_ms for f in measured]
         if len(relative) >= _FEW:
@@ -112,14 +110,14 @@ class Ranking:
         if self.best:
             self.standings = (self.best, *(standing for standing in found if standing is not self.best))
 
-    def is_faster(self, one: Standing, other: Standing) -> bool:
+    def is_faster(self, one: RankedTrial, other: RankedTrial) -> bool:
         """Whether one's p99 is smaller beyond the noise, or equal within it and its p50 smaller by more than 5 %."""
         first, second = sorted((one.p99_ms, other.p99_ms))
         if first * (1 + self.noise) < second:
             return one.p99_ms == first
         return one.p50_ms * (1 + _TIE) < other.p50_ms
 
-    def best_of(self, *, compiled: bool | None = None) -> Standing | None:
+    def best_of(self, *, compiled: bool | None = None) -> RankedTrial | None:
         """The best of all, of those in a compiled engine, or of those in eager.
 
         None where none can be used.
@@ -135,10 +133,10 @@ class Ranking:
         tied = [s for s in tied if s.p50_ms <= quickest_ms * (1 + _TIE)]
         return min(tied, key=lambda s: (s.trial.candidate.changes, s.p50_ms))
 
-    def _standing(self, trial: Trial) -> Standing:
+    def _standing(self, trial: TuneTrial) -> RankedTrial:
         figures = trial.figures
         if figures is None:
-            return Standing(trial, Group.REFUSED, math.inf, math.inf, f"{trial.outcome}: {trial.reason}")
+            return RankedTrial(trial, Group.REFUSED, math.inf, math.inf, f"{trial.outcome}: {trial.reason}")
         eager_ms = figures.eager_p50_ms if math.isnan(self.eager_ms) else self.eager_ms
         correction = eager_ms / figures.eager_p50_ms
         p50_ms, p99_ms = figures.p50_ms * correction, figures.p99_ms * correction
@@ -147,14 +145,14 @@ class Ranking:
             group, why = Group.REFUSED, refusal
         elif p99_ms > self._limits.budget_ms:
             group, why = Group.OVER_BUDGET, f"over the budget of {self._limits.budget_ms:g} ms"
-        return Standing(trial, group, p50_ms, p99_ms, why)
+        return RankedTrial(trial, group, p50_ms, p99_ms, why)
 
 
 class Point(NamedTuple):
     """A judged trial of a tier."""
 
     tier: str
-    standing: Standing
+    standing: RankedTrial
     accuracy: Accuracy
 
 
@@ -166,7 +164,7 @@ class TierChoice:
 
     Attributes:
         kept: tiers that are worth keeping, in the stage's order.
-        left_out: tier -> why it is not; of what was not judged nothing is said.
+        left_out: tier -> why it is not; tiers that were not judged are in neither.
         first: the most accurate tier that is worth keeping and fits the budget; "" where none does.
     """
 
@@ -218,7 +216,7 @@ class TierChoice:
         return faster or one.accuracy.merit > other.accuracy.merit + self._limits.max_loss
 
 
-def _point(tier: str, standing: Standing) -> Point | None:
+def _point(tier: str, standing: RankedTrial) -> Point | None:
     """The trial, if it was judged and its figure is a number."""
     accuracy = standing.trial.figures and standing.trial.figures.accuracy
     if not accuracy or not math.isfinite(accuracy.value) or not math.isfinite(standing.p99_ms):

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from torchperf_ros.settings.build_options import INT8_STATIC, installed_engines
-from torchperf_ros.tools.tune.ranking import Group, Limits, Ranking, Standing, TierChoice
+from torchperf_ros.tools.tune.ranking import Group, Limits, RankedTrial, Ranking, TierChoice
 from torchperf_ros.tools.tune.search import TuneOptions, TuneSearch, TuneState, ask_facts, state_path
-from torchperf_ros.tools.tune.space import Step, TuneSpace, planned
+from torchperf_ros.tools.tune.space import TuneSpace, planned
 from torchperf_ros.tools.tune.target import Target, tuned_parameters
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Figures, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TuneCandidate, TuneTrial
 from torchperf_ros.workers.package_cache import open_cache
 
 _INTERRUPTED = 130
@@ -57,14 +57,13 @@ def _tune(target: Target, options: TuneOptions, frames: str, console: Console) -
     state = TuneState(path, resume=options.resume)
     now = target.now(facts.threads)
     space = TuneSpace(facts, options.limits, tuple(options.engines or installed_engines()), now)
-    steps = space.search()
     if options.dry_run:
-        show_plan(planned(space, steps), state.of_tier(target.tiers[0]), facts, options.seconds, console)
+        show_plan(planned(space), state.of_tier(target.tiers[0]), facts, options.seconds, console)
         return 0
     search = TuneSearch(target, facts, options, state, console, frames)
     why = ""
     try:
-        search.run(space, steps)
+        search.run(space)
         why = "out of time" if search.out_of_time else ""
     except KeyboardInterrupt:
         why = "Ctrl-C"
@@ -157,7 +156,7 @@ def _say(console: Console, text: str, style: str = "") -> None:
 
 
 def _parameters(
-    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: Standing
+    target: Target, facts: Facts, limits: Limits, rankings: dict[str, Ranking], best: RankedTrial
 ) -> str:
     found, shapes = best.trial.candidate, target.stage.shapes
     if not facts.ranges:  # the policy for sizes means nothing: it stays as it is
@@ -178,7 +177,7 @@ def _parameters(
     return tuned_parameters(target, found, precision, facts.threads, remarks)
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
+def _standing(standing: RankedTrial) -> dict[str, Any]:
     figures = standing.trial.figures
     return {
         "group": standing.group.name.lower(),
@@ -191,7 +190,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
 
 
 def show_ranking(
-    ranking: Ranking, title: str, limits: Limits, now: Candidate | None, console: Console
+    ranking: Ranking, title: str, limits: Limits, now: TuneCandidate | None, console: Console
 ) -> None:
     """The table of one tier: those within the limits, over the budget; then what failed, and why."""
     shown = [standing for standing in ranking.standings if standing.group <= Group.OVER_BUDGET]
@@ -240,23 +239,27 @@ def show_notes(ranking: Ranking, facts: Facts, console: Console) -> None:
     notes = (
         f"gain: of eager fp32's p50 in the same process ({ranking.eager_ms:.2f} ms), worst..best part of"
         " it, ~ none beyond the noise; p99: without isolated stalls, equal within"
-        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md says more."
+        f" {100 * ranking.noise:.0f} % (noise). At least {fewest} samples each. docs/training.md explains the columns."
     )
     console.print(Text(notes, style="dim"))
 
 
 def show_plan(
-    steps: Sequence[Step], known: Mapping[Candidate, Trial], facts: Facts, seconds: float, console: Console
+    candidates: Sequence[TuneCandidate],
+    known: Mapping[TuneCandidate, TuneTrial],
+    facts: Facts,
+    seconds: float,
+    console: Console,
 ) -> None:
     """What would be tried and about how long it would take."""
-    table, total_s = Table("part", "candidate", show_edge=False, pad_edge=False), 0.0
-    for part, candidate in steps:
-        table.add_row(part, f"{candidate.label}{' (is there)' if candidate in known else ''}")
+    table, total_s = Table("candidate", show_edge=False, pad_edge=False), 0.0
+    for candidate in candidates:
+        table.add_row(f"{candidate.label}{' (is there)' if candidate in known else ''}")
         if candidate not in known:
             total_s += facts.load_s + 2 * seconds + (0.0 if candidate.is_eager else _COMPILE_GUESS_S)
     console.print(table)
     console.print(
-        f"{len(steps)} trials, about {total_s / 60:.0f} minutes. A search starts each part from the best so"
+        f"{len(candidates)} trials, about {total_s / 60:.0f} minutes. A search varies each option of the best so"
         " far; shown is what comes if engine and nothing else gains.",
         highlight=False,
     )
@@ -268,10 +271,10 @@ def _show_left_out(facts: Facts, console: Console) -> None:
         console.print(Text(f"  -  {name}: left out: {why}", style="dim"))
 
 
-def gain_text(figures: Figures) -> str:
+def gain_text(figures: TrialFigures) -> str:
     """In percent of eager's median, worst and best part; a multiple from twice the time on.
 
-    There is a difference only if every fifth of the measurement says so, by 2 % or more.
+    There is a difference only if every fifth of the measurement shows it, by 2 % or more.
     """
     if figures.least_share <= 1 + _WORTH and figures.most_share >= 1 - _WORTH:
         return "~"
@@ -284,7 +287,7 @@ def gain_text(figures: Figures) -> str:
     return f"{saved:+d} % ({low}..{high})"
 
 
-def _row(standing: Standing, now: Candidate | None) -> list[str]:
+def _row(standing: RankedTrial, now: TuneCandidate | None) -> list[str]:
     figures = standing.trial.figures
     assert figures is not None
     candidate = standing.trial.candidate
@@ -302,7 +305,7 @@ def _row(standing: Standing, now: Candidate | None) -> list[str]:
     ]
 
 
-def _distance(figures: Figures) -> str:
+def _distance(figures: TrialFigures) -> str:
     """From eager's outputs, and the answers' score where that is why it is near enough."""
     by_score = "" if figures.score is None else f" (score {figures.score:.3f})"
     return (f"{figures.relative_l2:.1e}" if figures.relative_l2 else "0") + by_score
@@ -315,6 +318,6 @@ def _frames(frames: float) -> str:
 
 
 def _short(text: str) -> str:
-    """The first line and, where more was printed, the last one, which says what it came to."""
+    """The first line and, where more was printed, the last one, which has the result."""
     lines = text.splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"

@@ -8,7 +8,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from rich.text import Text
 from torchperf_ros.api.errors import AdapterError, ConfigError, ProtocolError
 from torchperf_ros.settings.user_folder import make_private
 from torchperf_ros.tools.tune.ranking import Limits, Ranking
-from torchperf_ros.tools.tune.space import Step, TuneSpace
+from torchperf_ros.tools.tune.space import TuneSpace
 from torchperf_ros.tools.tune.target import Target
-from torchperf_ros.tools.tune.trial import Candidate, Facts, Figures, Result, Trial
+from torchperf_ros.tools.tune.trial import Facts, TrialFigures, TrialOutcome, TuneCandidate, TuneTrial
 from torchperf_ros.workers.compile_process import CompileProcess
 
 _DOES = "torchperf_ros.tools.tune.trial_run"
@@ -83,27 +83,29 @@ class TuneState:
     def __init__(self, path: Path, *, resume: bool) -> None:
         """Read the trials in this file if it is to `resume`, but for a line cut off by a kill."""
         self._path = path
-        self._found: dict[tuple[str, Candidate], Trial] = {}
+        self._found: dict[tuple[str, TuneCandidate], TuneTrial] = {}
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if resume and path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"results in {path} cannot be read ({error}); remove the file") from error
         for line in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                trial = Trial.from_dict(json.loads(line)["trial"])
+                trial = TuneTrial.from_dict(json.loads(line)["trial"])
                 self._found[trial.tier, trial.candidate] = trial
 
-    def of_tier(self, tier: str) -> dict[Candidate, Trial]:
+    def of_tier(self, tier: str) -> dict[TuneCandidate, TuneTrial]:
         """All that is known of a tier."""
         return {candidate: trial for (name, candidate), trial in self._found.items() if name == tier}
 
-    def find(self, tier: str, candidate: Candidate, timeout_s: float) -> Trial | None:
+    def find(self, tier: str, candidate: TuneCandidate, timeout_s: float) -> TuneTrial | None:
         """What became of it earlier; None where that is unknown, or it hung and is given more time now."""
         trial = self._found.get((tier, candidate))
-        return None if trial and trial.outcome == Result.HUNG and timeout_s > trial.timeout_s else trial
+        return (
+            None if trial and trial.outcome == TrialOutcome.HUNG and timeout_s > trial.timeout_s else trial
+        )
 
-    def add(self, trial: Trial) -> None:
-        """Keep a trial; it is in the file when this returns, or a `ConfigError` says why it is not."""
+    def add(self, trial: TuneTrial) -> None:
+        """Keep a trial; it is in the file when this returns, or a `ConfigError` has the reason why it is not."""
         self._found[trial.tier, trial.candidate] = trial
         try:
             make_private(self._path.parent)
@@ -114,11 +116,10 @@ class TuneState:
                     file.write(b"\n")
                 file.write(json.dumps({"trial": asdict(trial)}).encode() + b"\n")
         except OSError as error:
-            msg = (
+            raise ConfigError(
                 f"results in {self._path} cannot be written: {error.strerror}; it has to be a folder of"
                 " your own"
-            )
-            raise ConfigError(msg) from error
+            ) from error
 
 
 def state_path(cache_folder: Path, *parts: object) -> Path:
@@ -157,23 +158,23 @@ class TuneSearch:
         frames: str = "",
     ) -> None:
         self._frames = frames
-        self.trials: list[Trial] = []
+        self.trials: list[TuneTrial] = []
         self.out_of_time = False
         self._target, self._facts, self._options, self._state = target, facts, options, state
         self._judged = options.judged if facts.has_task else 0
         self._console, self._status, self._best = console, console.status(""), ""
         self._started_s, self._whole_s = time.monotonic(), options.minutes * _S_PER_MINUTE
 
-    def run(self, space: TuneSpace, steps: Iterable[Step]) -> None:
-        """Try the steps of the space, which takes the trials, on the first tier, then the best of them on the others.
+    def run(self, space: TuneSpace) -> None:
+        """Try the candidates of the space, which takes the trials, on the first tier, then the best on the others.
 
         The first gets three quarters of the time where there are others.
         """
         first, *others = self._target.tiers
         with self._status:
             until_s = self._started_s + self._whole_s * (_FIRST_TIER_SHARE if others else 1.0)
-            for step in steps:
-                trial = self._try(first, step.candidate, until_s)
+            for candidate in space.search():
+                trial = self._try(first, candidate, until_s)
                 if trial is None:
                     break
                 space.trials.append(trial)
@@ -193,13 +194,13 @@ class TuneSearch:
         limits = self._options.limits
         return Ranking(of_tier[tier], limits, Ranking(of_tier[self._target.tiers[0]], limits).noise)
 
-    def _try(self, tier: str, candidate: Candidate, until_s: float) -> Trial | None:
+    def _try(self, tier: str, candidate: TuneCandidate, until_s: float) -> TuneTrial | None:
         """What becomes of a candidate, or has become of it earlier.
 
         None where the time does not suffice.
         """
         known = self._state.find(tier, candidate, self._options.timeout_s)
-        if known and known.outcome == Result.MEASURED and self._judged not in {0, _judged(known)}:
+        if known and known.outcome == TrialOutcome.MEASURED and self._judged not in {0, _judged(known)}:
             known = None  # earlier versions judged nothing, and the examples may be others
         trial = known or self._run(tier, candidate, until_s)
         if trial is None:
@@ -211,7 +212,7 @@ class TuneSearch:
         self._show(trial, earlier=known is not None)
         return trial
 
-    def _run(self, tier: str, candidate: Candidate, until_s: float) -> Trial | None:
+    def _run(self, tier: str, candidate: TuneCandidate, until_s: float) -> TuneTrial | None:
         timeout_s = min(self._options.timeout_s, until_s - time.monotonic())
         if timeout_s <= 0:
             return None
@@ -226,28 +227,28 @@ class TuneSearch:
         }
         started_s, label = time.monotonic(), f"{tier}: {candidate.label}"
         message = _talk(job, timeout_s, lambda text: self._status.update(f"{label}: {text}{self._best}"))
-        if message["kind"] == Result.HUNG and timeout_s < self._options.timeout_s:
+        if message["kind"] == TrialOutcome.HUNG and timeout_s < self._options.timeout_s:
             return None
         took_s = time.monotonic() - started_s
         if (
             message["kind"] != "trial"
         ):  # `failed` as well: the facts were there, so it could be loaded before
-            outcome = Result.HUNG if message["kind"] == Result.HUNG else Result.CRASHED
-            return Trial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
-        figures = message["figures"] and Figures.from_dict(message["figures"])
-        return Trial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
+            outcome = TrialOutcome.HUNG if message["kind"] == TrialOutcome.HUNG else TrialOutcome.CRASHED
+            return TuneTrial(tier, candidate, outcome, message["text"], None, took_s, timeout_s)
+        figures = message["figures"] and TrialFigures.from_dict(message["figures"])
+        return TuneTrial(tier, candidate, message["outcome"], message["reason"], figures, took_s, timeout_s)
 
     def _eager_accuracy(self, tier: str) -> float | None:
         """Eager fp32's, as an earlier trial of the tier has found it; it is the same in every trial."""
         found = (t.figures.accuracy for t in self._state.of_tier(tier).values() if t.figures)
         return next((one.eager for one in found if one and one.judged == self._judged), None)
 
-    def _show(self, trial: Trial, *, earlier: bool) -> None:
+    def _show(self, trial: TuneTrial, *, earlier: bool) -> None:
         ranking = self.ranking(trial.tier)
         standing = next(one for one in ranking.standings if one.trial is trial)
         line = Text(f"{time.monotonic() - self._started_s:5.0f} s  {trial.tier}  ", style="dim")
         line.append(trial.candidate.label, style="default")
-        if trial.outcome == Result.MEASURED:
+        if trial.outcome == TrialOutcome.MEASURED:
             line.append(f"  p99 {standing.p99_ms:.2f} ms, p50 {standing.p50_ms:.2f}")
             if trial.figures and (found := trial.figures.accuracy):
                 line.append(f", {found.name} {found.value:.3f}")
@@ -262,7 +263,7 @@ class TuneSearch:
         self._console.print(line, soft_wrap=True)
 
 
-def _judged(trial: Trial) -> int:
+def _judged(trial: TuneTrial) -> int:
     """How many examples its accuracy is of, 0 where it has none."""
     accuracy = trial.figures and trial.figures.accuracy
     return accuracy.judged if accuracy else 0
@@ -288,9 +289,12 @@ def _talk(job: dict[str, Any], timeout_s: float, says: Callable[[str], None]) ->
                 says(doing)
             reason = process.death_reason() or "the trial process ended without a word"
         except TimeoutError:
-            return {"kind": Result.HUNG, "text": f"no end after {timeout_s:.0f} s, while {doing}; killed"}
+            return {
+                "kind": TrialOutcome.HUNG,
+                "text": f"no end after {timeout_s:.0f} s, while {doing}; killed",
+            }
         except ProtocolError as error:
             reason = str(error)
         finally:
             process.close()
-    return {"kind": Result.CRASHED, "text": f"while {doing}: {reason}"}
+    return {"kind": TrialOutcome.CRASHED, "text": f"while {doing}: {reason}"}

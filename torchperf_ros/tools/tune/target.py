@@ -13,7 +13,7 @@ from typing import Any
 from torchperf_ros.api.errors import ConfigError
 from torchperf_ros.settings.config import STAGE_DEFAULTS, NodeConfig, StageConfig
 from torchperf_ros.settings.params_file import config_of, params_of_file
-from torchperf_ros.tools.tune.trial import Candidate
+from torchperf_ros.tools.tune.trial import TuneCandidate
 
 _HANG_MS = 1000.0
 
@@ -26,7 +26,7 @@ class Target:
         values: its node's parameters by dotted name, as the file or the command gives them.
         node: the same, checked.
         tiers: those of its tiers that are tuned, the first one fully.
-        guessed: nobody named the tiers: they are those of the node's default, of which the adapter may
+        guessed: no tiers were named: they are those of the node's default, of which the adapter may
             build some.
     """
 
@@ -61,15 +61,17 @@ class Target:
         values = {**self.values, f"{self.stage.name}.tiers": list(tiers)}
         return _target(values, self.stage.name, {}, has_base=False) if self.guessed else self
 
-    def now(self, threads: int) -> Candidate | None:
-        """How the first tier is run at present, if a file says so.
+    def now(self, threads: int) -> TuneCandidate | None:
+        """How the first tier is run at present, if a file has that.
 
         `threads` is the node's default number.
         """
         if not self.has_base:
             return None
         options, shapes = self.stage.build_options(self.stage.tiers.index(self.tiers[0])), self.stage.shapes
-        return Candidate(options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width)
+        return TuneCandidate(
+            options, self.node.worker_threads or threads, shapes.policy, shapes.bucket_width
+        )
 
     def with_tiers(self, tiers: Sequence[str]) -> "Target":
         """The same with some of its tiers, in the stage's order.
@@ -139,7 +141,7 @@ def _target(values: dict[str, Any], name: str, own: Mapping[str, Any], *, has_ba
 
 def tuned_parameters(
     target: Target,
-    found: Candidate,
+    found: TuneCandidate,
     precision: Mapping[str, str],
     default_threads: int,
     remarks: Iterable[str],
@@ -190,10 +192,9 @@ def _name_of(adapter: str) -> str:
     """`my_robot.lanes:LaneNetAdapter` is `lane_net`; a `ConfigError` where it is not of that form."""
     module, _, name = adapter.partition(":")
     if not module or not name:
-        msg = (
+        raise ConfigError(
             f"adapter {adapter!r} does not have the form module:Class, for example"
             " my_robot.segmenter:Segmenter"
         )
-        raise ConfigError(msg)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removesuffix("Adapter") or name).lower()
     return re.sub(r"[^a-z0-9_]", "", words).lstrip("_0123456789") or "model"

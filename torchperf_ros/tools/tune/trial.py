@@ -42,7 +42,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuneCandidate:
     """One way to run a tier.
 
     Attributes:
@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the adapter's training task says of a candidate and of eager fp32, by the same held-out examples.
+    """The figures of the adapter's training task for a candidate and for eager fp32, on the same held-out examples.
 
     Attributes:
         name: of the figure, the first of `Task.judge`.
@@ -101,7 +101,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrialFigures:
     """What was measured of a candidate, next to eager fp32 on the reference number of threads in the same process.
 
     Attributes:
@@ -114,7 +114,7 @@ class Figures:
         samples: how many of each; below 100, p99 lies between the two longest.
         cold_start_s, compile_s: from the start of the process to the first answer; compiling, 0 for eager.
         memory_mb: most memory (10^6 bytes) that the process held, resident on the CPU, allocated on CUDA.
-        relative_l2, cosine, max_error: worst distance of its outputs from the reference's, see `Parity`.
+        relative_l2, max_error: worst distance of its outputs from the reference's, see `Parity`.
         score: of its answers, where that is why they are good enough.
         accuracy: None where nothing judges it.
     """
@@ -132,13 +132,12 @@ class Figures:
     compile_s: float
     memory_mb: float
     relative_l2: float
-    cosine: float
     max_error: float
     score: float | None = None
     accuracy: Accuracy | None = None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Figures":
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrialFigures":
         """What `asdict` gave; a `TypeError` where these are not the fields of figures."""
         accuracy = values.get("accuracy")
         return cls(**{**values, "accuracy": accuracy and Accuracy(**accuracy)})
@@ -155,14 +154,14 @@ class Figures:
         return self.compile_s / saved_s if saved_s > 0 else math.inf
 
 
-class Result:
-    """What may become of a candidate, see `Trial`."""
+class TrialOutcome:
+    """What may become of a candidate, see `TuneTrial`."""
 
     MEASURED, REFUSED, CRASHED, HUNG = "measured", "refused", "crashed", "hung"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuneTrial:
     """What became of a candidate.
 
     Attributes:
@@ -173,20 +172,20 @@ class Trial:
     """
 
     tier: str
-    candidate: Candidate
+    candidate: TuneCandidate
     outcome: str
     reason: str = ""
-    figures: Figures | None = None
+    figures: TrialFigures | None = None
     took_s: float = 0.0
     timeout_s: float = 0.0
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Trial":
+    def from_dict(cls, values: Mapping[str, Any]) -> "TuneTrial":
         """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a trial."""
-        figures = values["figures"] and Figures.from_dict(values["figures"])
+        figures = values["figures"] and TrialFigures.from_dict(values["figures"])
         return cls(**{**values, "candidate": candidate_of(values["candidate"]), "figures": figures})
 
 
-def candidate_of(values: Mapping[str, Any]) -> Candidate:
+def candidate_of(values: Mapping[str, Any]) -> TuneCandidate:
     """What `asdict` gave; a `TypeError` or `KeyError` where these are not the fields of a candidate."""
-    return Candidate(**{**values, "options": BuildOptions(**values["options"])})
+    return TuneCandidate(**{**values, "options": BuildOptions(**values["options"])})

@@ -2,12 +2,12 @@
 
 A process of its own does that, see `engines/compile_main.py`. Job: `adapter`, `options`, `device`,
 `started_ns` (when the process was started, by the monotonic clock); for a trial `tier`, `candidate` (see
-`Candidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
+`TuneCandidate`), `reference_threads`, `seconds` (of measuring, for each side), `judged` (examples for the
 accuracy, 0: none), `eager_accuracy` (null: not known yet) and `frames` (a file of a log's frames, or "");
 for the facts `tiers` (none: those that the adapter builds), `log` (or "") and `frames` (where its frames
 go).
 
-It says `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
+It sends `step` (text), and at last one of `facts` (facts), `trial` (outcome, reason, figures) or `failed`
 (text: the adapter cannot be used at all).
 """
 
@@ -44,22 +44,21 @@ from torchperf_ros.engines.engine import make_runner
 from torchperf_ros.engines.fingerprint import changing_weights, files_hash, identify, tiers_of
 from torchperf_ros.engines.kept_state import KeptState
 from torchperf_ros.engines.model_transforms import applies, in_precision, matrix_precision
-from torchperf_ros.engines.output_sizes import shapes_of
+from torchperf_ros.engines.outputs import shapes_of
 from torchperf_ros.engines.package_build import peak_memory_bytes
 from torchperf_ros.engines.parity import Parity, ParityError, check_engine, random_inputs
-from torchperf_ros.engines.shape_buckets import axes_of
 from torchperf_ros.engines.shape_runner import ShapeRunner
 from torchperf_ros.engines.stopwatch import Timing, no_garbage_collection, time_interleaved
 from torchperf_ros.settings.build_options import INT8_STATIC, PRECISIONS, BuildOptions
-from torchperf_ros.settings.shape_options import ShapeOptions
+from torchperf_ros.settings.shape_options import ShapeOptions, axes_of
 from torchperf_ros.tools.log_frames import keep_frames
 from torchperf_ros.tools.tune.trial import (
     BUCKET,
     Accuracy,
-    Candidate,
     Facts,
-    Figures,
-    Result,
+    TrialFigures,
+    TrialOutcome,
+    TuneCandidate,
     candidate_of,
 )
 from torchperf_ros.workers.package_manifest import file_sha256
@@ -143,10 +142,12 @@ def run_trial(job: Mapping[str, Any], say: Say) -> dict[str, Any]:
             if job.get("judged"):
                 say("judging")
                 figures["accuracy"] = attempt.judge(job["judged"], job["eager_accuracy"])
-            return {"outcome": Result.MEASURED, "reason": "", "figures": figures}
-        except Exception as error:  # the compiler's boundary: what it cannot take is refused, and says why
+            return {"outcome": TrialOutcome.MEASURED, "reason": "", "figures": figures}
+        except (
+            Exception
+        ) as error:  # the compiler's boundary: what it cannot take is refused with the reason
             reason = f"parity: {error}" if isinstance(error, ParityError) else one_line(error)
-    return {"outcome": Result.REFUSED, "reason": reason, "figures": None}
+    return {"outcome": TrialOutcome.REFUSED, "reason": reason, "figures": None}
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def load_tier(job: Mapping[str, Any], threads: int, *, twice: bool = False) -> T
 
 @contextlib.contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Context in which the user's adapter runs: whatever it raises is why there is no model."""
+    """Context in which the user's adapter runs: its error is why there is no model."""
     try:
         yield
     except TorchperfError:
@@ -214,7 +215,7 @@ class Attempt:
 
     parity: Parity
 
-    def __init__(self, tier: TierModel, candidate: Candidate, started_ns: int) -> None:
+    def __init__(self, tier: TierModel, candidate: TuneCandidate, started_ns: int) -> None:
         """Build and compile it on its own number of threads, and call it once.
 
         What the compiler raises passes.
@@ -243,7 +244,7 @@ class Attempt:
         if (
             call is tier.model
         ):  # which may keep state between calls, so that it would not be the same as itself
-            self.parity = Parity(0.0, 1.0, 0.0)
+            self.parity = Parity(0.0, 0.0)
         else:
             self.parity = check_engine(
                 tier.reference, call, tier.example, dims, options.precision, scoring=scoring
@@ -260,6 +261,7 @@ class Attempt:
             tier.example,
             options.precision,
             self.parity,
+            unpad=tier.adapter.unpad,
             dynamic_engine=self._candidate.is_eager or bool(dims),
         )
         fitted.warm_up()
@@ -270,7 +272,7 @@ class Attempt:
             self.compile_s += time.perf_counter() - started
 
     def measure(self, seconds: float) -> dict[str, Any]:
-        """`Figures` of the candidate and of eager beside it, as a dict."""
+        """`TrialFigures` of the candidate and of eager beside it, as a dict."""
         return self._figures(*self._time(seconds))
 
     def judge(self, count: int, eager: float | None) -> dict[str, Any] | None:
@@ -298,7 +300,7 @@ class Attempt:
     def _figures(self, own: Timing, eager: Timing) -> dict[str, Any]:
         parts = [np.array_split(timing.times_ms, _PARTS) for timing in (own, eager)]
         shares = [float(np.median(a) / np.median(b)) for a, b in zip(*parts, strict=True)]
-        figures = Figures(
+        figures = TrialFigures(
             p50_ms=own.median_ms,
             p95_ms=own.p95_ms,
             p99_ms=own.calibration.p99_ms,
@@ -312,7 +314,6 @@ class Attempt:
             compile_s=self.compile_s,
             memory_mb=peak_memory_bytes(self._tier.device) / _BYTES_PER_MB,
             relative_l2=self.parity.relative_l2,
-            cosine=self.parity.cosine,
             max_error=self.parity.max_error,
             score=self.parity.score,
         )
@@ -356,7 +357,7 @@ class Attempt:
 
 
 def _pooled(found: Mapping[str, Timing], who: str) -> Timing:
-    """All samples of one side, round by round, whatever their input's size.
+    """All samples of one side, of every input size, round by round.
 
     What a percentile over frames is of.
     """

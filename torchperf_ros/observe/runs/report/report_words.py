@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torchperf_ros.api.outcome import Fallback, GuardVerdict, Health, Outcome
 from torchperf_ros.api.text import percent
 from torchperf_ros.observe.runs.run_log import MEMORY, UNKNOWN, RunLog, StageLog
-from torchperf_ros.stage.frame_in_flight import PUBLISHED_ON_TIME
 from torchperf_ros.stage.frame_table import flow_of
+from torchperf_ros.stage.turn import PUBLISHED_ON_TIME
 
 PUNCTUAL_MS: Final = 1.0
 _GOOD_SHARE: Final = 0.999

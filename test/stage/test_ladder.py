@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
-from torchperf_ros.stage.tier_ladder import MemoryGuard, TierClock, TierLadder
+from torchperf_ros.stage.ladder import TierClock, TierLadder
+from torchperf_ros.stage.limits import MemoryGuard
 from torchperf_ros.workers.calibration import Calibration, SortedWindow, usual_p99
 
 FRESH_MS = 50.0

@@ -9,9 +9,9 @@ import pytest
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.safety.stop_output import TimedPath
-from torchperf_ros.stage import dispatcher
+from torchperf_ros.stage import practice
 from torchperf_ros.stage.frame import Frame, Origin
-from torchperf_ros.stage.waiting import HedgeRule
+from torchperf_ros.stage.practice import HedgeRule, Job, Purpose
 from torchperf_ros.workers.calibration import Calibration
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -180,10 +180,8 @@ def test_given_a_late_model_when_offered_then_a_fallback_leaves_first_and_the_la
 def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backups_on_the_last_tier(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(stage.actor._dispatcher.hedge_rule, "allowed", True)
-    monkeypatch.setattr(
-        "torchperf_ros.stage.frame_in_flight._HEDGE_MARGIN_NS", 300_000_000
-    )  # on a busy machine, too
+    monkeypatch.setattr(stage.actor.hedge_rule, "allowed", True)
+    monkeypatch.setattr("torchperf_ros.stage.turn._HEDGE_MARGIN_NS", 300_000_000)  # on a busy machine, too
     for _ in range(150):  # the ladder forgets the stalls of earlier tests
         stage.ask()
     stage.wait_for_workers()
@@ -196,7 +194,7 @@ def test_given_a_late_model_when_hedges_are_allowed_then_the_answer_is_the_backu
 
 def test_given_a_late_model_when_hedges_are_not_proven_then_the_standby_takes_the_next_frame(stage):
     backups = stage.counters.backups
-    assert not stage.actor._dispatcher.hedge_rule.allowed
+    assert not stage.actor.hedge_rule.allowed
     stage.reconfigure(budget_ms=600.0)
     with stage.running(once=False) as (seq, _):
         late = stage.answer(seq)
@@ -211,7 +209,7 @@ def test_given_a_late_frame_that_is_quick_when_run_again_then_that_is_a_proof_fo
     stage, monkeypatch
 ):
     rule = HedgeRule()  # what earlier tests have proven is not this one's
-    monkeypatch.setattr(stage.actor._dispatcher, "hedge_rule", rule)
+    monkeypatch.setattr(stage.actor.model.crew.practice, "hedge_rule", rule)
     stage.reconfigure(budget_ms=600.0)
     assert stage.ask({"do": "sleep", "ms": 900}).outcome is Outcome.LATE  # once: for one worker only
     stage.reconfigure()
@@ -238,7 +236,7 @@ def test_given_a_runner_that_fails_when_the_other_worker_is_free_in_time_then_th
 def test_given_a_frame_that_failed_when_the_spare_worker_rehearses_then_it_is_not_on_that(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(dispatcher, "_REHEARSE_AFTER_NS", 0)
+    monkeypatch.setattr(practice, "REHEARSE_AFTER_NS", 0)
     seq, stamp_ns = stage.offer({"do": "bad_input", "once": False})
     assert stage.answer(seq).outcome is Outcome.BAD_INPUT
     stage.wait_for_workers()
@@ -272,11 +270,8 @@ def test_given_a_probe_that_ends_its_worker_when_frames_go_on_then_the_tier_is_l
     ladder = stage.actor.ladder
     ladder.left_out = 1
     stage.ask()
-    dispatcher = stage.actor._dispatcher
-    with stage.actor._lock:
-        worker = dispatcher._idle_worker()
-        dispatcher._running[worker], dispatcher._probe = None, 0
-        dispatcher.lost(worker)
+    with stage.actor.lock:
+        stage.actor.model.crew.practice.lost(Job(Purpose.PROBE, 0), ladder)
     ladder.left_out = 0
     assert "next probe in " in ladder.explain(["full", "fast"], time.monotonic_ns())
 
@@ -494,7 +489,7 @@ def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twic
 ):
     """The worker that is late sees them all; the other one does not wait for it, and is told of the gap."""
     monkeypatch.setattr(
-        stage.actor._dispatcher, "hedge_rule", HedgeRule()
+        stage.actor.model.crew.practice, "hedge_rule", HedgeRule()
     )  # what was late before proves nothing here
     since_ns = time.time_ns()
     gaps = {pid: len(stage.notes("missed", pid)) for pid in stage.pids}
@@ -524,7 +519,7 @@ def test_given_started_frames_of_every_kind_when_observed_then_none_is_seen_twic
 def test_given_an_observe_that_raises_on_the_standby_when_offered_then_it_is_logged_and_the_frame_is_good(
     stage,
 ):
-    runner = stage.actor._dispatcher._preferred
+    runner = stage.actor.model.crew.preferred
     (standby,) = set(stage.pids) - {runner.pid}
     seq, _ = stage.offer({"do": "raise", "where": "observe", "only": standby})
     assert stage.answer(seq).outcome is Outcome.ON_TIME
@@ -596,7 +591,7 @@ def test_given_a_late_frame_when_its_stop_is_made_then_that_is_before_the_deadli
     made = []
 
     def stop(*given):
-        made.append((time.monotonic_ns(), stage.actor._lock.locked()))
+        made.append((time.monotonic_ns(), stage.actor.lock.locked()))
         return made_by_path(*given)
 
     made_by_path = TimedPath.stop
@@ -662,7 +657,7 @@ def test_given_a_frame_that_ends_whoever_runs_it_when_offered_then_it_costs_one_
 
 def test_given_a_killed_standby_when_frames_come_then_none_is_lost_and_it_is_replaced(stage):
     standby = next(
-        worker for worker in stage.actor.pool.workers if worker is not stage.actor._dispatcher._preferred
+        worker for worker in stage.actor.pool.workers if worker is not stage.actor.model.crew.preferred
     )
     os.kill(standby.pid, signal.SIGKILL)
     for _ in range(5):

@@ -1,10 +1,12 @@
-"""What a stage's thread waits for: its workers' responses, and a timer that any thread can set."""
+"""What a stage's thread waits for, its workers and a timer that any thread can set, and how exactly that ends."""
 
 import contextlib
 import ctypes
 import os
 import select
 import time
+from collections import deque
+from typing import Final
 
 from torchperf_ros.api.clock import NS_PER_S
 from torchperf_ros.workers.worker_process import WorkerProcess
@@ -30,16 +32,18 @@ class StageWaiter:
     The timer is Linux's `timerfd` on CLOCK_MONOTONIC (the clock of `time.monotonic_ns`); `os.timerfd_*` is
     Python 3.13. Unlike the time-out of `select`, it has nanosecond resolution, no timer slack, and can be
     set from any thread.
+
+    Attributes:
+        timer: the timer's descriptor; -1 after `close`.
     """
 
     def __init__(self) -> None:
-        """Wait for nothing but the timer, which is not set."""
         self._poll = select.epoll()
         flags = os.O_CLOEXEC | os.O_NONBLOCK  # the same bits as TFD_CLOEXEC and TFD_NONBLOCK
-        self._timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
+        self.timer = _check(_libc.timerfd_create(time.CLOCK_MONOTONIC, flags), "timerfd_create")
         self._spec, self._now_spec = _Itimerspec(0, 0, 0, 0), _Itimerspec(0, 0, 0, _AT_ONCE_NS)
         self._workers: dict[int, WorkerProcess] = {}
-        self._poll.register(self._timer, select.EPOLLIN)
+        self._poll.register(self.timer, select.EPOLLIN)
 
     def wait(self) -> list[int]:
         """Block until something is ready; returns descriptors for `worker`."""
@@ -50,9 +54,9 @@ class StageWaiter:
 
         None for the timer, which is cleared, or a worker just dropped.
         """
-        if descriptor == self._timer:
+        if descriptor == self.timer:
             with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile
-                os.read(self._timer, 8)
+                os.read(self.timer, 8)
         return self._workers.get(descriptor)
 
     def set(self, at_ns: int) -> None:
@@ -61,14 +65,14 @@ class StageWaiter:
         0: only for workers. The last setting counts.
         """
         self._spec[2], self._spec[3] = divmod(at_ns, NS_PER_S)
-        _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
+        _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._spec, None), "timerfd_settime")
 
     def wake(self) -> None:
         """Wake up now.
 
         Also without the stage's lock, but then a timer that is being set may come after it.
         """
-        _check(_libc.timerfd_settime(self._timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
+        _check(_libc.timerfd_settime(self.timer, _ABSOLUTE, self._now_spec, None), "timerfd_settime")
 
     def add(self, worker: WorkerProcess) -> None:
         """Wait for this worker's responses too."""
@@ -88,5 +92,42 @@ class StageWaiter:
         Who still calls gets an `OSError`, and sets no timer that is another one's now.
         """
         self._poll.close()
-        timer, self._timer = self._timer, -1
+        timer, self.timer = self.timer, -1
         os.close(timer)
+
+
+_LEAST_MS: Final = 0.1
+_MOST_MS: Final = 4.0
+_SAMPLES: Final = 128  # that each part is learned from
+
+
+class PublishMargin:
+    """A bounded margin in ms, 0.1 to 4.
+
+    The worst recent wake-up lateness plus the worst recent publish time.
+
+    The maximum, not a high percentile: 99.9 % of answers by the deadline leaves no room for the worst 1 %.
+    """
+
+    def __init__(self, first_wake_ms: float = _LEAST_MS) -> None:
+        """Say what to expect of a wake-up before any was seen.
+
+        The first deadline is the worst one to learn from: its code is cold, and the next message may just
+        be arriving.
+        """
+        self._wake = deque([first_wake_ms], maxlen=_SAMPLES)
+        self._publish = deque([_LEAST_MS], maxlen=_SAMPLES)
+        self._update()
+
+    def woke(self, late_ms: float) -> None:
+        """A timed wait ended `late_ms` after the time that was asked for."""
+        self._wake.append(max(0.0, late_ms))
+        self._update()
+
+    def published(self, took_ms: float) -> None:
+        """Publishing an answer took `took_ms`."""
+        self._publish.append(took_ms)
+        self._update()
+
+    def _update(self) -> None:
+        self.ms = min(max(max(self._wake) + max(self._publish), _LEAST_MS), _MOST_MS)

@@ -1,14 +1,11 @@
-"""Sizes that vary: what they are rounded up to, and how the sizes of outputs follow from them."""
-
-import math
+"""Sizes that vary, and what they are rounded up to."""
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.errors import AdapterError, ConfigError
-from torchperf_ros.engines.output_sizes import SizeRule
-from torchperf_ros.engines.shape_buckets import (
+from torchperf_ros.settings.shape_options import (
     Axis,
     axes_of,
     bucket_of,
@@ -104,50 +101,3 @@ def test_given_dimensions_that_do_not_fit_the_example_when_read_then_they_are_na
     with pytest.raises(AdapterError) as caught:
         axes_of(dims, IMAGE)
     assert said in str(caught.value)
-
-
-class Asked:
-    """A size rule that counts the sizes that it was asked for."""
-
-    def __init__(self, rule):
-        self.rule, self.sizes = rule, set()
-
-    def __call__(self, size):
-        self.sizes.add(size)
-        return self.rule(size)
-
-
-@given(
-    span=ranges,
-    stride=st.integers(1, 64),
-    offset=st.integers(-40, 80),
-    multiple=st.integers(1, 5),
-    plus=st.integers(0, 9),
-)
-def test_given_any_rule_of_this_form_when_learned_then_it_is_right_for_every_size_and_few_were_asked_for(
-    span, stride, offset, multiple, plus
-):
-    low, high = span
-    asked = Asked(lambda size: plus + multiple * ((size + offset) // stride))
-    rule = SizeRule.learn(asked, low, high)
-    assert rule is not None
-    assert [rule(size) for size in range(low, high + 1)] == [
-        asked.rule(size) for size in range(low, high + 1)
-    ]
-    assert len(asked.sizes) <= 4 * math.log2(2 * stride) + 10
-
-
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda size: size * size // 100,
-        lambda size: 300 - size,
-        lambda size: size if size < 150 else 150,
-        lambda size: size % 7,
-        lambda size: round(math.sqrt(size) * 10),
-        lambda size: hash((size, 1)) % 100,
-    ],
-    ids=["quadratic", "falling", "capped", "periodic", "root", "random"],
-)
-def test_given_a_size_that_follows_otherwise_when_learned_then_there_is_no_rule(of):
-    assert SizeRule.learn(of, 100, 200) is None

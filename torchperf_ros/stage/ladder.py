@@ -50,7 +50,6 @@ class TierClock:
     """Predicts what a tier takes: from its own recent runs, before there are any from its calibration."""
 
     def __init__(self) -> None:
-        """Start without any knowledge: a prediction of 0."""
         self._inference = SortedWindow(_WINDOW)
         self._overhead = SortedWindow(_WINDOW)
         self._probed = False
@@ -82,7 +81,7 @@ class TierClock:
 
         How much slower (or faster) the machine is than when calibrated.
 
-        None where too few recent runs are known to say so.
+        None where too few recent runs are known.
         """
         if len(self._inference) < _FEW or self.calibration.median_ms <= 0:
             return None
@@ -113,7 +112,7 @@ class TierLadder:
     in the stage, `level` and `left_out` count the ladder's own.
 
     Steps down at once when the current tier's prediction no longer fits a fresh frame's budget. A tier
-    above is run now and then outside any frame's answer, see `probe`, whatever is predicted of it: a
+    above is run now and then outside any frame's answer, see `probe`, also where its prediction does not fit: a
     prediction without own runs is a guess. `PROBES` such runs in a row that fit take the level up to it;
     one that does not fit, or a stay on the level that does not last, doubles the time until it is tried
     again, from 0.5 to 8 s.
@@ -317,30 +316,3 @@ class TierLadder:
             return f"{text}; next probe in {wait_s:.1f} s"
         good = self._good[1] if self._good[0] == tier else 0
         return f"{text}; {good} of {self.PROBES} probes fitted, next one when a worker has the time"
-
-
-_RELAX = 0.9  # below this part of the share there is room again
-
-
-class MemoryGuard:
-    """Decides how many of the most accurate tiers are left out for now."""
-
-    def __init__(self) -> None:
-        """Start with room."""
-        self.left_out = 0  # tiers that are left out, 0 while there is room
-        self.tight = False  # whether memory is short: then nothing is compiled either
-
-    def update(self, used_share: float, share: float, tiers: int) -> None:
-        """Take a sample, about once a second.
-
-        One of the `tiers` fewer while short, one more while there is room again.
-
-        It is short where `used_share` (memory in use over its limit, NaN where unknown) is above `share` (0
-        to 1). The cheapest tier is never left out.
-        """
-        if used_share > share:
-            self.tight = True
-            self.left_out = min(self.left_out + 1, tiers - 1)
-        elif used_share < _RELAX * share:
-            self.tight = False
-            self.left_out = max(self.left_out - 1, 0)

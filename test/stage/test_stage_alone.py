@@ -112,10 +112,10 @@ def errors(stage):
 def test_given_an_error_of_ours_then_it_is_lost_and_its_result_counts_as_late(start_own_stage, monkeypatch):
     stage = start_own_stage(backup="none", adapter="Plain")
     with monkeypatch.context() as patch:
-        patch.setattr(stage.actor, "_decide", lambda *_: 1 / 0)
+        patch.setattr(stage.actor.model.crew, "wants_backup", lambda *_: 1 / 0)
         with stage.running():
-            with stage.actor._lock:
-                stage.actor._waiter.wake()
+            with stage.actor.lock:
+                stage.actor.waiter.wake()
             stage.wait_for(
                 lambda: any("lost a frame:\nTraceback" in text for _, text in stage.logs), "it is said"
             )
@@ -126,20 +126,22 @@ def test_given_an_error_of_ours_then_it_is_lost_and_its_result_counts_as_late(st
 
 def test_given_an_error_of_ours_then_that_one_is_answered_without_a_third(start_own_stage, monkeypatch):
     stage = start_own_stage(backup="none", adapter="Plain", budget_ms=2000.0, hang_ms=30_000.0)
-    decide, errors = stage.actor._decide, iter([ZeroDivisionError("as ordered")])
+    crew, errors = stage.actor.model.crew, iter([ZeroDivisionError("as ordered")])
+
+    wants_backup = crew.wants_backup
 
     def fail_once(*of):
         if error := next(errors, None):
             raise error
-        return decide(*of)
+        return wants_backup(*of)
 
     stage.offer(
         {"do": "sleep", "ms": 8000}
     )  # nothing else wakes the stage before the other frame's deadline
     seq, _ = stage.offer()
-    with stage.actor._lock:
-        monkeypatch.setattr(stage.actor, "_decide", fail_once)
-        stage.actor._waiter.wake()
+    with stage.actor.lock:
+        monkeypatch.setattr(crew, "wants_backup", fail_once)
+        stage.actor.waiter.wake()
     assert stage.answer(seq).outcome is Outcome.LATE
     assert stage.counters.internal_errors == 1
 
@@ -150,7 +152,8 @@ def test_given_an_error_of_ours_when_a_frame_is_begun_then_the_receiver_goes_on_
 ):
     good = stage.ask(x=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(stage.actor._dispatcher, where, lambda *_: 1 / 0)
+        parts = {"write": stage.actor.pool.ring, "start": stage.actor.model.crew}
+        patch.setattr(parts[where], where, lambda *_: 1 / 0)
         answer = stage.ask()
     assert (answer.outcome, answer.fallback) == (Outcome.ERROR, Fallback.HOLD_LAST)
     assert answer.reason.startswith("an error in the node: ZeroDivisionError: division by zero")
@@ -165,14 +168,15 @@ def test_given_an_error_of_ours_when_a_frame_is_begun_then_the_receiver_goes_on_
 def test_given_an_error_of_ours_when_its_worker_has_the_frame_already_then_the_result_is_published(
     stage, errors, monkeypatch
 ):
-    start = stage.actor._dispatcher.start
+    crew = stage.actor.model.crew
+    start = crew.start
 
     def fail_after(*of):
         start(*of)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.actor._dispatcher, "start", fail_after)
+        patch.setattr(crew, "start", fail_after)
         assert stage.ask({"do": "sleep", "ms": 100}).outcome is Outcome.ON_TIME
     assert errors() == 1
 

@@ -7,8 +7,8 @@ from torchperf_ros.api.alert import Level
 from torchperf_ros.api.clock import NS_PER_S, VirtualClock
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
 from torchperf_ros.settings.config import stage_config
+from torchperf_ros.stage.figures import StageStatistics
 from torchperf_ros.stage.frame import Answer, Frame, Origin
-from torchperf_ros.stage.stage_statistics import StageStatistics
 
 START_NS = 1_000 * NS_PER_S
 

@@ -1,4 +1,4 @@
-"""What a stage has done so far: counters, and latency, jitter and misses, computed by whoever asks."""
+"""What a stage has done so far: counters, and latency, jitter and misses, computed when they are read."""
 
 import math
 import threading
@@ -10,10 +10,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, Clock, monotonic_ns
 from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Health, Outcome
-from torchperf_ros.stage.frame import Answer
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.alert_rules import answer_alert, death_alert, superseded_alert
+from torchperf_ros.stage.frame import Answer, Frame
 from torchperf_ros.stage.frame_table import WIRE
+from torchperf_ros.stage.health import Flow, HealthTracker
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
@@ -21,7 +25,7 @@ Snapshot = tuple[list[tuple[str, float]], float]
 """A histogram: cumulative counts by upper bound, and the sum."""
 
 PERCENTS = (50.0, 95.0, 99.0, 100.0)
-# rows that wait to be taken: eight seconds at 1 kHz; `StageFigures` counts what was pushed out
+# rows that wait to be taken: eight seconds at 1 kHz; `LatencyFigures` counts what was pushed out
 _PENDING = 8192
 
 RECEIPT: Final = np.dtype([("received_ns", "i8"), ("age_ms", "f8"), ("superseded", "i8"), ("number", "i8")])
@@ -88,12 +92,12 @@ class StageCounters:
         outcomes, fallbacks, checks: by index of `Outcome`, `Fallback` and `GuardVerdict`.
         zero_stamps, future_stamps, backward_stamps, repeated_stamps: stamps that cannot be right.
         receipts, answers: rows of raw numbers, appended here (which is all that a frame waits for) and
-            taken away by `StageFigures` on another thread; appending to a deque and taking from it need no
+            taken away by `LatencyFigures` on another thread; appending to a deque and taking from it need no
             lock.
     """
 
     frames: int = 0  # frames received, or due from the stage before
-    answered: int = 0  # frames for which something was published, whatever the outcome
+    answered: int = 0  # frames for which something was published, with any outcome
     unanswered: int = 0  # frames for which nothing was, as no fallback was to be had
     busy_ms: float = 0.0  # from the beginning of their turns to their ends
     outcomes: list[int] = field(default_factory=lambda: [0] * len(Outcome))
@@ -104,10 +108,10 @@ class StageCounters:
     stale: int = 0  # of these, frames whose deadline had passed when their turn came
     # results that came after their frame had been answered; not published as if fresh
     late_results: int = 0
-    rehearsals: int = 0  # runs of the spare worker that nobody waited for, to keep it warm
+    rehearsals: int = 0  # runs of the spare worker that no frame waited for, to keep it warm
     probes: int = 0  # runs of a higher tier outside any frame's answer
     backups: int = 0  # frames that the second worker ran as well, on the cheapest tier
-    # frames that a worker with a full queue could not be told of, for its histories
+    # frames that a worker with a full queue did not get, for its histories
     missed_observations: int = 0
     refused_inputs: int = 0  # messages of other inputs than the trigger that were too large
     # errors in the node itself; each cost a frame its answer, or at least its result
@@ -194,19 +198,19 @@ class BucketCounts:
     def __init__(self, bounds: Floats) -> None:
         """Take rising bounds, in the samples' unit; a last bucket without one holds the rest."""
         self._bounds = bounds
-        self._counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
         self._sum = 0.0
 
     def add(self, values: Floats) -> None:
         """Count samples; NaN ones are unknown and do not count."""
         known = values[~np.isnan(values)]
-        np.add.at(self._counts, np.searchsorted(self._bounds, known, side="left"), 1)
+        np.add.at(self.counts, np.searchsorted(self._bounds, known, side="left"), 1)
         self._sum += float(known.sum())
 
     def snapshot(self) -> Snapshot:
         """Cumulative counts by bound as text, the last one `+Inf`, and the sum."""
         words = [*(repr(bound) for bound in self._bounds.tolist()), "+Inf"]
-        return list(zip(words, np.cumsum(self._counts).tolist(), strict=True)), self._sum
+        return list(zip(words, np.cumsum(self.counts).tolist(), strict=True)), self._sum
 
 
 RELATIVE_ERROR = 0.01
@@ -225,7 +229,6 @@ class LatencySketch(BucketCounts):
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         super().__init__(_SKETCH_BOUNDS_MS)
         self._max_ms = math.nan
 
@@ -237,7 +240,7 @@ class LatencySketch(BucketCounts):
 
     def quantiles(self) -> Quantiles:
         """Each percentile is the sample at its rank rounded down, to within `RELATIVE_ERROR`."""
-        ends = np.cumsum(self._counts)
+        ends = np.cumsum(self.counts)
         count = int(ends[-1])
         if not count:
             return Quantiles()
@@ -280,13 +283,13 @@ class Spans:
 
 @dataclass(frozen=True)
 class StageReading:
-    """What a stage's frames took, at one moment. Where nothing is said, over the window.
+    """What a stage's frames took, at one moment. Over the window, unless stated otherwise.
 
     Attributes:
         interval_ms, interval_jitter_ms: between receipts of frames: mean, and standard deviation.
     """
 
-    latency: Spans  # receipt to publish, of every answer, whatever its outcome
+    latency: Spans  # receipt to publish, of every answer, with any outcome
     tiers: dict[str, Spans]  # the same by the tier whose result was used or waited for
     lateness: Quantiles  # past the deadline (positive) or before it
     age: Quantiles  # stamp to receipt, of every frame received
@@ -347,7 +350,7 @@ class _Latencies:
         return Spans(Quantiles.of(window_ms), self.run.quantiles(), self.active.quantiles(), miss_ratio)
 
 
-class StageFigures:
+class LatencyFigures:
     """Takes the raw numbers that a stage leaves behind and keeps what is computed from them, in bounded memory.
 
     Frames feel nothing of it: they append a row. The lock is between readers (the report, a scrape) only.
@@ -379,7 +382,7 @@ class StageFigures:
         self._readers = threading.Lock()
 
     def read(self, now_ns: int, health: Health) -> StageReading:
-        """Take what is new and say how things stand.
+        """Take the new rows, and return the figures.
 
         `health` is the stage's state now; until now it was the one of the last look.
         """
@@ -443,3 +446,67 @@ class StageFigures:
 
 def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan
+
+
+class StageStatistics:
+    """Counters and health of one stage; every event passes here once.
+
+    Attributes:
+        figures: latency and jitter, computed from them when they are read.
+    """
+
+    def __init__(self, config: StageConfig, clock: Clock = monotonic_ns) -> None:
+        self._clock = clock
+        # of frames, answers and runs, and the raw numbers of the last frames
+        self.counters = StageCounters()
+        now_ns = clock()
+        self.figures = LatencyFigures(
+            self.counters, config.tiers, config.budget_ms, config.window_s, now_ns
+        )
+        self.health = HealthTracker(config, now_ns)  # the state machine
+        self._not_stale: Frame | None = None  # the last frame
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed limits."""
+        self.health.limits = config
+        self.figures.window_s = config.window_s
+
+    def activated(self) -> None:
+        """Frames are taken from now on."""
+        self.counters.activated_ns = self._clock()
+
+    def received(self, frame: Frame, superseded: int = 0, *, stamped: bool) -> Alert | None:
+        """Count a frame that came in, whose number is how many came before.
+
+        Returns an alert if there is one.
+
+        `superseded`: how many frames were so far; `stamped`: its message type has a stamp.
+        """
+        counters, received_ns = self.counters, frame.received_ns
+        counters.received(received_ns, frame.stamp_ns, frame.age_ms, superseded, stamped=stamped)
+        self.health.input_at(received_ns)
+        rule = self.health.superseded
+        if received_ns < rule.due_ns:
+            return None
+        rule.look(Flow(received_ns, counters.frames, superseded, counters.ended, counters.busy_ms))
+        return None if rule.broken is None else superseded_alert(self.health.limits.name, rule.broken)
+
+    def answered(self, answer: Answer) -> Alert | None:
+        """A frame was answered; returns an alert if there is one."""
+        self.counters.add(answer)
+        limits = self.health.limits
+        tiers = limits.scenes[answer.frame.scene].tiers
+        place = tiers.index(answer.tier) if answer.tier in tiers else -1  # in the ladder of its scene
+        self.health.answered(answer.outcome, answer.fallback, place, answer.check)
+        if not answer.frame.stale:
+            self._not_stale = answer.frame
+        misses = self.health.misses_in_a_row
+        return answer_alert(limits.name, answer, misses, limits.sustained_misses, self._not_stale)
+
+    def worker_died(self, reason: str, pid: int, restarts: int, *, lasting: bool, alone: bool) -> Alert:
+        """A worker died; `lasting`: its kind keeps dying, `alone`: no other can serve."""
+        if alone:
+            self.health.lost()
+            if lasting:
+                self.health.gave_up()
+        return death_alert(self.health.limits.name, reason, pid, restarts, lasting=lasting)

@@ -1,9 +1,10 @@
-"""A frame's turn in a stage: who runs it, until when, and what has come of it so far."""
+"""A frame's turn in a stage: which workers run it, until when, what has come of it, and its answer."""
 
 from dataclasses import dataclass
 
 from torchperf_ros.api.clock import NS_PER_MS
-from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.api.outcome import IN_TIME, Fallback, GuardVerdict, Outcome
+from torchperf_ros.safety.guard import Checked
 from torchperf_ros.stage.frame import Answer, Frame, StepTimes
 from torchperf_ros.workers.worker_process import WorkerProcess
 
@@ -20,7 +21,7 @@ Verdict = tuple[Outcome, str]
 
 
 @dataclass(slots=True)
-class Result:
+class RunResult:
     """A good result of one run.
 
     Output bytes, the tier that gave it, its times, and the step of an anytime model.
@@ -33,7 +34,29 @@ class Result:
 
 
 @dataclass(slots=True)
-class FrameInFlight:
+class Output:
+    """What a stage is about to publish for a frame. Checks may replace it.
+
+    Attributes:
+        payload: CDR bytes; None where there is nothing to publish.
+        source: the frame that it was computed from; None where there is nothing.
+        result: the frame's own result, or the backup's; None where something else stands in.
+        fallback: what stands in; None for an own result.
+        outcome, reason: of the frame, so far.
+        checked: what the guard made of the output; None before, and without a guard.
+    """
+
+    payload: bytes | None
+    source: Frame | None
+    result: RunResult | None
+    fallback: Fallback | None
+    outcome: Outcome
+    reason: str = ""
+    checked: Checked | None = None
+
+
+@dataclass(slots=True)
+class Turn:
     """The frame that the stage is answering now.
 
     Attributes:
@@ -53,9 +76,9 @@ class FrameInFlight:
     backup: WorkerProcess | None = None  # worker that runs it on the cheapest tier, None if none does
     hedged: bool = False  # whether the backup was asked because the runner was overdue
     tier: int = -1  # tier of the runner's run, -1 before
-    result: Result | None = None  # the runner's good result
-    backup_result: Result | None = None  # the backup's good result
-    partial: Result | None = None
+    result: RunResult | None = None  # the runner's good result
+    backup_result: RunResult | None = None  # the backup's good result
+    partial: RunResult | None = None
     backup_failed: bool = False  # the backup ran and gave nothing; it is not tried twice
     failure: Outcome | None = None
     reason: str = ""
@@ -67,7 +90,8 @@ class FrameInFlight:
     answered: bool = False  # it is over; what still comes for it is late
     inputs_until_ns: int = 0
     missing_inputs: int = 0  # see `Answer`
-    shapes: bytes = b""  # of the model's inputs, once a worker has said so
+    shapes: bytes = b""  # of the model's inputs, once a worker has described them
+    checked: Checked | None = None  # what the guard made of its output
 
     def left_ms(self, now_ns: int) -> float:
         """Time until the answer has to leave."""
@@ -101,7 +125,7 @@ class FrameInFlight:
 
     @property
     def suspect(self) -> bool:
-        """Whether the frame ended the worker that ran it: it is given to nobody else."""
+        """Whether the frame ended the worker that ran it: no other worker gets it."""
         return self.failure is Outcome.CRASHED or self.failure is Outcome.HUNG
 
     def wants_backup(self, now_ns: int, *, hedges: bool) -> bool:
@@ -126,50 +150,49 @@ class FrameInFlight:
         events = (self.hedge_ns, self.held_ns, self.prepare_ns)
         return min((at_ns for at_ns in events if now_ns < at_ns < self.leave_ns), default=self.leave_ns)
 
-    def answer(
-        self,
-        verdict: Verdict,
-        fallback: Fallback | None,
-        result: Result | None,
-        payload: bytes | None,
-        budget_ms: float,
-        published_ns: int,
-    ) -> Answer:
+    def answer(self, output: Output, published_ns: int, withheld: str = "") -> Answer:
         """The record of how the frame was answered.
 
-        Its own result that was out too late is `late` all the same.
+        Its own result that was out after the deadline makes it `late` all the same.
+
+        Args:
+            output: what was published.
+            published_ns: monotonic time at which it was out.
+            withheld: why something else went out in its place; "" mostly.
         """
-        outcome, reason = verdict
-        frame = self.frame
+        frame, result, checked = self.frame, output.result, output.checked
+        outcome, reason, check = output.outcome, output.reason, None
         lateness_ms = (published_ns - frame.deadline_ns) / NS_PER_MS
         if outcome in IN_TIME and lateness_ms > 0:
-            outcome, reason = (
-                Outcome.LATE,
-                f"its own result was out {lateness_ms:.2f} ms after the deadline",
-            )
-        elif (
-            outcome is Outcome.LATE
-            and self.runner is not None
-            and lateness_ms <= 0
-            and fallback in _INSTEAD
-        ):
-            reason = f"own result too slow, {_INSTEAD[fallback]}{PUBLISHED_ON_TIME}{reason}"
+            outcome = Outcome.LATE
+            reason = f"its own result was out {lateness_ms:.2f} ms after the deadline"
+        elif outcome is Outcome.LATE and lateness_ms <= 0 and self.runner and output.fallback in _INSTEAD:
+            reason = f"own result too slow, {_INSTEAD[output.fallback]}{PUBLISHED_ON_TIME}{reason}"
+        if withheld:
+            reason = f"{withheld}; {reason}" if reason else withheld
+        self.checked = checked
+        if checked is not None:
+            check = checked.verdict
+            if check is not GuardVerdict.ACCEPT:
+                refusal = f"guard, {check.word}: {checked.reason}"
+                reason = f"{refusal}; {reason}" if reason else refusal
         return Answer(
             frame,
             outcome,
-            fallback,
+            output.fallback,
             reason,
             tier=self.tier if result is None else result.tier,
             steps=StepTimes() if result is None else result.steps,
             wait_ms=self.wait_ms,
             total_ms=(published_ns - frame.received_ns) / NS_PER_MS,
-            budget_ms=budget_ms,
+            budget_ms=frame.budget_ms,
             lateness_ms=lateness_ms,
             published_ns=published_ns,
-            payload=payload,
+            payload=output.payload,
             offset=self.offset,
             length=self.length,
             profiled=self.runner is not None and bool(self.runner.recording),
+            check=check,
             step=0 if result is None else result.step,
             missing_inputs=self.missing_inputs,
             shapes=self.shapes,

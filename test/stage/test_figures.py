@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperf_ros.api.outcome import Fallback, Health, Outcome
-from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
-from torchperf_ros.stage.stage_figures import (
+from torchperf_ros.stage.figures import (
     ANSWER,
     LATENESS_BOUNDS_S,
     NO_TIER,
     RECEIPT,
     RELATIVE_ERROR,
     BucketCounts,
+    LatencyFigures,
     LatencySketch,
     RecentRows,
     StageCounters,
-    StageFigures,
     budget_bounds_s,
 )
+from torchperf_ros.stage.frame import Answer, Frame, Origin, StepTimes
 
 MS, S = 1_000_000, 1_000_000_000
 TIERS = ("full", "fast")
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, window_s=10.0, budget_ms=50.0):
         self.now_ns = S
         self.counters = StageCounters()
-        self.figures = StageFigures(self.counters, TIERS, budget_ms, window_s, self.now_ns)
+        self.figures = LatencyFigures(self.counters, TIERS, budget_ms, window_s, self.now_ns)
 
     def answer(
         self, total_ms, *, after_ms=33.0, tier=0, outcome=Outcome.ON_TIME, lateness_ms=-1.0, age_ms=4.0
@@ -321,7 +321,7 @@ def test_given_durations_out_of_range_when_added_then_they_count_at_its_ends():
     assert sketch.quantiles().count == 3
     assert sketch.quantiles().p50_ms == pytest.approx(1e-3, rel=0.02)
     assert sketch.quantiles().max_ms == 1e9
-    assert sketch._counts.nbytes < 9000
+    assert sketch.counts.nbytes < 9000
 
 
 @given(st.lists(st.floats(0, 3) | st.sampled_from([*LATENESS_BOUNDS_S.tolist(), math.nan]), max_size=60))

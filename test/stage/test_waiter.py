@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from torchperf_ros.stage.stage_waiter import StageWaiter
+from torchperf_ros.stage.waiter import StageWaiter
 
 PATIENCE_S = 20.0
 LATER_NS = 3_600 * 1_000_000_000
@@ -83,7 +83,7 @@ def test_given_a_worker_that_was_never_added_or_is_closed_when_dropped_then_noth
 
 
 def is_due(waiter, timeout_s=0.0):
-    return bool(select.select([waiter._timer], [], [], timeout_s)[0])
+    return bool(select.select([waiter.timer], [], [], timeout_s)[0])
 
 
 def test_given_a_time_ahead_when_set_then_it_wakes_then_and_not_before(waiter):
@@ -112,7 +112,7 @@ def test_given_a_waiter_when_closed_then_its_descriptors_are_gone_and_no_child_i
     before = set(os.listdir("/proc/self/fd"))
     waiter = StageWaiter()
     assert len(set(os.listdir("/proc/self/fd")) - before) == 2
-    assert not os.get_inheritable(waiter._timer)
+    assert not os.get_inheritable(waiter.timer)
     waiter.close()
     assert set(os.listdir("/proc/self/fd")) <= before
     with pytest.raises(OSError, match="timerfd_settime"):

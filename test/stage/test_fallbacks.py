@@ -12,7 +12,7 @@ from torchperf_ros.api.messages import empty_message, encode, header
 from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.safety.stop_output import TimedPath
 from torchperf_ros.settings.config import stage_config
-from torchperf_ros.stage.fallback_outputs import FallbackOutputs
+from torchperf_ros.stage.fallbacks import FallbackOutputs
 from torchperf_ros.stage.frame import Frame, Origin
 
 MS = 1_000_000

@@ -4,6 +4,7 @@ It gets the same frames, disturbs none, and takes over between two.
 """
 
 import os
+import pickle
 import re
 import signal
 import time
@@ -13,13 +14,16 @@ import psutil
 import pytest
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.api.outcome import Fallback, GuardVerdict, Outcome
+from torchperf_ros.fleet.pair_figures import Pair
 from torchperf_ros.fleet.rollouts import Trial
+from torchperf_ros.fleet.shadow import Shadow, promote
+from torchperf_ros.safety.guard import Guard
 from torchperf_ros.settings.candidate import candidate_of, read_candidate
 from torchperf_ros.stage.frame import StepTimes
-from torchperf_ros.stage.pair_figures import Pair
 
-from .conftest import STORE, wait_until
+from ..stage.conftest import STORE, wait_until
+from ..stage.test_stage_guard import GUARD, tell
 
 SHIFT = 0.5
 ADAPTERS = "adapters_under_test"
@@ -29,9 +33,8 @@ def add_shadow(stage, **given):
     """The version `new`, which differs from the stage's by what is given."""
     given = {"adapter": "adapters_under_test:Shifted", **given}
     candidate = candidate_of("new", given, stage.actor.config.name, stage.values, "candidate")
-    setup = {**stage.actor.setup, "adapter": candidate.config.adapter, "options": stage.options}
-    stage.actor.add_shadow("new", candidate.config, dict(candidate.changes), setup)
-    return stage.actor.shadow
+    setup = {**stage.actor.model.setup, "adapter": candidate.config.adapter, "options": stage.options}
+    return Shadow(stage.actor, "new", candidate.config, candidate.changes, setup)
 
 
 def ready_shadow(stage, **given):
@@ -54,14 +57,14 @@ def pair_of(stage, shadow, seq):
 
 def is_free(stage, shadow):
     """Whether the shadow runs the stage's next frame, if no other follows at once; else it may skip it."""
-    with stage.actor._lock:
+    with stage.actor.lock:
         idle = all(worker is not None and worker.idle for worker in shadow.pool.workers)
-        return idle and shadow._running is None and stage.actor._in_flight is None
+        return idle and not shadow.is_running and stage.actor.turn is None
 
 
 def runs(stage, shadow):
-    with stage.actor._lock:
-        return shadow._running is not None
+    with stage.actor.lock:
+        return shadow.is_running
 
 
 def ask_both(stage, shadow, orders=None, **values):
@@ -156,7 +159,7 @@ def test_given_a_frame_that_ends_its_runner_then_the_shadow_does_not_get_it_and_
 def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_once_and_back_again(stage):
     shadow = ready_shadow(stage)
     before = x_of(stage.ask(x=3.0).payload)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     answer, pair = ask_both(stage, shadow, x=3.0)
     assert (answer.outcome, x_of(answer.payload)) == (Outcome.ON_TIME, before + SHIFT)
@@ -164,10 +167,10 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
     stage.reconfigure(budget_ms=4000.0)
     assert stage.actor.config.adapter.endswith("Shifted")
     assert stage.ask().budget_ms == 4000.0
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
     assert x_of(stage.ask(x=3.0).payload) == before
-    stage.actor.remove_shadow()
+    stage.actor.shadow.remove()
     assert (stage.ask().outcome, stage.actor.shadow) == (Outcome.ON_TIME, None)
     stage.settle_accounts()
 
@@ -175,18 +178,18 @@ def test_given_an_exchange_when_frames_come_then_the_other_version_serves_at_onc
 def test_given_another_version_serves_when_the_own_one_is_put_beside_then_it_has_its_own_configuration(
     stage,
 ):
-    own, setup = stage.actor.config, stage.actor.setup
+    own, setup = stage.actor.config, stage.actor.model.setup
     ready_shadow(stage)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
-    stage.actor.remove_shadow()
-    stage.actor.add_shadow("base", own, {}, setup)
+    stage.actor.shadow.remove()
+    Shadow(stage.actor, "base", own, {}, setup)
     assert (stage.actor.shadow.pool.config.adapter, stage.actor.config.adapter) == (
         own.adapter,
         f"{ADAPTERS}:Shifted",
     )
     wait_until(lambda: stage.actor.shadow.pool.ready, lambda: stage.actor.shadow.pool.progress)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
     assert stage.actor.config == own
     assert x_of(stage.ask(x=3.0).payload) % 1 == 0
@@ -199,13 +202,13 @@ def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_
     trial = Trial(stage.actor, "new")
     stage.ask({"do": "os_exit"})  # of the version that is to be replaced
     wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     assert stage.ask({"do": "os_exit"}).outcome is Outcome.CRASHED
     wait_until(lambda: stage.actor.pool.ready, lambda: stage.actor.pool.progress)
     trial.changed_places()
     assert (trial.figures().deaths, trial.figures().frames) == (1, 1)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "base", lambda: "the exchange")
     os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
     wait_until(lambda: shadow.deaths == 1, lambda: shadow.pool.progress)
@@ -216,10 +219,10 @@ def test_given_deaths_before_anybody_looks_at_the_exchange_then_they_are_of_the_
 def test_given_an_exchange_while_a_frame_is_in_flight_then_the_one_that_has_it_answers_it(stage):
     ready_shadow(stage)
     with stage.running(only=stage.pids[0]) as (seq, _):
-        stage.actor.exchange()
+        stage.actor.shadow.exchange()
         later = stage.offer()[0]
     assert x_of(stage.answer(seq).payload) + SHIFT == x_of(stage.answer(later).payload)
-    stage.actor.remove_shadow()  # which is the old one now
+    stage.actor.shadow.remove()  # which is the old one now
     assert stage.actor.version == "new"
     assert stage.ask().outcome is Outcome.ON_TIME
 
@@ -231,7 +234,7 @@ def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it
     shadow = ready_shadow(stage)
     os.kill(stage.pids[0], signal.SIGSTOP)
     seq, _ = stage.offer()
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     # when the next is started: not before the test wants it
     shadow.pool.policies[0].died = lambda *_, **__: 1 << 62
     os.kill(shadow.pool.workers[0].pid, signal.SIGKILL)
@@ -241,11 +244,11 @@ def test_given_a_shadow_that_dies_before_the_frame_in_flight_is_answered_then_it
     stage.wait_for(
         lambda: any("does not begin to serve" in one.message for one in stage.anomalies), "it says so"
     )
-    assert (stage.actor.version, stage.actor.exchanges) == ("base", False)
+    assert (stage.actor.version, stage.actor.shadow.exchanges) == ("base", False)
     assert stage.ask().outcome is Outcome.ON_TIME
     shadow.pool._start_at_ns[0] = 0
     wait_until(lambda: shadow.pool.ready, lambda: shadow.pool.progress)
-    stage.actor.exchange()  # as the roll-out does that asks again
+    stage.actor.shadow.exchange()  # as the roll-out does that asks again
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
 
 
@@ -255,18 +258,18 @@ def test_given_a_pool_that_is_about_to_tell_of_a_death_when_an_exchange_is_due_t
 ):
     shadow = ready_shadow(stage)
     pool = {"shadow": shadow.pool, "stage": stage.actor.pool}[whose]
-    with stage.actor._lock:  # which the pool's thread waits for
+    with stage.actor.lock:  # which the pool's thread waits for
         os.kill(pool.workers[0].pid, signal.SIGKILL)
         wait_until(pool.telling.locked, lambda: "it has noticed")
-        stage.actor.exchanges = True
-        stage.actor._begin(time.monotonic_ns())
-        assert (stage.actor.version, stage.actor.exchanges) == ("base", True)
-    wait_until(lambda: not stage.actor.exchanges, lambda: "the exchange, or a word")
+        stage.actor.shadow.exchanges = True
+        shadow.before_turn(time.monotonic_ns())
+        assert (stage.actor.version, stage.actor.shadow.exchanges) == ("base", True)
+    wait_until(lambda: not stage.actor.shadow.exchanges, lambda: "the exchange, or a word")
     assert stage.actor.version == ("base" if whose == "shadow" else "new")
     for each in (stage.actor.pool, shadow.pool):
         wait_until(lambda: each.ready, lambda: each.progress)  # noqa: B023
-    assert not stage.actor._dispatcher._running
-    assert not shadow.dispatcher._running
+    wait_until(lambda: not stage.actor.model.crew.runs, lambda: "no run is left")
+    assert not shadow.model.crew.runs
 
     def runs_a_frame():
         stage.ask()  # where the machine is busy, the shadow skips some
@@ -282,7 +285,7 @@ def test_given_the_stage_has_a_standby_when_promoted_then_the_version_has_one_to
     shadow = ready_shadow(stage)
     assert (len(shadow.pool.workers), shadow.ready) == (1, False)
     wait_until(lambda: shadow.promote() or shadow.ready, lambda: shadow.pool.progress)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids}
     assert (len(stage.pids), priorities) == (2, {0})
@@ -295,11 +298,11 @@ def test_given_a_version_that_had_to_serve_at_once_when_promoted_then_it_gets_it
 ):
     stage = start_own_stage(backup="standby")
     ready_shadow(stage)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
-    stage.actor.remove_shadow()
+    stage.actor.shadow.remove()
     assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids] == [19]
-    wait_until(lambda: not stage.actor.promote(), lambda: stage.actor.pool.progress)
+    wait_until(lambda: not promote(stage.actor.model), lambda: stage.actor.pool.progress)
     stage.wait_for_workers()
     assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in stage.pids] == [0, 0]
     assert stage.ask().outcome is Outcome.ON_TIME
@@ -322,11 +325,11 @@ def test_given_a_version_that_cannot_stand_beside_then_it_is_refused_and_the_sta
     wait_until(lambda: shadow.refused, lambda: shadow.pool.progress)
     assert why in shadow.refused
     with pytest.raises(ConfigError, match="has no other version whose workers are ready"):
-        stage.actor.exchange()
+        stage.actor.shadow.exchange()
     assert stage.ask().outcome is Outcome.ON_TIME
     with pytest.raises(ConfigError, match="has version new beside it already"):
         add_shadow(stage)
-    stage.actor.remove_shadow()
+    stage.actor.shadow.remove()
     assert stage.ask().outcome is Outcome.ON_TIME
 
 
@@ -416,7 +419,7 @@ def test_given_a_shadow_when_parameters_change_then_its_pool_has_them_too_also_a
     pool = shadow.pool
     assert (pool.config.hang_ms, pool.config.budget_ms, pool.config.backup) == (12_345.0, 4321.0, "none")
     assert pool.config.adapter == f"{ADAPTERS}:Shifted"
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     assert stage.actor.pool is pool
     assert stage.actor.pool.config.hang_ms == 12_345.0
@@ -430,7 +433,7 @@ def test_given_a_scene_that_the_version_before_named_when_the_other_one_serves_t
     ready_shadow(stage)
     stage.ask()
     stage.actor.scenes.name(0, stage.actor.pool.workers[0], stage.counters.frames)
-    stage.actor.exchange()
+    stage.actor.shadow.exchange()
     wait_until(lambda: stage.actor.version == "new", lambda: "the exchange")
     assert (stage.actor.scenes.word, stage.actor.scenes.word_of) == (-1, None)
 
@@ -477,4 +480,23 @@ def test_given_a_stage_that_is_off_when_frames_come_then_no_version_runs_or_obse
     _, pair = ask_both(stage, shadow)
     assert pair.both
     assert [len(stage.notes("preprocessed", pid)) for pid in pids] == [2, 2]
-    assert stage.notes("missed", pids[0]) == [3]
+    assert [stage.notes("missed", pid) for pid in pids] == [[3], [3]]
+
+
+def test_given_another_version_beside_then_the_plans_of_both_can_be_judged_as_they_are_by_what_the_guard_knows(
+    start_own_stage,
+):
+    stage = start_own_stage(backup="none", tiers=["full"], **GUARD)
+    shadow = ready_shadow(stage)
+    tell(stage)
+    _, free = ask_both(stage, shadow)
+    assert [Guard.refusal(plan, free.known) for plan in (free.served, free.payload)] == ["", ""]
+    tell(stage, obstacles=[9.0])
+    answer, pair = ask_both(stage, shadow)
+    pair = pickle.loads(pickle.dumps(pair))
+    assert answer.check is not GuardVerdict.ACCEPT
+    assert answer.payload != pair.served  # what the stage has published is the guard's
+    assert x_of(pair.payload) == x_of(pair.served) + SHIFT
+    for plan in (pair.served, pair.payload):
+        assert Guard.refusal(plan, pair.known).startswith("distance: the plan ")
+    stage.actor.shadow.remove()

@@ -1,6 +1,7 @@
-"""Synchronised inputs.
+"""What goes into the ring with a frame: its trigger, and of each other input one message.
 
-Of each the message whose stamp fits the trigger's, and until when a frame waits for it.
+That is the latest one, or for a synchronised input the one whose stamp fits the trigger's; a frame may wait
+for it.
 """
 
 import math
@@ -10,9 +11,14 @@ from statistics import median
 from typing import Final, Generic, TypeVar
 
 from torchperf_ros.api.alert import Alert, Level
-from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_US
 from torchperf_ros.api.messages import has_header
+from torchperf_ros.api.outcome import Outcome
+from torchperf_ros.settings.config import StageConfig
 from torchperf_ros.settings.stage_rules import SyncRule, check_sync
+from torchperf_ros.stage.frame import Frame, stamp_age_ms
+from torchperf_ros.stage.turn import Turn
+from torchperf_ros.workers.frame_ring import FrameRing, InputBytes
 
 KEPT: Final = 8
 """Messages of an input that are kept: the last ones received. At 30 Hz they reach back 0.27 s."""
@@ -40,7 +46,6 @@ class SyncedInput(Generic[Message]):
     """
 
     def __init__(self, rule: SyncRule) -> None:
-        """Start without a message."""
         self.rule = rule
         self.matched = self.missing = self.waited = self.unstamped = self.until_ns = 0
         self.waited_ms, self.missing_skew_ms = 0.0, math.nan
@@ -120,7 +125,6 @@ class SyncedInput(Generic[Message]):
         return stamp_ns if stamp_ns is not None and abs(stamp_ns - wanted_ns) <= self._slop_ns else None
 
     def _over(self, now_ns: int) -> None:
-        """The frame waits for it no longer."""
         if self.until_ns:
             self.waited += 1
             self.waited_ms += (now_ns - self._since_ns) / NS_PER_MS
@@ -166,11 +170,10 @@ class InputSync(Generic[Message]):
     """
 
     def __init__(self, stage: str, rules: Sequence[SyncRule]) -> None:
-        """Take the stage's name and rules."""
         self.inputs: dict[int, SyncedInput[Message]] = {}
         self.news: deque[Alert] = deque()
         self._stage, self._rules = stage, rules
-        self._unstamped: set[str] = set()  # whose missing stamps were told
+        self._unstamped: set[str] = set()  # whose missing stamps were reported
 
     def bind(self, inputs: Sequence[tuple[str, str]]) -> None:
         """Take the topics and message types of the adapter's inputs, the trigger first, when they are known.
@@ -195,7 +198,7 @@ class InputSync(Generic[Message]):
     def begin(self, trigger_ns: int, now_ns: int, waited_ms: float, room_ms: float) -> None:
         """A frame asks for its inputs, see `SyncedInput.begin`.
 
-        `until_ns` then says until when it waits.
+        `until_ns` is then the time until which it waits.
         """
         for one in self.inputs.values():
             one.begin(trigger_ns, now_ns, waited_ms, room_ms)
@@ -244,3 +247,82 @@ class InputSync(Generic[Message]):
 
     def _alert(self, level: Level, name: str, text: str, values: dict[str, str]) -> None:
         self.news.append(Alert(level, f"{self._stage}: {name}", text, values, once=True))
+
+
+def aged(item: InputBytes, received_ns: int, frame: Frame) -> InputBytes:
+    """Another input than the trigger as it goes into the frame's record, with its age at the frame's receipt.
+
+    The age is ROS time, which may run faster than the monotonic clock; the latter stands in for it where
+    the frame's stamp does not give it.
+
+    Args:
+        item: the newest message, with its age at its own receipt; it ages also when no newer one comes.
+        received_ns: that receipt, monotonic.
+        frame: the frame.
+    """
+    waited_ns, ros_ns = frame.received_ns - received_ns, frame.ros_ns(frame.received_ns)
+    age_ms = item.age_ms + waited_ns / NS_PER_MS if ros_ns is None else stamp_age_ms(item.stamp_ns, ros_ns)
+    return InputBytes(item.index, item.stamp_ns, age_ms, item.data, max(waited_ns, 0) // NS_PER_US)
+
+
+class Inputs:
+    """A stage's inputs, and the frames that were written into its ring; every call holds the stage's lock.
+
+    Attributes:
+        latest: the message of each other input than the trigger for the next frame, and its monotonic
+            receipt.
+        sync: which messages of other inputs fit a trigger; None where the latest of each does.
+        started: frames that were written so far.
+    """
+
+    def __init__(self, config: StageConfig) -> None:
+        self.latest: dict[int, tuple[InputBytes, int]] = {}
+        self.started = 0
+        has_rules = bool(config.sync)
+        self.sync = InputSync[tuple[InputBytes, int]](config.name, config.sync) if has_rules else None
+
+    def take(self, message: InputBytes, received_ns: int, input_ns: int) -> bool:
+        """Keep a message of another input; whether a frame may have waited for it.
+
+        `input_ns` is the receipt by the clock that waiting is measured by.
+        """
+        kept = message, received_ns
+        if self.sync is not None and self.sync.take(message.index, message.stamp_ns, kept, input_ns):
+            return True
+        self.latest[message.index] = kept
+        return False
+
+    def wait_until_ns(self, turn: Turn, now_ns: int, input_ns: int, cheapest_ms: float) -> int:
+        """Until when a frame waits for its inputs, by the clock of these.
+
+        0: it waits no more, and `latest` has the messages that fit. It leaves `cheapest_ms` for a run. A
+        newer frame waits in the mailbox meanwhile, as behind any frame that is being answered.
+        """
+        sync, frame = self.sync, turn.frame
+        if sync is None:
+            return 0
+        has_waited = turn.inputs_until_ns > 0
+        if not has_waited:
+            waited_ms = (input_ns - frame.inputs_since_ns) / NS_PER_MS
+            sync.begin(frame.stamp_ns, input_ns, waited_ms, turn.left_ms(now_ns) - cheapest_ms)
+        until_ns = sync.until_ns
+        turn.inputs_until_ns = until_ns if until_ns > input_ns else 0
+        if turn.inputs_until_ns:
+            return until_ns
+        if has_waited:
+            turn.wait_ms = (now_ns - frame.received_ns) / NS_PER_MS
+        turn.missing_inputs = sync.settle(frame.stamp_ns, input_ns, self.latest)
+        return 0
+
+    def write(self, turn: Turn, ring: FrameRing) -> None:
+        """Write a frame and the messages of its other inputs into the ring; too large, it has failed."""
+        frame = turn.frame
+        assert frame.data is not None
+        inputs = [InputBytes(0, frame.stamp_ns, frame.age_ms, frame.data)]
+        inputs += [aged(item, received_ns, frame) for item, received_ns in self.latest.values()]
+        try:
+            turn.offset, turn.length = ring.write(frame.seq, inputs)
+        except ValueError as error:
+            turn.fail(Outcome.BAD_INPUT, f"the inputs together are too large: {error}")
+        else:
+            turn.number, self.started = self.started, self.started + 1

@@ -32,7 +32,7 @@ class FallbackOutputs:
     A stop is made once per failure: from the frame that it is published for until one is answered
     otherwise, with a fresh result or a held output, every frame gets the same stop. So the vehicle keeps to
     one braking trajectory. It ends at standstill, where the vehicle stays however long the failure lasts,
-    and whatever results come late: a stop that began anew with each of them would never end. A late result
+    and regardless of late results: a stop that began anew with each of them would never end. A late result
     of a frame from before the stop is not held
     either: it knows nothing of the braking, and would ask for the speed that the vehicle had.
 
@@ -40,7 +40,6 @@ class FallbackOutputs:
     """
 
     def __init__(self) -> None:
-        """Start with nothing to hold."""
         self.forget(0)
 
     def forget(self, now_ns: int) -> None:
@@ -70,9 +69,9 @@ class FallbackOutputs:
 
         Takes at most some 2 ms.
 
-        There is none where the last good output does not say where the vehicle is at that time: see
-        `TimedPath`. Where that is follows from its frame's stamp and the monotonic clock, whatever the ROS
-        clock does meanwhile.
+        There is none where the last good output does not contain the vehicle's place at that time: see
+        `TimedPath`. That place follows from its frame's stamp and the monotonic clock; the ROS clock may
+        step meanwhile.
 
         Args:
             config: the stage's configuration.
@@ -86,7 +85,7 @@ class FallbackOutputs:
             self._make_stop(config, answer_ns, ros_answer_ns)
 
     def stop(self, config: StageConfig, answer_ns: int, ros_answer_ns: int) -> bytes | None:
-        """The stop output, whatever fallbacks are configured, as the answer.
+        """The stop output as the answer, also where `stop` is no configured fallback.
 
         None if there is none: see `prepare`.
         """
@@ -171,7 +170,7 @@ def times_of(frame: Frame, now_ns: int, ros_now_ns: int) -> tuple[int, int]:
     """What a path that was computed from a frame is stamped with now, and by how much the ROS clock has stepped since.
 
     In the time of the path's own stamps, now is the first less the second. That follows from the frame's
-    stamp, its age at receipt and the monotonic time since, so a step of the ROS clock moves nobody along a
+    stamp, its age at receipt and the monotonic time since, so a step of the ROS clock moves no vehicle along a
     path. A frame whose stamp was in no ROS time when it was received (before the first `/clock`, or of a
     log that is played without one) has a path in that other time, which does not step, and what replaces it
     is stamped in that time as well.

@@ -1,0 +1,357 @@
+"""The workers of one version of a stage's model: which is idle, what each runs, what comes of it."""
+
+import math
+from collections.abc import Sequence
+
+from torchperf_ros.api.clock import NS_PER_MS
+from torchperf_ros.api.outcome import Fallback, Outcome
+from torchperf_ros.stage.frame import StepTimes
+from torchperf_ros.stage.ladder import TierLadder
+from torchperf_ros.stage.practice import DISOWNED, Job, Practice, Purpose
+from torchperf_ros.stage.turn import RunResult, Turn, Verdict
+from torchperf_ros.stage.waiter import StageWaiter
+from torchperf_ros.workers.protocol import Response
+from torchperf_ros.workers.worker_pool import WorkerPool
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_MUCH = 0.5  # of a budget, gone before the frame came: that explains more than what the run took
+
+
+class Crew:
+    """Hands frames to the workers of a pool and takes their responses; every call holds the stage's lock.
+
+    The worker that ran last is preferred (its caches are warm); while it is busy the other takes over and
+    becomes the preferred one, so that a first worker that comes back becomes the standby.
+
+    Attributes:
+        pool: the workers.
+        ladders: of tiers, one for each scene.
+        ladder: the one of the scene that the last frame was answered for.
+        practice: runs that no frame waits for.
+        preferred: the worker that ran last, None before the first run.
+        unseen: observations that did not reach a worker, as its queue was full; the stage takes the count.
+    """
+
+    def __init__(self, pool: WorkerPool, ladders: Sequence[TierLadder], waiter: StageWaiter) -> None:
+        self.pool, self.ladders = pool, ladders
+        self.ladder = ladders[0]
+        self.practice = Practice()
+        self.unseen = 0
+        self._waiter = waiter
+        self.preferred: WorkerProcess | None = None
+        self._running: dict[WorkerProcess, Turn | Job] = {}
+        self._lessons: list[tuple[int, float, float]] = []
+
+    # -- who is idle
+
+    def idle(self, other_than: WorkerProcess | None = None) -> WorkerProcess | None:
+        """An idle worker: one that records if there is, else the preferred one, else another."""
+        found = None
+        for worker in self.pool.everyone:
+            if worker is other_than or not worker.idle:
+                continue
+            if worker.recording:
+                return worker
+            if found is None or worker is self.preferred:
+                found = worker
+        return found
+
+    @property
+    def runs(self) -> bool:
+        """Whether any of its workers runs something."""
+        return bool(self._running)
+
+    def expect(self) -> None:
+        """A frame is about to come: wake the worker that is to run it."""
+        if worker := self.idle():
+            worker.expect()
+
+    # -- hand over
+
+    def use(self, scene: int) -> None:
+        """Run frames on the tiers of a scene from now on."""
+        if self.ladders[scene] is not self.ladder:
+            self.ladders[scene].take_over(self.ladder)
+            self.ladder = self.ladders[scene]
+
+    def start(self, turn: Turn, left_ms: float, fresh_ms: float, now_ns: int) -> bool:
+        """Run a frame on an idle worker, if there is one, on the tier that fits the time left.
+
+        `fresh_ms`: the time that a frame has which did not wait; it decides the ladder's level.
+        """
+        tier, ladder = None, self.ladder
+        while worker := self.idle():
+            tier = ladder.choose(left_ms, fresh_ms, now_ns) if tier is None else tier
+            if not self.hand_over(worker, turn, tier, now_ns):
+                continue  # it has just died and is no longer idle
+            turn.started(worker, tier, now_ns, ladder.predicted_ms(tier), ladder.predicted_ms(ladder.last))
+            self.preferred = worker
+            return True
+        return False
+
+    def wants_backup(self, turn: Turn, now_ns: int) -> bool:
+        """Whether another worker is to run the frame as well: the runner failed, or is nearly out of time."""
+        is_configured = Fallback.BACKUP in self.pool.config.fallback
+        return is_configured and turn.wants_backup(now_ns, hedges=self.practice.hedge_rule.allowed)
+
+    def start_backup(self, turn: Turn, now_ns: int, *, always: bool) -> bool:
+        """Run the frame on another worker as well, on the cheapest tier, if one is idle.
+
+        `always`: every frame gets a backup, so that this one says nothing about its runner.
+        """
+        hedged = turn.failure is None and not always
+        if hedged and turn.runner is not None and turn.runner.is_ending:
+            turn.hedge_ns = 0  # it is no overdue frame, but one that has ended its runner
+            return False
+        worker = self.idle(other_than=turn.runner)
+        if worker is None or not self.hand_over(worker, turn, self.ladder.last, now_ns):
+            return False
+        turn.backup, turn.hedged = worker, hedged
+        return True
+
+    def hand_over(self, worker: WorkerProcess, turn: Turn, tier: int, now_ns: int) -> bool:
+        """Have this worker run a frame; False if it is gone."""
+        observe = worker.observed is None or worker.observed < turn.number
+        handed = worker.run(
+            tier,
+            turn.frame.seq,
+            turn.offset,
+            turn.length,
+            now_ns,
+            observe=observe,
+            leave_ns=turn.leave_ns,
+            missed=_missed(worker, turn),
+        )
+        if handed:
+            self._running[worker] = turn
+            worker.observed = turn.number
+        return handed
+
+    def observe(self, turn: Turn, now_ns: int, *, one: bool = False) -> None:
+        """Have the workers that did not run this frame advance their histories, or only one of them.
+
+        A worker that has seen a later frame keeps the gap: histories go forward only.
+        """
+        if self.pool.description is None or not self.pool.description.observes or not turn.length:
+            return
+        behind = [
+            each for each in self.pool.everyone if each.observed is None or each.observed < turn.number
+        ]
+        for worker in behind[:1] if one else behind:
+            missed = _missed(worker, turn)
+            if worker.observe(turn.frame.seq, turn.offset, turn.length, now_ns, missed=missed):
+                worker.observed = turn.number
+            else:
+                self.unseen += 1
+
+    # -- take
+
+    def take(
+        self, worker: WorkerProcess, response: Response, payload: bytes, fresh_ms: float, now_ns: int
+    ) -> Turn | None:
+        """Give a response to the frame that it belongs to, and note its times for `learn`.
+
+        Returns that frame; None for a run that no frame waited for.
+        """
+        run, has_run, worker.has_run = self._running.pop(worker), worker.has_run, True
+        took_ms = (now_ns - worker.busy_since_ns) / NS_PER_MS
+        steps, outcome = _step_times(response), Outcome(response.outcome)
+        if isinstance(run, Job):
+            good = outcome is Outcome.ON_TIME and response.tier == run.tier
+            self.practice.done(
+                run,
+                self.ladder,
+                good=good,
+                inference_ms=steps.inference_ms,
+                took_ms=took_ms,
+                fresh_ms=fresh_ms,
+            )
+            return None
+        if worker is run.runner:
+            run.survived, run.shapes = True, response.shapes
+            if run.answered:
+                self.observe(run, now_ns)
+        # The first run of a process is cold, and says nothing about those that follow.
+        if has_run and not math.isnan(steps.inference_ms):
+            known_ms = steps.inference_ms
+            # A run that was stopped would have taken longer than there was time.
+            inference_ms = max(known_ms, fresh_ms) if outcome is Outcome.PARTIAL else known_ms
+            self._lessons.append((response.tier, inference_ms, took_ms - known_ms))
+        if outcome is not Outcome.ON_TIME:
+            self._failed(worker, run, outcome, payload.decode(errors="replace"))
+        elif run.answered:
+            if worker is run.runner and run.backup is None and not run.frame.stale:
+                self.practice.was_late(run)
+        elif worker is run.runner:
+            run.result = RunResult(payload, response.tier, steps, response.step)
+        else:
+            run.backup_result = RunResult(payload, response.tier, steps, response.step)
+        return run
+
+    def learn(self, answered: Turn, now_ns: int) -> None:
+        """Learn from a frame, and let the other workers see it; done when its answer is out."""
+        if answered.hedged and answered.result is None:
+            self.practice.hedge_rule.hedged(in_time=answered.backup_result is not None)
+        # A frame that no worker had time to run is seen by one of them.
+        has_no_runner = answered.runner is None and not answered.frame.refusal
+        if answered.survived or has_no_runner:
+            self.observe(answered, now_ns, one=has_no_runner)
+        for tier, inference_ms, overhead_ms in self._lessons:
+            self.ladder.learn(tier, inference_ms, overhead_ms)
+        self._lessons.clear()
+
+    def partial(self, turn: Turn, verdict: Verdict) -> Verdict:
+        """The verdict on a frame without a whole result, or on the newest step of an anytime model.
+
+        The runner's step comes before the backup's, and before every other fallback: it becomes the frame's
+        result.
+        """
+        for worker in (turn.runner, turn.backup):
+            if worker is not None and self._running.get(worker) is turn:
+                _note_partial(worker, turn)
+        if turn.partial is None:
+            return verdict
+        turn.result = turn.partial
+        tier, step = self.pool.config.tiers[turn.result.tier], turn.result.step
+        return Outcome.PARTIAL, f"step {step} of tier {tier} was published: {verdict[1]}"
+
+    def may_have_backup(self, turn: Turn) -> bool:
+        """Whether waiting for another worker's result of a frame that failed makes sense."""
+        if turn.failure is Outcome.BAD_INPUT or turn.backup_result is not None or turn.backup_failed:
+            return False
+        if turn.suspect and turn.backup is None:
+            return False
+        if Fallback.BACKUP not in self.pool.config.fallback:
+            return False
+        return any(other is not turn.runner and other.available for other in self.pool.everyone)
+
+    def why_late(self, turn: Turn, now_ns: int) -> Verdict:
+        """The verdict on a frame that has no result when its time is up."""
+        frame, runner = turn.frame, turn.runner
+        if turn.failure is not None:
+            return turn.failure, turn.reason
+        if frame.stale and self.pool.ready:
+            return Outcome.LATE, f"stale: {frame.gone_words(turn.wait_ms)}"
+        if runner is not None:
+            busy_ms = (now_ns - runner.busy_since_ns) / NS_PER_MS
+            tier = self.pool.config.tiers[turn.tier]
+            reason = f"tier {tier} on worker {runner.number} was not done after {busy_ms:.1f} ms"
+            if frame.gone_ms > _MUCH * frame.budget_ms:
+                reason += f"; {frame.gone_words(turn.wait_ms)}"
+            return Outcome.LATE, reason
+        if turn.held_by:
+            return Outcome.LATE, turn.held_by
+        if self.pool.ready:
+            return Outcome.LATE, f"no worker is free: {self.pool.progress}"
+        return Outcome.STARTING, self.pool.progress
+
+    def _failed(self, worker: WorkerProcess, turn: Turn, outcome: Outcome, reason: str) -> None:
+        """A worker gave no whole result. After the answer an anytime model stops, which is no failure."""
+        if outcome is not Outcome.PARTIAL:
+            _note_partial(worker, turn)
+            turn.lost(worker, outcome, reason)
+
+    # -- runs that no frame waits for
+
+    def may_practise(self, answered: Turn) -> WorkerProcess | None:
+        """An idle worker, if none practises already and the frame's record was written; else None."""
+        if not answered.length:
+            return None
+        for run in self._running.values():
+            if isinstance(run, Job):
+                return None
+        return self.idle()
+
+    def practise(
+        self,
+        first: WorkerProcess,
+        answered: Turn,
+        *,
+        fresh_ms: float,
+        room_ms: float,
+        way_ms: float,
+        now_ns: int,
+    ) -> Purpose | None:
+        """Have a worker do what helps next, see `Practice.next`; what that is for, None for nothing.
+
+        `first` is idle, and runs the next frame if one comes.
+        """
+        spare = self.idle(other_than=first)
+        job = self.practice.next(
+            answered,
+            spare,
+            self.ladder,
+            fresh_ms=fresh_ms,
+            room_ms=room_ms,
+            way_ms=way_ms,
+            hang_ms=self.pool.config.hang_ms,
+            now_ns=now_ns,
+        )
+        if job is None or job.turn is None:
+            return None
+        worker, turn = spare or first, job.turn
+        if worker.run(job.tier, turn.frame.seq, turn.offset, turn.length, now_ns, observe=False):
+            self._running[worker] = job
+        return job.purpose
+
+    # -- workers come and go
+
+    def join(self, worker: WorkerProcess) -> None:
+        """A worker can take frames; the first one's measurements calibrate the ladders."""
+        if not self.pool.ready:
+            self._calibrate(worker)
+        worker.usable = True
+        self._waiter.add(worker)
+
+    def replace(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Give an idle worker no more frames, and predict from what its successor measured.
+
+        False if it is busy.
+        """
+        if not worker.idle:
+            return False
+        worker.usable = False
+        self._waiter.drop(worker)
+        self._calibrate(successor)
+        return True
+
+    def drop(self, worker: WorkerProcess) -> None:
+        """A worker is gone; the frame that it ran has failed. The second call for one does nothing."""
+        worker.usable = False
+        if not self._waiter.drop(worker):
+            return
+        run = self._running.pop(worker, None)
+        if isinstance(run, Job):
+            self.practice.lost(run, self.ladder)
+        elif run is not None:
+            reason = worker.kill_reason or f"worker {worker.number} (pid {worker.pid}) died"
+            self._failed(worker, run, Outcome.HUNG if worker.hung else Outcome.CRASHED, reason)
+
+    def disown(self) -> None:
+        """Discard the results of all runs that have begun: their version has changed its place."""
+        self._running = dict.fromkeys(self._running, DISOWNED)
+        self.practice.forget()
+
+    def _calibrate(self, worker: WorkerProcess) -> None:
+        for ladder in self.ladders:
+            ladder.calibrate(worker.calibrations)
+
+
+def _note_partial(worker: WorkerProcess, turn: Turn) -> None:
+    """Take the steps that a worker has of the frame so far, while its memory is there."""
+    if turn.answered or (turn.partial is not None and worker is not turn.runner):
+        return
+    if (found := worker.partial(turn.frame.seq)) is not None:
+        response, payload = found
+        turn.shapes = response.shapes
+        turn.partial = RunResult(payload, response.tier, _step_times(response), response.step)
+
+
+def _missed(worker: WorkerProcess, turn: Turn) -> int:
+    """Started frames that the worker was not given since its last one; 0 for a new worker."""
+    return 0 if worker.observed is None else max(0, turn.number - worker.observed - 1)
+
+
+def _step_times(response: Response) -> StepTimes:
+    values = (response.decode_ns, response.preprocess_ns, response.inference_ns, response.postprocess_ns)
+    return StepTimes(*(value / NS_PER_MS if value >= 0 else math.nan for value in values))

@@ -1,0 +1,884 @@
+"""A frame's way through a stage: receive, hand over, wait until the deadline, choose, check, publish, record.
+
+Two threads meet here, under one lock that is never held while anything is published: the thread that
+received a frame hands it to an idle worker itself (waking another thread first would cost more than the
+copy), and the stage's own thread waits for results and for the deadline, and publishes. Events only change
+the turn; `_decide` alone decides what follows.
+"""
+
+import contextlib
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchperf_ros.api.alert import Alert
+from torchperf_ros.api.cdr import header_stamp_ns
+from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S
+from torchperf_ros.api.errors import BadInput, ConfigError, ProtocolError
+from torchperf_ros.api.outcome import IN_TIME, Fallback, Outcome
+from torchperf_ros.safety.guard import Guard, Known
+from torchperf_ros.safety.stop_output import PATH, can_stop, warm_up_stop
+from torchperf_ros.settings.candidate import BASE
+from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.stage.alert_rules import change_alert
+from torchperf_ros.stage.crew import Crew
+from torchperf_ros.stage.fallbacks import FallbackOutputs
+from torchperf_ros.stage.figures import StageStatistics
+from torchperf_ros.stage.frame import Answer, Frame, Mailbox, admit, stamp_age_ms
+from torchperf_ros.stage.hooks import (
+    LIVE,
+    Check,
+    ModelVersion,
+    Observer,
+    SecondVersion,
+    StageMachinery,
+    StagePorts,
+)
+from torchperf_ros.stage.inputs import Inputs
+from torchperf_ros.stage.ladder import TierClock, TierLadder
+from torchperf_ros.stage.limits import TierLimits
+from torchperf_ros.stage.practice import HedgeRule, Purpose
+from torchperf_ros.stage.right_of_way import NEVER_NS, Arrivals, RightOfWay
+from torchperf_ros.stage.scenes import DEFAULT, SceneChooser
+from torchperf_ros.stage.stage_guard import GUARD_ODOMETRY, StageGuard
+from torchperf_ros.stage.turn import Output, Turn, Verdict
+from torchperf_ros.stage.waiter import PublishMargin, StageWaiter
+from torchperf_ros.workers.frame_ring import InputBytes
+from torchperf_ros.workers.protocol import Response
+from torchperf_ros.workers.worker_pool import WorkerPool
+from torchperf_ros.workers.worker_process import WorkerProcess
+
+_ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
+_ANSWER_POLL_S = 0.001
+_FIRST_WAKE_MS = 2.0
+_FIRST_WAKE_SHARE = 0.06  # of the budget
+_SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
+"""Outcomes that no run of a stage of lower priority can have brought about."""
+_WITHHELD = "withheld: the emergency lane is latched"
+
+
+class Stage:
+    """One stage: a mailbox, a turn for one frame, and a version of the model that runs it.
+
+    Attributes:
+        model: the version that serves.
+        shadow: a version beside it, None mostly; it is set with the lock held.
+        mailbox: the frame that waits; `turn` has the one that is being answered, None without one.
+        checks, observers: called with every output before it is published, and with every answer.
+        guard: the check of plans; None where the parameters ask for none.
+        lower: stages that give way to this one.
+        lock: held by all that changes the turn, never while anything is published.
+        budget_ms: of the last frame that was begun.
+    """
+
+    def __init__(
+        self,
+        config: StageConfig,
+        setup: Mapping[str, Any],
+        ports: StagePorts,
+        ros_now: Callable[[], int],
+        machinery: StageMachinery = LIVE,
+    ) -> None:
+        """Prepare a stage.
+
+        `setup` is what its workers get at their start, `ros_now` gives ROS time in ns.
+        """
+        self.ports, self.clock, self.ros_now = ports, machinery.clock, ros_now
+        self._input_clock = machinery.input_clock
+        self.lock = threading.Lock()
+        self.mailbox = Mailbox()
+        self.turn: Turn | None = None
+        self.budget_ms = config.budget_ms
+        self.margin = PublishMargin(first_wake_ms=min(_FIRST_WAKE_MS, _FIRST_WAKE_SHARE * config.budget_ms))
+        self.waiter: StageWaiter = machinery.waiter()
+        self.fallbacks = FallbackOutputs()
+        self.statistics = StageStatistics(config, self.clock)
+        self.scenes = SceneChooser(config)
+        self._alerts: deque[Alert] = deque()  # for the stage's thread to publish; any thread appends
+        self.limits = TierLimits(config, self.tell, ports.log)
+        self.actions, self.memory = self.limits.actions, self.limits.memory
+        self._inputs, self._arrivals = Inputs(config), Arrivals()
+        self.sync = self._inputs.sync
+        self.right_of_way: RightOfWay | None = None
+        self.lower: list[Stage] = []
+        self.shadow: SecondVersion | None = None
+        setup = {**setup, "loaded": self.scenes.tiers_to_load()}
+        pool = machinery.pool(config, setup, self, ports.log)
+        self.model = self.version_on(pool, BASE, config, {}, setup)
+        self.guard: StageGuard | None = None
+        self.checks: list[Check] = []
+        self.observers: list[Observer] = [self._count, self._report]
+        if self.limits.drift is not None:
+            self.observers.append(self.limits.drift.answered)
+        if config.guard is not None:
+            self.guard = StageGuard(
+                config.name,
+                Guard(config.guard),
+                self.statistics.counters,
+                self._alerts.append,
+                ros_now,
+                self._stop_output,
+                self.note_error,
+            )
+            self.checks += [self.guard.check_output, self.scenes.check_output]
+            self.observers.append(self.guard.answered)
+        self._unlogged = ""  # the traceback of an error that happened under the lock
+        self._accepting = False
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name=f"stage-{config.name}", daemon=True)
+
+    # -- the receiving thread: a frame comes in
+
+    def slot(self) -> memoryview | None:
+        """Where the next trigger's bytes can be put before they are offered.
+
+        None: give them to `offer` as they come.
+
+        The trigger is there, so the worker that will run it wakes up while the middleware copies it. For
+        the one thread that offers triggers. A frame that waits has its bytes elsewhere: the ring's newest
+        record belongs to a frame that runs.
+        """
+        with self.lock:
+            is_free = self._accepting and self.turn is None and self.mailbox.waiting is None
+            model = self.model
+            description = model.pool.description
+            if not is_free or description is None:
+                return None
+            model.crew.expect()
+            return model.pool.ring.slot(len(description.inputs))
+
+    def offer(
+        self,
+        data: bytes | memoryview | None,
+        stamp_ns: int,
+        *,
+        stamped: bool,
+        upstream: Frame | None = None,
+        refusal: str = "",
+    ) -> None:
+        """A trigger message: start it if the stage is free, else let it wait in the mailbox.
+
+        Args:
+            data: CDR bytes, or the part of `slot` that they take; None where the stage before has nothing
+                to hand over.
+            stamp_ns: `header.stamp`, 0 if none.
+            stamped: whether the message type has a stamp.
+            upstream: the frame of the stage before that this is the output of.
+            refusal: why the message cannot be used, if that is known already.
+        """
+        received_ns = self.clock()
+        if not self._accepting:
+            self.statistics.counters.ignored += 1
+            return
+        if self.actions.off:
+            refusal = refusal or f"the stage is off: {self.actions.words(received_ns)}"
+        scene = self.scenes.choose(received_ns)
+        if self.scenes.wanted not in self.scenes.ready:
+            self._load_wanted_scene()
+        frame = admit(
+            self.config,
+            data,
+            stamp_ns,
+            received_ns=received_ns,
+            ros_now_ns=self.ros_now(),
+            upstream=upstream,
+            refusal=refusal,
+            budget_ms=self.scenes.budget_ms(scene, received_ns, self._least_ms),
+        )
+        frame.scene = scene
+        if self.sync is not None:
+            frame.inputs_since_ns = self._input_ns(received_ns)
+        with self.lock:
+            frame.seq = self.statistics.counters.frames
+            if self.actions.lower_rate and frame.seq & 1 and self.mailbox.waiting is None:
+                self.mailbox.superseded += 1  # by the next one
+            else:
+                self.mailbox.put(frame)
+            if self.turn is None:
+                self._begin(received_ns)
+            # The worker has the frame by now: counting comes after it.
+            alert = self.statistics.received(frame, self.mailbox.superseded, stamped=stamped)
+            if alert is not None:
+                self._alerts.append(alert)
+
+    def _begin(self, now_ns: int) -> None:
+        """Give the waiting frame, if there is one, its turn: hand it to an idle worker, and set the timer.
+
+        One that is stale is answered at once; `_next` may have it run afterwards.
+        """
+        if self.shadow is not None:
+            self.shadow.before_turn(now_ns)
+        frame = self.mailbox.take(now_ns)
+        if frame is None:
+            return
+        if frame.scene not in self.scenes.ready:  # its tiers may be gone since it was received
+            frame.scene = DEFAULT
+        self.budget_ms = frame.budget_ms
+        self.model.crew.use(frame.scene)
+        leave_ns = max(now_ns, frame.deadline_ns - round(self.margin.ms * NS_PER_MS))
+        self.turn = Turn(frame, (now_ns - frame.received_ns) / NS_PER_MS, leave_ns)
+        self._go_on(self.turn, now_ns)
+        if self.shadow is not None:
+            self.shadow.begun()
+
+    def _go_on(self, turn: Turn, now_ns: int) -> None:
+        """Hand the frame over as soon as it has its inputs, and set the timer."""
+        frame = turn.frame
+        try:
+            if frame.data is None or frame.refusal:
+                # While the stage is off, its inputs are watched: they may be well again.
+                if self.actions.off and frame.data is not None:
+                    self._write(turn)
+                turn.fail(Outcome.BAD_INPUT, frame.refusal)
+            elif self.sync is not None and self._awaits_inputs(turn, now_ns):
+                return
+            else:
+                self._write(turn)
+            if turn.failure is None and not frame.stale:
+                self._start(turn, now_ns)
+                self.waiter.set(turn.next_event_ns(now_ns))
+            else:
+                self.waiter.wake()
+        # A boundary of threads, the receiving one's too: the stage answers all the same.
+        except Exception as error:
+            self.statistics.counters.internal_errors += 1
+            self.pool.last_error = self._unlogged = traceback.format_exc()
+            if turn.runner is None:
+                # The record may be incomplete, so no other worker may run it.
+                turn.fail(Outcome.ERROR, f"an error in the node: {type(error).__name__}: {error}")
+                turn.backup_failed = True
+            self.waiter.wake()
+
+    def _write(self, turn: Turn) -> None:
+        self._arrivals.add(turn.frame)
+        self._inputs.write(turn, self.model.pool.ring)
+
+    def _start(self, turn: Turn, now_ns: int) -> None:
+        """Run a frame on an idle worker, if there is one, and no stage of higher priority forbids it.
+
+        A stale frame is answered already; its result stands in for the frames after it. It gets the time
+        that a fresh one has.
+        """
+        fresh_ms, way = self._fresh_ms, self.right_of_way
+        left_ms = fresh_ms if turn.frame.stale else turn.left_ms(now_ns)
+        if way is not None:
+            if blocked := self._blocked(now_ns):
+                turn.held_ns, turn.held_by = blocked
+                return
+            turn.held_by = ""
+            left_ms = min(left_ms, way.left_ms(now_ns))
+        if self.model.crew.start(turn, left_ms, fresh_ms, now_ns) and self._runs_all:
+            self._start_backup(turn, now_ns)
+
+    @property
+    def _runs_all(self) -> bool:
+        return self.actions.backup_active or self.model.config.backup == "active"
+
+    def _start_backup(self, turn: Turn, now_ns: int) -> None:
+        if self.model.crew.start_backup(turn, now_ns, always=self._runs_all):
+            self.statistics.counters.backups += 1
+
+    # -- the stage's thread: results, deadline, answer
+
+    def _run(self) -> None:
+        while self._open:
+            try:
+                self.step(self.waiter.wait())
+            except Exception:  # the thread's boundary: this frame is lost, the stage goes on
+                with contextlib.suppress(Exception):  # logging may fail as well
+                    self.note_error("lost a frame")
+                with self.lock:
+                    if self.turn is not None:
+                        self.turn.answered = True  # what still comes for it is late
+                    self.turn = None
+                    self.waiter.wake()  # for the frame that waits
+
+    def step(self, descriptors: list[int]) -> None:
+        """Take what is ready, and do what follows.
+
+        Answer the frame, or wait on; called by the stage's thread only.
+        """
+        with self.lock:
+            for descriptor in descriptors:
+                worker = self.waiter.worker(descriptor)
+                if worker is not None:
+                    self._receive(worker)
+            if self.turn is None:  # a frame waits all the same where an error has lost the one before it
+                self._begin(self.clock())
+            turn = self.turn
+            verdict = None if turn is None else self._decide(turn, self.clock())
+        # What takes a moment is done without the lock.
+        if turn is not None and verdict is not None:
+            self._next(turn, self._answer(turn, verdict))
+        elif turn is not None and (now_ns := self.clock()) >= turn.prepare_ns:
+            ros_leave_ns = self.ros_now() + turn.leave_ns - now_ns
+            self.fallbacks.prepare(self.config, self.output_type, turn.leave_ns, ros_leave_ns)
+        if self._unlogged:
+            text, self._unlogged = self._unlogged, ""
+            self.ports.log("error", f"stage {self.config.name} could not hand a frame over:\n{text}")
+        while self._alerts:
+            self.ports.anomaly(self._alerts.popleft())
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        """Take what a worker has sent: a response, or the end of its socket."""
+        if self.shadow is not None and self.shadow.takes(worker, self.clock(), free=self.turn is None):
+            return
+        try:
+            received = worker.receive()
+        except EOFError:
+            self._drop(worker)
+        except ProtocolError as error:
+            worker.kill(str(error))
+            self._drop(worker)
+        else:
+            if received is not None:
+                self._take(worker, *received)
+
+    def _take(self, worker: WorkerProcess, response: Response, payload: bytes) -> None:
+        now_ns, was_warm, crew = self.clock(), worker.has_run, self.model.crew
+        turn = crew.take(worker, response, payload, self._fresh_ms, now_ns)
+        if (way := self.right_of_way) is not None:
+            way.ended_ns = now_ns
+            if (
+                turn is not None
+                and was_warm
+                and response.inference_ns >= 0
+                and response.tier == crew.ladder.last
+            ):
+                way.ran((now_ns - worker.busy_since_ns) / NS_PER_MS, now_ns)
+        if turn is not None and response.outcome == Outcome.ON_TIME:
+            self.scenes.name(response.scene, worker, response.seq)
+            if turn.answered:
+                self.statistics.counters.late_results += 1
+                self.fallbacks.remember(payload, turn.frame, late=True)
+
+    def _decide(self, turn: Turn, now_ns: int) -> Verdict | None:
+        """The verdict if the frame can be answered now; otherwise makes sure that a worker has it."""
+        crew = self.model.crew
+        if turn.inputs_until_ns:
+            self._go_on(turn, now_ns)
+            return None
+        if turn.result is not None:
+            return Outcome.ON_TIME, ""
+        if turn.failure is not None and (turn.partial is not None or not crew.may_have_backup(turn)):
+            return crew.partial(turn, (turn.failure, turn.reason))
+        if now_ns >= turn.leave_ns:
+            self.margin.woke(-turn.left_ms(now_ns))
+            return crew.partial(turn, crew.why_late(turn, now_ns))
+        if turn.runner is None:
+            self._start(turn, now_ns)
+        elif crew.wants_backup(turn, now_ns):
+            if blocked := self._blocked(now_ns):
+                turn.held_ns = blocked[0]
+            else:
+                self._start_backup(turn, now_ns)
+        self.waiter.set(turn.next_event_ns(now_ns))
+        return None
+
+    def _answer(self, turn: Turn, verdict: Verdict) -> Answer:
+        """Publish the best there is, hand it on, and record it. Holds no lock."""
+        frame, turn.answered = turn.frame, True
+        if not frame.stale:
+            # Of a stale frame an anytime model gives all its steps, for the frames after it.
+            self.model.pool.ring.answered(frame.seq)
+        started_ns = self.clock()
+        output = self._best(turn, verdict, started_ns)
+        for check in self.checks:
+            output = check(output, started_ns)
+        instead = None if output.payload is None else self.ports.publish(output.payload)
+        published_ns = self.clock()
+        self.ports.hand_on(output.payload, self._source_of(output, frame))
+        self.margin.published((published_ns - started_ns) / NS_PER_MS)
+        if output.result is not None and output.payload is output.result.payload:
+            self.fallbacks.remember(output.payload, frame)
+        if instead is not None:
+            output.fallback, output.payload = instead
+        answer = turn.answer(output, published_ns, "" if instead is None else _WITHHELD)
+        frame.data = None  # it is in the ring; a frame that is remembered need not keep megabytes
+        alerts = [observe(turn, answer) for observe in self.observers]
+        for alert in alerts:
+            if alert is not None:
+                self.ports.anomaly(alert)
+        return answer
+
+    def _best(self, turn: Turn, verdict: Verdict, now_ns: int) -> Output:
+        """The frame's own result, else the backup's, else the first configured fallback that is available."""
+        outcome, reason = verdict
+        if turn.result is not None:
+            return Output(turn.result.payload, turn.frame, turn.result, None, outcome, reason)
+        has_backup = turn.backup_result is not None
+        if not has_backup:
+            self.fallbacks.prepare(self.config, self.output_type, now_ns, self.ros_now())
+        fallback = self.fallbacks.choose(self.config, now_ns, backup=has_backup)
+        if turn.backup_result is not None and fallback is Fallback.BACKUP:
+            payload = turn.backup_result.payload
+            return Output(payload, turn.frame, turn.backup_result, fallback, outcome, reason)
+        payload_instead = self.fallbacks.payload(fallback)
+        return Output(payload_instead, self.fallbacks.frame, None, fallback, outcome, reason)
+
+    def _stop_output(self, now_ns: int) -> bytes | None:
+        """The stop output, for the guard that has failed; None if there is none."""
+        return self.fallbacks.stop(self.config, now_ns, self.ros_now())
+
+    def _source_of(self, output: Output, frame: Frame) -> Frame:
+        """The frame for the stage behind: with the stamp of the one that a held output was computed from."""
+        if output.result is not None:
+            return frame
+        held = self.fallbacks.frame
+        return replace(frame, stamp_ns=0 if held is None else held.stamp_ns)
+
+    def _count(self, turn: Turn, answer: Answer) -> Alert | None:
+        return self.statistics.answered(answer)
+
+    def _report(self, turn: Turn, answer: Answer) -> None:
+        self.ports.answered(answer)
+        if answer.outcome is Outcome.ERROR:
+            self.pool.last_error = answer.reason
+
+    def _next(self, answered: Turn, answer: Answer) -> None:
+        """Begin the waiting frame if there is one; else there may be time to practise."""
+        crew = self.model.crew
+        with self.lock:
+            now_ns = self.clock()
+            runs_late = answered.frame.stale and answered.length and not answered.frame.refusal
+            if runs_late and self.mailbox.waiting is None:
+                self._start(answered, now_ns)  # for the histories, and the next `hold_last`
+            crew.learn(answered, now_ns)
+            self.statistics.counters.missed_observations += crew.unseen
+            crew.unseen = 0
+            self.turn = None
+            self.waiter.set(0)
+            self._begin(now_ns)
+            if self.turn is None and answered.result is not None:
+                self._practise(answered, now_ns)
+            if self.shadow is not None:
+                self.shadow.answered(answered, answer, now_ns, free=self.turn is None)
+        for stage in self.lower:
+            stage.look_again(answer)
+        self.pool.ring.make_ready()
+
+    def _practise(self, answered: Turn, now_ns: int) -> None:
+        """Have an idle worker run the frame once more where that helps and costs no deadline."""
+        crew, way, counters = self.model.crew, self.right_of_way, self.statistics.counters
+        worker = crew.may_practise(answered)
+        if worker is None or self._blocked(now_ns):
+            return
+        purpose = crew.practise(
+            worker,
+            answered,
+            fresh_ms=self._fresh_ms,
+            room_ms=max(0.0, (self._arrivals.next_ns - now_ns) / NS_PER_MS),
+            way_ms=float("inf") if way is None else way.left_ms(now_ns),
+            now_ns=now_ns,
+        )
+        counters.rehearsals += purpose is Purpose.REHEARSAL
+        counters.probes += purpose is Purpose.PROBE
+
+    def note_error(self, what: str) -> None:
+        """Count and log the exception that is being handled: an error of the node, not of a model."""
+        self.statistics.counters.internal_errors += 1
+        self.pool.last_error = traceback.format_exc()
+        self.ports.log("error", f"stage {self.config.name} {what}:\n{self.pool.last_error}")
+
+    def overdue_ms(self, now_ns: int) -> float:
+        """For how long the answer of the frame in flight should have left, in ms.
+
+        0: nothing is late; takes no lock.
+        """
+        turn = self.turn
+        return 0.0 if turn is None else max(0.0, (now_ns - turn.leave_ns) / NS_PER_MS)
+
+    # -- other inputs than the trigger
+
+    def offer_latest(self, index: int, data: bytes, stamp_ns: int) -> None:
+        """Another input of the adapter: the newest is handed over with the next frame."""
+        if len(data) > self.config.max_frame_bytes:
+            self.statistics.counters.refused_inputs += 1
+            return
+        received_ns, age_ms = self.clock(), stamp_age_ms(stamp_ns, self.ros_now())
+        message = InputBytes(index, stamp_ns, age_ms, data)
+        with self.lock:
+            may_wait = self._inputs.take(message, received_ns, self._input_ns(received_ns))
+            if may_wait and self.turn is not None and self.turn.inputs_until_ns:
+                self._go_on(self.turn, received_ns)
+
+    def hear(self, index: int, data: bytes, stamp_ns: int = 0) -> None:
+        """A message of another input than the adapter's: the guard's, or one that scenes depend on."""
+        now_ns = self.clock()
+        if index <= GUARD_ODOMETRY:
+            if self.guard is not None:
+                self.guard.take(index, data, stamp_ns, now_ns)
+            return
+        try:
+            self.scenes.hear(index, data, now_ns)
+        except BadInput:
+            self.statistics.counters.refused_inputs += 1
+
+    @property
+    def inputs(self) -> list[tuple[int, str, str]]:
+        """Index, topic and message type.
+
+        The adapter's inputs, the trigger first, then those of scenes and guard.
+
+        Empty until a worker has described its adapter.
+
+        Raises:
+            ConfigError: the stage has a guard and publishes something else than a path, or an input cannot
+                be synchronised.
+        """
+        if self.pool.description is None:
+            return []
+        if self.guard is not None and not can_stop(self.output_type):
+            what = f"the stage publishes {self.output_type}, and a guard checks {PATH}"
+            raise ConfigError(
+                f"parameter {self.config.name}.guard.act: {what}; leave it empty, and shadow as well"
+            )
+        if self.sync is not None:
+            self.sync.bind(self.pool.description.inputs)
+        own = [(index, topic, kind) for index, (topic, kind) in enumerate(self.pool.description.inputs)]
+        return [*own, *self.config.situation_inputs, *StageGuard.inputs(self.config)]
+
+    def _input_ns(self, now_ns: int) -> int:
+        return now_ns if self._input_clock is None else self._input_clock()
+
+    def _awaits_inputs(self, turn: Turn, now_ns: int) -> bool:
+        """Whether the frame waits for synchronised inputs; sets the timer if it does."""
+        cheapest_ms = self.ladder.predicted_ms(self.ladder.last)
+        until_ns = self._inputs.wait_until_ns(turn, now_ns, self._input_ns(now_ns), cheapest_ms)
+        if until_ns:
+            self.waiter.set(until_ns if self._input_clock is None else turn.leave_ns)
+            return True
+        assert self.sync is not None
+        while self.sync.news:
+            self._alerts.append(self.sync.news.popleft())
+        return False
+
+    @property
+    def inputs_until_ns(self) -> int:
+        """Until when, by the clock of inputs, the frame in flight waits for some.
+
+        0: it does not; takes no lock.
+        """
+        turn = self.turn
+        return 0 if turn is None else turn.inputs_until_ns
+
+    def inputs_are_over(self) -> None:
+        """The clock of inputs has moved.
+
+        The frame in flight may have waited long enough; see `StageMachinery`.
+        """
+        with self.lock:
+            if self.turn is not None and self.turn.inputs_until_ns:
+                self._go_on(self.turn, self.clock())
+
+    # -- life
+
+    def start(self) -> None:
+        """Start the workers and the stage's thread; frames are taken from `activate` on."""
+        self.pool.start()
+        self._thread.start()
+
+    def warm_up(self) -> None:
+        """Have memory for the first frame and code for a stop at hand, and the stage's thread awake once."""
+        warm_up_stop(self.output_type)
+        self.pool.ring.make_ready(self.config.max_frame_bytes)
+        with self.lock:
+            self.waiter.wake()
+
+    def activate(self) -> None:
+        """Take frames from now on."""
+        self.statistics.activated()
+        self.fallbacks.forget(self.clock())
+        if self.guard is not None:
+            self.guard.guard.forget(self.clock())
+        self._accepting = True
+
+    def deactivate(self) -> None:
+        """Take no more frames.
+
+        The current one is still answered, a waiting one is counted as superseded.
+        """
+        with self.lock:
+            self._accepting = False
+            self.mailbox.put(None)
+
+    def finish(self) -> None:
+        """Block until the current frame is answered; give up one second after its deadline.
+
+        Not for the stage's own thread, which answers it.
+        """
+        turn = self.turn
+        if turn is None or not self._thread.is_alive():
+            return
+        left_s = (turn.frame.deadline_ns - self.clock()) / NS_PER_S
+        give_up_at = time.monotonic() + max(left_s, 0.0) + _ANSWER_MARGIN_S
+        # Poll: notifying a condition would cost every frame, and this runs once per deactivation.
+        while self.turn is turn and time.monotonic() < give_up_at:
+            time.sleep(_ANSWER_POLL_S)
+
+    def stop(self) -> None:
+        """Answer the current frame, end the thread and kill the workers."""
+        self.deactivate()
+        self.finish()
+        self._open = False
+        with self.lock:
+            self.waiter.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self.shadow is not None:
+            self.shadow.remove()
+        self.pool.stop()
+        self.waiter.close()
+
+    def reconfigure(self, config: StageConfig) -> None:
+        """Take changed parameters (those that may change live); each version keeps what is its own."""
+        with self.lock:  # no exchange in between may give one version the other's changes
+            own = replace(config, **self.model.changes)
+            self.model.config = self.pool.config = self.scenes.config = self.actions.config = own
+            if self.shadow is not None:
+                self.shadow.reconfigure(config)
+        self.statistics.reconfigure(own)
+
+    # -- the version that serves
+
+    @property
+    def version(self) -> str:
+        """The name of the version that serves; `BASE` is the one of the stage's own parameters."""
+        return self.model.name
+
+    @property
+    def config(self) -> StageConfig:
+        """The parameters of the version that serves; replaced as a whole when one changes."""
+        return self.model.config
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The workers of the version that serves."""
+        return self.model.pool
+
+    @property
+    def ladders(self) -> list[TierLadder]:
+        """Its tiers, a ladder for each scene."""
+        return list(self.model.crew.ladders)
+
+    @property
+    def ladder(self) -> TierLadder:
+        """The ladder in use."""
+        return self.model.crew.ladder
+
+    @property
+    def hedge_rule(self) -> HedgeRule:
+        """Whether its standby also runs frames that are overdue."""
+        return self.model.crew.practice.hedge_rule
+
+    @property
+    def everyone(self) -> list[WorkerProcess]:
+        """The workers of both versions."""
+        shadow = self.shadow
+        return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether the models run on the CPU; False before a worker has described itself."""
+        description = self.pool.description
+        return description is not None and description.device == "cpu"
+
+    @property
+    def output_type(self) -> str:
+        """Message type of the output; "" before a worker has described its adapter."""
+        return "" if self.pool.description is None else self.pool.description.output
+
+    @property
+    def output_stamp_problem(self) -> str:
+        """What is wrong with the stamp of the newest output, see `FallbackOutputs`; takes no lock."""
+        return self.fallbacks.stamp_problem(self.output_type)
+
+    @property
+    def _fresh_ms(self) -> float:
+        """Time that a frame has which did not wait."""
+        return self.budget_ms - self.margin.ms
+
+    def _least_ms(self, scene: int) -> float:
+        """What the cheapest tier of a scene takes, with the time to publish: no budget is shorter."""
+        return self.model.crew.ladders[scene].forecasts[-1].ms + self.margin.ms
+
+    # -- a second version
+
+    def version_on(
+        self,
+        pool: WorkerPool,
+        name: str,
+        config: StageConfig,
+        changes: Mapping[str, Any],
+        setup: Mapping[str, Any],
+    ) -> ModelVersion:
+        """A version of this stage's model that runs on these workers; see `ModelVersion`."""
+        clocks = [TierClock() for _ in config.tiers]
+        ladders = [TierLadder(scene.tiers, clocks) for scene in config.scenes]
+        return ModelVersion(name, config, changes, setup, pool, Crew(pool, ladders, self.waiter))
+
+    def serve(self, model: ModelVersion) -> ModelVersion:
+        """Have another version answer from the next frame on; returns the one that did.
+
+        Called by `SecondVersion.before_turn`: with the lock held, and no frame in flight. The caller
+        becomes the listener of the returned version's pool.
+        """
+        served, self.model = self.model, model
+        model.pool.listener = self
+        for each in (served, model):
+            each.crew.disown()
+        self.scenes.config = self.actions.config = model.config
+        self.limits.leave_out(self.ladders)
+        self.scenes.look_at(self.pool)
+        self.scenes.forget_word()  # the other version's workers name the scene anew
+        return served
+
+    def add_alert(self, alert: Alert) -> None:
+        """Have the stage's thread publish an alert; with the lock held."""
+        self._alerts.append(alert)
+        self.waiter.wake()
+
+    def guard_knows(self, frame: Frame, now_ns: int) -> Known | None:
+        """What the guard would judge a plan by that was computed from this frame; None without a guard."""
+        return None if self.guard is None else self.guard.known(frame, now_ns, self.ros_now())
+
+    # -- stages of other priorities
+
+    def give_way(self, right_of_way: RightOfWay) -> None:
+        """Begin nothing that would run while a stage of higher priority has a frame due; before `start`."""
+        self.right_of_way = right_of_way
+
+    def look_again(self, answer: Answer | None = None) -> None:
+        """A stage that this one gives way to has answered, with this. On that one's thread, takes no lock."""
+        way, outcome = self.right_of_way, None if answer is None else answer.outcome
+        if answer is not None and way is not None and outcome not in _SAY_NOTHING:
+            beside_a_run = self.model.crew.runs or way.ended_ns >= answer.frame.received_ns
+            way.answered(self.clock(), missed=outcome not in IN_TIME, beside_a_run=beside_a_run)
+        turn = self.turn
+        if turn is not None and turn.held_by and turn.runner is None:
+            self.waiter.wake()
+
+    def due_ns(self, now_ns: int) -> int:
+        """When this stage has or expects a frame that a worker is to run.
+
+        `NEVER_NS`: none; takes no lock.
+        """
+        if not self.pool.ready:
+            return NEVER_NS
+        return now_ns if self.turn is not None else self._arrivals.expected_ns(now_ns)
+
+    def _blocked(self, now_ns: int) -> tuple[int, str] | None:
+        """When to look again, and why nothing may begin now, for a stage of higher priority; None: it may."""
+        way, ladder = self.right_of_way, self.ladder
+        return None if way is None else way.blocks(now_ns, ladder.predicted_ms(ladder.last))
+
+    # -- situation and limits
+
+    def _load_wanted_scene(self) -> None:
+        if text := self.scenes.load_wanted(self.pool):
+            self.ports.log("warn", f"{self.config.name}: {text}")
+            self._alerts.append(change_alert(self.config.name, "model", text))
+
+    def limit_memory(self, used_share: float, share: float, suspect: str = "") -> None:
+        """Take a sample of the memory in use, see `TierLimits`.
+
+        While it is short, nothing is compiled either.
+        """
+        self.limits.sample_memory(self.ladders, used_share, share, suspect)
+        for pool in (self.pool,) if self.shadow is None else (self.pool, self.shadow.pool):
+            pool.rolling_update.may_compile = not self.memory.tight
+
+    def act(self, now_ns: int) -> None:
+        """Once a second: do what follows from the alerts that were reported to `actions`."""
+        self.limits.act(self.ladders, now_ns, self._fresh_ms)
+        self.scenes.force(self.actions.scene)
+
+    def tell(self, alert: Alert) -> None:
+        """Have the stage's thread publish an alert; takes the lock."""
+        with self.lock:
+            self._alerts.append(alert)
+            self.waiter.wake()
+
+    # -- the pool's thread: workers come and go
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """A worker can take frames; a frame may wait for it."""
+        warm_up_stop(self.output_type)
+        with self.lock:
+            self.model.crew.join(worker)
+            self.scenes.look_at(self.pool)
+            self.statistics.health.ready()
+            self.waiter.wake()
+
+    def worker_died(self, worker: WorkerProcess | None, reason: str, *, lasting: bool) -> None:
+        """A worker is gone, or was never there.
+
+        The stage's thread answers for it if it had not noticed yet.
+        """
+        with self.lock:
+            pid = 0
+            if worker is not None:
+                self._drop(worker)
+                pid = worker.pid
+            alone, restarts = not self.pool.ready, self.pool.restarts
+            self.add_alert(self.statistics.worker_died(reason, pid, restarts, lasting=lasting, alone=alone))
+
+    def worker_replaced(self, worker: WorkerProcess, successor: WorkerProcess) -> bool:
+        """Have nothing more to do with an idle worker, as another takes its place; False if it is busy."""
+        with self.lock:
+            is_free = self.model.crew.replace(worker, successor)
+            if is_free:
+                self.scenes.look_at(self.pool)
+            return is_free
+
+    def worker_told(self, text: str) -> None:
+        """A change of a worker's models: for `/perf/anomaly`."""
+        self.tell(change_alert(self.config.name, "model", text))
+
+    def _drop(self, worker: WorkerProcess) -> None:
+        """Have nothing more to do with a worker that is gone; called with the stage's lock held."""
+        if worker is self.scenes.word_of:
+            self.scenes.forget_word()  # the tiers of that scene may be what ends its workers
+        self.model.crew.drop(worker)
+        self.scenes.look_at(self.pool)
+
+
+@dataclass
+class StageInput:
+    """One input of a stage: its topic as resolved, its message type, and whether that has a stamp.
+
+    The index is that of the adapter's inputs; those of scenes and guard have one below 0, see `Stage.hear`.
+    """
+
+    stage: Stage
+    index: int
+    topic: str
+    type_name: str
+    stamped: bool
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """A message from a topic; of a trigger also the part of the stage's slot that holds it."""
+        stamp_ns = header_stamp_ns(data) if self.stamped else 0
+        if self.index == 0:
+            self.stage.offer(data, stamp_ns, stamped=self.stamped)
+        elif self.index < 0:
+            self.stage.hear(self.index, bytes(data), stamp_ns)
+        else:
+            self.stage.offer_latest(self.index, bytes(data), stamp_ns)
+
+    def hand_over(self, data: bytes | None, frame: Frame) -> None:
+        """The output of the stage before, None if it has none for this frame.
+
+        It keeps that frame's stamp.
+        """
+        if self.index == 0:
+            why = "" if data is not None else "the stage before had nothing to hand over"
+            self.stage.offer(data, frame.stamp_ns, stamped=False, upstream=frame, refusal=why)
+        elif data is not None and self.index < 0:
+            self.stage.hear(self.index, data, frame.stamp_ns)
+        elif data is not None:
+            self.stage.offer_latest(self.index, data, frame.stamp_ns)
