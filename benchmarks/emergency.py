@@ -158,7 +158,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Drive:
-    """The vehicle's sensors, and who waits for its stop."""
+    """The vehicle's sensors, and the wait for its stop."""
 
     def __init__(self, graph: Graph, node: PerfNodeProcess) -> None:
         self._graph, self._process, self._seen = graph, node.process, graph.observer.seen[OURS]

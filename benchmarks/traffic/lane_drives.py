@@ -113,9 +113,11 @@ class Drive:
 
 @dataclass(frozen=True)
 class Driven:
-    """When the lane latched, in s, NaN.
+    """What came of a drive.
 
-    Never; why; and the speed at which something was hit, 0: nothing.
+    Attributes:
+        latched_s: when the lane latched, NaN: never; `reason`: why.
+        hit_m_s: the speed at which the vehicle hit something, 0: nothing.
     """
 
     latched_s: float
