@@ -212,7 +212,7 @@ class _Lane:
         """To odometry, sensors and the clock; of each subscription the place of its topic among them.
 
         Events of a subscription, as of a publisher that it does not match, would wake the lane's thread for
-        ever, as nobody takes them; by default rclpy asks for them.
+        ever, as no executor takes them; by default rclpy asks for them.
         """
         no_events = _events.SubscriptionEventCallbacks(use_default_callbacks=False)
         clock = [("/clock", "rosgraph_msgs/msg/Clock")] if self.rules.simulated else []
@@ -249,9 +249,7 @@ class _Lane:
                     gc.collect()
                 else:
                     self._do(orders[order])
-            except (
-                Exception
-            ):  # the thread's boundary: whatever it is asked, it has to notice the node's end
+            except Exception:  # the thread's boundary: after any error it has to notice the node's end
                 self.errors += 1
                 self._send(error=traceback.format_exc())
         self._do(self._left_alone)
