@@ -18,7 +18,7 @@ from torchperf_ros.workers.incident_folder import EvidenceLimits
 
 S = 1_000_000_000
 MS = 1_000_000
-EVIDENCE = EvidenceLimits("there", 5, 64)
+EVIDENCE = EvidenceLimits("there", 64)
 
 
 class WorkerOnPaper:

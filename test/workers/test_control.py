@@ -40,7 +40,7 @@ SETUP = WorkerSetup(
     loaded=(0, 1),
     lower=(1, -1),
     shapes=ShapeOptions("bucket", 16, (((1, 3, 8, 8), (1, 6)),)),
-    evidence=EvidenceLimits("there", 5, 64),
+    evidence=EvidenceLimits("there", 64),
     calibrations=(Calibration(1.0, 2.0),) * 2,
     swapped=1,
 )
@@ -57,7 +57,7 @@ def test_given_any_report_when_sent_then_it_arrives_as_it_was(report):
     assert repr(unpack_message(pack_message(report), *REPORTS)) == repr(report)
 
 
-@pytest.mark.parametrize("command", [BeginCapture("profile", EvidenceLimits("there", 5, 64)), EndCapture()])
+@pytest.mark.parametrize("command", [BeginCapture("profile", EvidenceLimits("there", 64)), EndCapture()])
 def test_given_a_command_when_sent_then_it_arrives_as_it_was(command):
     assert unpack_message(pack_message(command), *COMMANDS) == command
 

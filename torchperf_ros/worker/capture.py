@@ -80,7 +80,7 @@ class CaptureTaker:
         self._control, self._say, self._stage, self._device = control, say, stage, device
         self._recording: ProfileRecording | MemoryRecording | None = None
         self._profile: ProfileRecording | None = None
-        self._asked = BeginCapture("", EvidenceLimits("", 1, 1))
+        self._asked = BeginCapture("", EvidenceLimits("", 1))
         self._is_full = False
 
     def poll(self) -> None:

@@ -122,7 +122,7 @@ def worker_setup(stage: StageConfig, node: NodeConfig) -> WorkerSetup:
         compile_missing=node.compile_missing,
         start_timeout_s=node.start_timeout_s,
         black_box_mib=node.black_box_mib if node.recorder else 0,
-        evidence=EvidenceLimits(node.evidence_dir, node.evidence_count, node.evidence_mib),
+        evidence=EvidenceLimits(node.evidence_dir, node.evidence_mib),
     )
 
 
