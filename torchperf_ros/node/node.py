@@ -45,13 +45,13 @@ from torchperf_ros.workers.process_setup import keep_freed_memory
 from torchperf_ros.workers.worker_setup import WorkerSetup, worker_setup
 
 _DESCRIBE_POLL_S = 0.02
+# What the reporter and the alert publisher publish, as the black box keeps it.
 _TOPICS = (
     ("~/memory", "std_msgs/msg/Float64"),
     ("~/memory_stats", "std_msgs/msg/Float64MultiArray"),
     ("~/anomaly", "diagnostic_msgs/msg/DiagnosticArray"),
     ("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray"),
 )
-"""What the reporter and the alert publisher publish, as the black box keeps it."""
 _PACKAGES = ("torch", "numpy", "rosbags", "rclpy", "ros-rclpy")
 _SUCCESS, _FAILURE, _ERROR = (
     TransitionCallbackReturn.SUCCESS,

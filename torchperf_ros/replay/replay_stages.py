@@ -97,7 +97,6 @@ class ReplayStages:
             follower.hand_over(payload, frame)
 
     def start(self) -> None:
-        """Start the workers."""
         self._started_s = time.monotonic()
         for actor in self.actors:  # without threads the pace calls their `step`
             (actor.start if self._pace.threaded else actor.pool.start)()
@@ -218,11 +217,10 @@ class ReplayPace:
     goes.
     """
 
+    # Whether stages have threads of their own, as in the node.
+    #
+    # Else their pools have to settle, and the pace steps.
     threaded = True
-    """Whether stages have threads of their own, as in the node.
-
-    Else their pools have to settle, and the pace steps.
-    """
 
     def __init__(self, start_ns: int) -> None:
         self._now_ns = start_ns
@@ -255,7 +253,6 @@ class ReplayPace:
         self._now_ns = t_ns
 
     def finish(self, stages: ReplayStages, record: ReplayRecord) -> None:
-        """Let the stages answer what is left."""
         self._answer(stages, record, None)
 
     def _answer(self, stages: ReplayStages, record: ReplayRecord, until_ns: int | None) -> None:
@@ -282,7 +279,6 @@ class RealPace(ReplayPace):
         self._tally = Tally()
 
     def machinery(self, stage: int) -> StageMachinery:
-        """What the stage runs on in the node."""
         return StageMachinery()
 
     @property

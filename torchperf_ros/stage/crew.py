@@ -60,7 +60,6 @@ class Crew:
 
     @property
     def runs(self) -> bool:
-        """Whether any of its workers runs something."""
         return bool(self._running)
 
     def expect(self) -> None:

@@ -56,8 +56,8 @@ _ANSWER_MARGIN_S = 1.0  # past the deadline, on a machine that is overloaded
 _ANSWER_POLL_S = 0.001
 _FIRST_WAKE_MS = 2.0
 _FIRST_WAKE_SHARE = 0.06  # of the budget
+# Outcomes that no run of a stage of lower priority can have brought about.
 _SAY_NOTHING = frozenset({Outcome.BAD_INPUT, Outcome.STARTING})
-"""Outcomes that no run of a stage of lower priority can have brought about."""
 _WITHHELD = "withheld: the emergency lane is latched"
 
 
@@ -589,7 +589,6 @@ class Stage:
             self.waiter.wake()
 
     def activate(self) -> None:
-        """Take frames from now on."""
         self.statistics.activated()
         self.fallbacks.forget(self.clock())
         if self.guard is not None:
@@ -656,17 +655,14 @@ class Stage:
 
     @property
     def pool(self) -> WorkerPool:
-        """The workers of the version that serves."""
         return self.model.pool
 
     @property
     def ladders(self) -> list[TierLadder]:
-        """Its tiers, a ladder for each scene."""
         return self.model.crew.ladders
 
     @property
     def ladder(self) -> TierLadder:
-        """The ladder in use."""
         return self.model.crew.ladder
 
     @property
@@ -676,7 +672,6 @@ class Stage:
 
     @property
     def everyone(self) -> list[WorkerProcess]:
-        """The workers of both versions."""
         shadow = self.shadow
         return self.pool.everyone if shadow is None else [*self.pool.everyone, *shadow.pool.everyone]
 

@@ -104,7 +104,6 @@ class CaptureTaker:
         return _NOT_MARKED if self._profile is None else torch.profiler.record_function(name)
 
     def frame_done(self) -> None:
-        """A frame was run."""
         if self._profile is not None:
             self._profile.frame_done()
 
@@ -178,7 +177,6 @@ class ProfileRecording:
 
     @property
     def full(self) -> bool:
-        """Whether all frames of the window were run."""
         return self._frames >= _WARM_UP_FRAMES + _PROFILED_FRAMES
 
     def finish(self, folder: Path) -> str:
@@ -238,7 +236,6 @@ class MemoryRecording:
 
     @property
     def full(self) -> bool:
-        """Whether the window is over."""
         return time.monotonic() - self._began_s >= self._window_s
 
     def finish(self, folder: Path) -> str:

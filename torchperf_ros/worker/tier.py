@@ -163,7 +163,6 @@ class Tier:
         self._is_lazy = False
 
     def report(self) -> TierFacts:
-        """The facts as they are now."""
         shapes = self._shapes
         if shapes is None:
             return self.facts

@@ -260,7 +260,6 @@ class TierLoader:
     def _chosen(
         self, tier: BuiltTier, options: BuildOptions, facts: TierFacts
     ) -> tuple[BuildOptions, Identity]:
-        """The options with the engine that was chosen on this machine earlier, and its identity."""
         engines, identity = choice_of(replace(tier, dims=varying_dims(options, self._dims)), options)
         self._cache.check_private()
         choice = self._cache.choice(identity)

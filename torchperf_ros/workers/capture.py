@@ -156,7 +156,6 @@ class Capture:
         return BeginCapture(self._what, self._evidence)
 
     def take(self, worker: WorkerProcess, report: Report, now_ns: int) -> None:
-        """Take what the worker says of it."""
         if worker is not self._worker:
             return  # it was given up meanwhile; what it wrote is there all the same
         match report:
@@ -174,7 +173,6 @@ class Capture:
         self._enter(_Phase.RETURNING, now_ns)
 
     def give_up(self, problem: str) -> None:
-        """End it, if there is one, wherever it stands."""
         if self._worker is not None:
             self._end(problem)
         self._wanted = ""

@@ -244,7 +244,6 @@ class PackageBuilder:
                 self._warn(f"tier {message['tier']} stays in eager: {message['text']}")
 
     def stop(self) -> None:
-        """End what is running."""
         self.progress = ""
         if self.process is not None:
             self.process.kill()

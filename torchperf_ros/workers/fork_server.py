@@ -69,7 +69,6 @@ class _Base:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
 
@@ -139,7 +138,6 @@ class ForkServer:
         return ForkServer("" if why else self._module, why)
 
     def step(self) -> None:
-        """Take in what it says."""
         while not self.ended:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_CONTROL_BYTES, 1)
@@ -236,7 +234,6 @@ class ForkServer:
             self.step()
 
     def close(self) -> None:
-        """End it, and the workers that are left of it."""
         self.ended = True
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):

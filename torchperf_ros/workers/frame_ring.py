@@ -47,7 +47,6 @@ def _aligned(length: int) -> int:
 
 
 def record_size(lengths: Sequence[int]) -> int:
-    """Bytes that a record with inputs of these lengths takes."""
     return _RECORD.size + len(lengths) * _INPUT.size + sum(_aligned(length) for length in lengths)
 
 
@@ -231,7 +230,6 @@ class FrameReader:
         self._answered_word = self._view[_ANSWERED : _ANSWERED + 8].cast("Q")
 
     def is_answered(self, seq: int) -> bool:
-        """Whether the answer to this frame has left."""
         return bool(self._answered_word[0] > seq)
 
     def holds(self, offset: int) -> bool:

@@ -233,5 +233,4 @@ class CaptureRule:
         return stage, kind
 
     def taken(self, stage: str, kind: str, now_ns: int) -> None:
-        """What was wanted is being taken."""
         self._asked_ns[stage, kind] = self._last_ns = now_ns

@@ -31,8 +31,8 @@ _FORGOTTEN_S = 90 * 86_400.0
 _CHOICE = ".choice"
 _UNQUOTED = re.compile(r"[\w/.+,:@%=~-]*")
 
+# The environment's name of the folder in which torch's compilers keep what they have compiled.
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment's name of the folder in which torch's compilers keep what they have compiled."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class PackageCache:
             raise ConfigError(f"parameter cache_dir: packages are not taken from {self.folder}: {why}")
 
     def path(self, identity: Identity) -> Path:
-        """Where the package of this identity lies, or would lie."""
         return (
             self.folder
             / f"{identity.key}{PACKAGE_SUFFIXES.get(identity.options.get('engine', ''), '.pt2')}"

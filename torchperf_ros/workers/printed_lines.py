@@ -49,9 +49,7 @@ class PrintedLines:
 
     @property
     def tail(self) -> str:
-        """The end of what was printed."""
         return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.descriptor)

@@ -21,16 +21,18 @@ MAX_CONTROL_BYTES = 65_536
 _MAX_TEXT = 8_000
 _CUT_TO = (2_000, 500, 125)
 STACK_SIGNAL = signal.SIGUSR1
+# A worker that gets this signal appends its stacks to this file in its TMPDIR, even if its model
+# hangs.
 STACK_FILE = "stacks.txt"
-"""A worker that gets this signal appends its stacks to this file in its TMPDIR, even if its model hangs."""
 
 
 OBSERVE: Final = 1
+# What a worker is asked to do with a frame, or both; numbers, as an enum's operators take
+# microseconds.
 RUN: Final = 2
-"""What a worker is asked to do with a frame, or both; numbers, as an enum's operators take microseconds."""
 
+# Node to worker: a request is about to follow, stay awake for it. None has to follow.
 SOON: Final = b"soon"
-"""Node to worker: a request is about to follow, stay awake for it. None has to follow."""
 
 
 _REQUEST = struct.Struct("<HHIQQQQII")

@@ -67,7 +67,6 @@ class ResultArea:
     # -- the worker
 
     def count_handled(self) -> None:
-        """One more request has been handled."""
         self._words[_HANDLED] += 1
 
     def write(self, payload: bytes | memoryview) -> None:
@@ -93,7 +92,6 @@ class ResultArea:
 
     @property
     def handled(self) -> int:
-        """How many requests the worker has handled."""
         return int(self._words[_HANDLED])
 
     def read(self, length: int) -> bytes:
@@ -132,7 +130,6 @@ class ResultArea:
         return None
 
     def close(self) -> None:
-        """Release the mapping."""
         for words in (self._words, *self._slots, self._view):
             words.release()
         self._map.close()

@@ -128,7 +128,6 @@ class Renewal:
             )
 
     def wants_candidate(self, workers: Workers, now_ns: int) -> bool:
-        """Whether to start a candidate now: all workers are up, and one is to be replaced."""
         return now_ns >= self._not_before_ns and _all_up(workers) and self.outdated(workers) is not None
 
     def outdated(self, workers: Workers) -> WorkerProcess | None:

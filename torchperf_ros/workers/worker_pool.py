@@ -99,7 +99,6 @@ class TierTally:
         self._out_of_memory = 0
 
     def left(self, worker: WorkerProcess) -> None:
-        """Keep what a worker counted that is gone."""
         self._out_of_memory += worker.said.out_of_memory
         for kept, last in zip(self._gone, worker.said.tiers, strict=False):
             kept.update({name: kept[name] + getattr(last, name) for name in COUNTERS})
@@ -217,7 +216,6 @@ class WorkerPool:
 
     @property
     def restarts(self) -> int:
-        """Workers replaced so far."""
         return sum(policy.restarts for policy in self.policies)
 
     @property
@@ -227,7 +225,6 @@ class WorkerPool:
 
     @property
     def ready(self) -> bool:
-        """Whether any worker can serve."""
         return any(worker.usable for worker in self.everyone)
 
     @property
@@ -242,7 +239,6 @@ class WorkerPool:
 
     @property
     def progress(self) -> str:
-        """What the workers are doing, one phrase each."""
         words = [f"worker {number} {self.state(number)}" for number in range(len(self.workers))]
         if (candidate := self.rolling_update.candidate) is not None:
             words.append(f"new worker {candidate.state}")
@@ -450,7 +446,6 @@ class WorkerPool:
         return worker
 
     def dismiss(self, worker: WorkerProcess, why: str) -> None:
-        """End a worker that is not needed any more."""
         self.tally.left(worker)
         worker.kill(why)
         self._log("info", f"{self.config.name}: worker of pid {worker.pid} ended: {why}")

@@ -101,11 +101,9 @@ class Backlog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has handled all that it was given."""
         return self._results.handled == self._sent
 
     def sent(self) -> None:
-        """One more request was sent."""
         self._sent += 1
 
     def wait_from(self, now_ns: int) -> None:
@@ -214,7 +212,6 @@ class WorkerProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether it was ready and is not known to have ended."""
         return self.life.is_usable
 
     @property
@@ -224,7 +221,6 @@ class WorkerProcess:
 
     @property
     def idle(self) -> bool:
-        """Whether it can take a frame now."""
         return self.life.state is _SERVING and self.seq is None
 
     @property
@@ -260,7 +256,6 @@ class WorkerProcess:
         return f"{doing}, {self.capturing}" if self.capturing else doing
 
     def serve(self) -> None:
-        """It takes frames from now on."""
         self.life.enter(WorkerState.SERVING)
 
     def withdraw(self) -> None:
@@ -446,7 +441,6 @@ class WorkerProcess:
         self.process.signal(signal.SIGKILL)
 
     def is_overdue(self, now_ns: int) -> bool:
-        """Whether SIGKILL has not ended it in time."""
         return (
             self.life.state is WorkerState.ENDING and now_ns - self.life.since_ns > ENDS_WITHIN_S * NS_PER_S
         )

@@ -159,7 +159,6 @@ class WorkerFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove it, with all that is in it."""
         self._folder.cleanup()
         self._unlock()
 

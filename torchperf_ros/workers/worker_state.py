@@ -25,6 +25,7 @@ _USABLE: Final = (_S.SERVING, _S.AWAY, _S.HELD)
 _OVER: Final = frozenset({_S.WITHDRAWN, _S.ENDING, _S.STUCK, _S.GONE})
 _ENDS: Final = frozenset({_S.WITHDRAWN, _S.ENDING, _S.GONE})
 
+# The states that may follow each.
 NEXT: Final[dict[WorkerState, frozenset[WorkerState]]] = {
     _S.STARTING: _ENDS | {_S.SERVING},
     _S.SERVING: _ENDS | {_S.AWAY, _S.HELD},
@@ -35,7 +36,6 @@ NEXT: Final[dict[WorkerState, frozenset[WorkerState]]] = {
     _S.STUCK: frozenset({_S.GONE}),
     _S.GONE: frozenset(),
 }
-"""The states that may follow each."""
 
 
 class IllegalTransition(RuntimeError):
@@ -63,7 +63,6 @@ class WorkerLife:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it was ready and is not known to have ended."""
         return self.state in _USABLE
 
     def enter(self, state: WorkerState, reason: str = "", *, hung: bool = False) -> bool:

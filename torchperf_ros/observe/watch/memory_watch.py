@@ -205,7 +205,6 @@ class _MemorySeries(NamedTuple):
 
     @property
     def grown_mib(self) -> float:
-        """Since the worker was ready."""
         return self.now.mib - self.first_mib
 
 

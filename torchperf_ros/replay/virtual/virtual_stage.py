@@ -36,13 +36,13 @@ _NEVER: Final = 0
 _TOO_LATE: Final = frozenset({Outcome.LATE, Outcome.PARTIAL})
 
 
+# Worker processes by the index of their stage, for one pace after the other, each with stages of
+# the same parameters.
+#
+# For adapters that remember nothing from frame to frame; starting workers takes longer than a short
+# drive. For the same reason a death that is drawn ends none of them: its replacement is due when
+# the clock says so, and is the same process. Who keeps them stops them.
 KeptPools = dict[int, WorkerPool]
-"""Worker processes by the index of their stage, for one pace after the other, each with stages of the same parameters.
-
-For adapters that remember nothing from frame to frame; starting workers takes longer than a short drive.
-For the same reason a death that is drawn ends none of them: its replacement is due when the clock says so,
-and is the same process. Who keeps them stops them.
-"""
 
 
 class VirtualPace(ReplayPace):
@@ -146,7 +146,6 @@ class _Pool:
 
     @property
     def keeps(self) -> bool:
-        """Whether its processes outlive it."""
         return self._kept is not None
 
     @property
@@ -446,7 +445,6 @@ class _Worker:
 
 
 def _timed(response: Response, plan: RunTimes) -> Response:
-    """The response with the plan's times for the steps that were reached."""
     steps = [
         step
         for step in ("decode", "preprocess", "inference", "postprocess")
