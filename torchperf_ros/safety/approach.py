@@ -52,9 +52,9 @@ _LONGEST_WAIT_S: Final = 0.2
 # so much further than it has to brake the vehicle looks, so that speeds are known by then
 _LOOKS_S: Final = 1.0
 _LEAST_LEFT_M: Final = 0.3
-# Drops of rain and spray look like a thing of a few points that nothing has shown before, in the next message by
-# chance again: so many times `min_points`, and so many messages more.
-_FEW, _MORE_SCANS = 2, 2
+# Drops of rain and spray are seen near the vehicle. They look like a thing of a few points that nothing has shown
+# before, in the next message by chance again: less than so many times `min_points`, so many messages more.
+_NEAR_M, _FEW, _MORE_SCANS = 4.0, 2, 2
 _STEPS_KEPT: Final = 10  # between messages, from which is measured how evenly they come
 _JITTERS: Final = 2.0  # delays differ by so much of the mean distance of steps from their median
 _STEPS: Final = 40
@@ -275,7 +275,8 @@ class Approach:
     ) -> bool:
         """Whether the vehicle can only just stop before it, or cannot, if it goes on as it moves."""
         known = self._known(thing)
-        if thing.points < _FEW * options.min_points and len(known.times_s) < options.scans + _MORE_SCANS:
+        few = thing.way_m < _NEAR_M and thing.points < _FEW * options.min_points
+        if few and len(known.times_s) < options.scans + _MORE_SCANS:
             return False
         if thing.way_m - speed * late_s <= options.min_length_m:
             return True
