@@ -14,6 +14,7 @@ import typer
 from typer import Argument, Option
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.api.text import console_table
 from torchperf_ros.fleet import candidate_commands
 from torchperf_ros.tools.shell import (
     Command,
@@ -449,7 +450,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
                 look_every,
                 follow(bars, name),
             )
-    _table(list(play.outcome_rows(outcomes)))
+    heads, *rows = play.outcome_rows(outcomes)
+    console(_PLAIN_WIDTH).print(console_table(heads, rows))
     if svg:
         draw_outcomes(
             outcomes, f"A candidate of kind `{candidate}` on {vehicles:,} vehicles, simulated", svg
@@ -507,15 +509,6 @@ def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any
         say(shown, f"- left out: {line}")
     for reason in move.reasons:
         say(shown, f"{move.kind.value}: {reason}", "bold red" if move.kind.value == "rollback" else "bold")
-
-
-def _table(rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows[1:]:
-        table.add_row(*row)
-    console(_PLAIN_WIDTH).print(table)
 
 
 def _next(

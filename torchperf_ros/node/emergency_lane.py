@@ -25,8 +25,9 @@ from torchperf_ros.api.errors import ConfigError, how_it_ended
 from torchperf_ros.api.outcome import Fallback
 from torchperf_ros.node.alert_publisher import AlertPublisher
 from torchperf_ros.node.emergency_process import MAX_PACKET_BYTES, StopArea
-from torchperf_ros.node.endpoints import RawPublisher, resolved, ros_message_class
+from torchperf_ros.node.endpoints import RawPublisher, resolved
 from torchperf_ros.node.middleware import own_segment
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.safety.emergency import SILENT
 from torchperf_ros.safety.kept_latch import latch_file
 from torchperf_ros.safety.stop_output import PATH

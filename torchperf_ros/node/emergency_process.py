@@ -33,8 +33,9 @@ from std_srvs.srv import Trigger
 
 from torchperf_ros.api.alert import Alert, Level
 from torchperf_ros.api.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher, ros_message_class
+from torchperf_ros.node.endpoints import OUTPUT_QOS, RawPublisher
 from torchperf_ros.node.middleware import end_within
+from torchperf_ros.observe.ros_types import ros_message_class
 from torchperf_ros.safety.emergency import Emergency
 from torchperf_ros.safety.emergency_stop import warm_up
 from torchperf_ros.safety.kept_latch import LatchKeeper, read_latch
