@@ -30,6 +30,7 @@ _ON_COURSE = 0.05  # rad between an obstacle's direction and that of its lane: 0
 _SAME_COURSE = 0.01
 _DRIFTS = 0.34  # m/s aside; less is taken for what it is, also where nothing says where the lane leads
 _STRAYS = 0.5  # m/s aside, which keeps on course what is too slow for `_ON_COURSE`
+_STRAYS_LITTLE = 0.2  # m/s aside; beyond the plan's end more is no sign of where the lane leads
 _NEAR_M = 9.0  # beyond the plan's end, the lane goes on as the plan ends, for what has its direction
 _BESIDE_US_M = 4.0  # so far behind the plan's end, what begins there and drives as we do may be beside us
 _BESIDE_M = 2.65  # aside of our way; what is nearer is in no lane beside, and need not bend with us
@@ -272,7 +273,7 @@ def course_of(lane: Lane, arc: Arc, seen: Seen) -> Course:
     drifts = np.abs(on_lane.drift) <= _DRIFTS
     as_the_plan = off_lane <= 2.0 * _SAME_COURSE
     goes_on = is_along & (as_the_plan | drifts) & (not changes)  # as the plan does at its end
-    strays = beyond & goes_on & (on_lane.drift != 0.0)
+    strays = beyond & goes_on & (np.abs(on_lane.drift) > _STRAYS_LITTLE)
     travel = complex(lane.own_unit[-1]) * (-1.0 if lane.backward else 1.0)
     along, joined = on_lane, beyond & (off_arc > _SAME_COURSE) & ~goes_on
     if np.count_nonzero(joined):
