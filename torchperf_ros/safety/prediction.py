@@ -46,6 +46,7 @@ _TURNS_OFF = 0.042  # 1/m: sharper than 24 m is a junction more often than a ben
 # 1/m, and rad: so sharp is a road, and so much it turns from a plan's end to where something is.
 _SHARPEST, _MOST_TURN = 0.05, 1.4
 _MOST_ROUND = 2.2  # rad; what is further round the bend that we drive is on another part of the road
+_ASLANT = 0.25  # rad; in a change of lanes our own direction is aslant by less, on a straight road, too
 _LEAST_AHEAD_M = 5.0  # nearer, the direction of what comes says nothing of the road between
 _QUARTERS = np.linspace(0.0, 1.0, 5)
 _EASES = 0.85  # likewise: less than this is no bend that goes on
@@ -336,6 +337,7 @@ def comes_round(arc: Arc, seen: Seen) -> tuple[Flags, Floats, Floats]:
     off = (seen.places - arc.place) * arc.travel.conjugate()
     turned = np.angle(-seen.velocities * arc.travel.conjugate())
     comes = (off.real > _LEAST_AHEAD_M) & (np.abs(turned) < _MOST_TURN) & (seen.speeds >= STANDS)
+    comes &= np.abs(turned) > _ASLANT
     aside_m = np.where(comes, off.real * np.tan(0.5 * turned), 0.0)
     bends = 2.0 * aside_m / (np.maximum(off.real, _LEAST_AHEAD_M) ** 2 + aside_m * aside_m)
     comes &= (np.abs(bends) <= _SHARPEST) & (np.abs(off.imag - aside_m) < _ASIDE_M)
