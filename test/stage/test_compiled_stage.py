@@ -212,8 +212,8 @@ def test_given_a_worker_that_dies_while_packages_are_compiled_then_compiling_sta
 ):
     stage = start_own_stage(adapter="Compilable", engine=ENGINE, node={"cache_dir": str(tmp_path)})
     builder = stage.actor.pool.rolling_update.builder
-    ask_until(stage, lambda: builder._process, "packages are compiled")
-    compiler, seen = psutil.Process(builder._process.pid), []
+    ask_until(stage, lambda: builder.process, "packages are compiled")
+    compiler, seen = psutil.Process(builder.process.pid), []
     os.kill(stage.pids[1], signal.SIGKILL)
 
     def stands_still():
