@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from torchperf_ros.fleet.plan import Step, plan_text, read_plan_file, utc_now
+from torchperf_ros.fleet.plan import RolloutStep, plan_text, read_plan_file, utc_now
 from torchperf_ros.fleet.records import RecordWriter
 from torchperf_ros.fleet.signature import read_private_key, read_public_key, read_signed, sign
 from torchperf_ros.fleet.targeting import bucket_percent
@@ -160,7 +160,7 @@ def test_given_too_little_when_advanced_then_it_holds_and_says_what_is_missing(d
 def test_given_a_plan_that_asks_for_nothing_when_advanced_without_a_record_then_no_data_is_no_verdict(
     desk_folder, force
 ):
-    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    plan = replace(read(desk_folder), steps=(RolloutStep(1), RolloutStep(100)), serial=2**31)
     (desk_folder / "plan.yaml").write_text(plan_text(plan))
     run("sign", "plan.yaml")
     for step in (0, 1):
@@ -177,7 +177,7 @@ def test_given_a_plan_that_asks_for_nothing_when_advanced_without_a_record_then_
 def test_given_too_few_vehicles_when_a_step_asks_for_nothing_then_it_is_only_passed_and_done_needs_a_verdict(
     desk_folder,
 ):
-    plan = replace(read(desk_folder), steps=(Step(1), Step(100)), serial=2**31)
+    plan = replace(read(desk_folder), steps=(RolloutStep(1), RolloutStep(100)), serial=2**31)
     (desk_folder / "plan.yaml").write_text(plan_text(plan))
     run("sign", "plan.yaml")
     few = bring_home(desk_folder, vehicles=3)

@@ -268,11 +268,11 @@ def test_given_two_nodes_of_a_vehicle_when_each_has_a_stage_of_the_same_name_the
 ):
     pytest.importorskip("mmh3", reason="mmh3 is not installed")
     from test.fleet.conftest import Desk, serving
-    from torchperf_ros.fleet.plan import Step, utc_now
+    from torchperf_ros.fleet.plan import RolloutStep, utc_now
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     desk = Desk(tmp_path, utc_now())
-    desk.publish(serving(steps=(Step(100),), issued=desk.now))
+    desk.publish(serving(steps=(RolloutStep(100),), issued=desk.now))
     options = rollout_options({"rollout.vehicle": "car-7", "rollout.key": str(desk.public)})
     stage = stage_config("perception", {**VALUES, "rollout_plan": str(desk.plan_path)})
 

@@ -15,7 +15,7 @@ import pytest
 
 from test.settings.test_bounded_file import MIB, NO_FILES
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.plan import Step
+from torchperf_ros.fleet.plan import RolloutStep
 from torchperf_ros.fleet.records import read_records, record_files
 from torchperf_ros.fleet.targeting import bucket_percent
 from torchperf_ros.fleet.vehicle import Role, VehicleRollout
@@ -149,7 +149,7 @@ def test_given_a_hold_when_vehicles_look_then_those_that_began_go_on_and_no_othe
         (lambda plan: replace(plan, serial=plan.serial - 1), "a replay"),
         (lambda plan: replace(plan, version="9"), "another plan with that serial was accepted"),
         (
-            lambda plan: replace(plan, serial=plan.serial + 1, steps=(Step(0.5),), step=0),
+            lambda plan: replace(plan, serial=plan.serial + 1, steps=(RolloutStep(0.5),), step=0),
             "exposes 0.5 %, less than",
         ),
         (lambda plan: replace(plan, serial=plan.serial + 1, stage="planning"), "is for stage 'planning'"),

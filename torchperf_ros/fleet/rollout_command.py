@@ -35,7 +35,7 @@ from torchperf_ros.tools.shell import (
 if TYPE_CHECKING:
     from torchperf_ros.fleet.plan import RolloutPlan
     from torchperf_ros.fleet.records import Brought
-    from torchperf_ros.fleet.status import Move, Standing
+    from torchperf_ros.fleet.status import Move, RolloutStanding
 
 _LIBRARIES: Final = ("cryptography", "mmh3", "openfeature")
 _PLAIN_WIDTH: Final = 160
@@ -443,7 +443,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - the options of the command
             outcomes[name] = play.simulate(
                 one,
                 vehicles,
-                play.Candidate(candidate, by / 100.0),
+                play.SimulatedCandidate(candidate, by / 100.0),
                 windows,
                 seed,
                 look_every,
@@ -477,7 +477,7 @@ def _bytes(path: Path, what: str) -> bytes:
         raise ConfigError(f"{what} {path}: cannot be read ({error.strerror or error})") from error
 
 
-def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move, Brought]":
+def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[RolloutStanding, Move, Brought]":
     from torchperf_ros.fleet.plan import utc_now
     from torchperf_ros.fleet.records import read_records, record_files
     from torchperf_ros.fleet.status import next_move, standing_of
@@ -491,7 +491,7 @@ def _standing(plan: "RolloutPlan", folders: list[Path]) -> "tuple[Standing, Move
 
 
 # texts
-def _show(plan: "RolloutPlan", standing: "Standing", move: "Move", left_out: Any) -> None:  # noqa: ANN401
+def _show(plan: "RolloutPlan", standing: "RolloutStanding", move: "Move", left_out: Any) -> None:  # noqa: ANN401
     from torchperf_ros.fleet.status_page import headline, tables
 
     shown = console(_PLAIN_WIDTH)

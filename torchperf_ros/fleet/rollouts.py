@@ -19,7 +19,7 @@ from torchperf_ros.api.clock import monotonic_ns
 from torchperf_ros.api.errors import ConfigError, TorchperfError
 from torchperf_ros.api.outcome import Health
 from torchperf_ros.fleet.comparer import OutputComparer
-from torchperf_ros.fleet.guards import Figures, Guards, broken_guard, why_not_to_serve
+from torchperf_ros.fleet.guards import CandidateFigures, Guards, broken_guard, why_not_to_serve
 from torchperf_ros.fleet.shadow import Shadow, counts, promote, shadow_of
 from torchperf_ros.fleet.sources import ParameterSource, PlanSource, Source, Wish, facts_of_vehicle
 from torchperf_ros.observe.watch.memory_watch import MemoryTrend
@@ -155,37 +155,39 @@ class Trial:
         shadow = self.shadow
         now = self._counts()  # a safe stop that goes on is not of what serves now
         then = (
-            Figures(**shadow.counts_at_exchange)
+            CandidateFigures(**shadow.counts_at_exchange)
             if self.serves and shadow is not None
             else replace(now, deaths=0)
         )
         self._before = self._minute_before = then
         self._safe_stops = 0
 
-    def figures(self) -> Figures:
+    def figures(self) -> CandidateFigures:
         """What the candidate has done since it is where it is."""
         return self._since(self._before)
 
-    def _since(self, before: Figures) -> Figures:
+    def _since(self, before: CandidateFigures) -> CandidateFigures:
         shadow = self.shadow
         total = None if shadow is None else shadow.figures.total
         compared = {"disagreements": total.different, "compared": total.compared} if total else {}
         now = self._counts()
         since = {name: getattr(now, name) - getattr(before, name) for name in _COUNTED}
-        return Figures(**since, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared)
+        return CandidateFigures(
+            **since, safe_stops=self._safe_stops, memory_mib_per_h=self._mib_per_h, **compared
+        )
 
-    def _counts(self) -> Figures:
+    def _counts(self) -> CandidateFigures:
         shadow = self.shadow
         if not self.serves:
             return (
-                Figures()
+                CandidateFigures()
                 if shadow is None
-                else Figures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
+                else CandidateFigures(deaths=shadow.deaths, refused=shadow.figures.total.candidate_refused)
             )
         is_stopped = self.stage.statistics.health.state(monotonic_ns()) is Health.SAFE_STOP
         self._safe_stops += is_stopped and not self._in_safe_stop
         self._in_safe_stop = is_stopped
-        return Figures(**counts(self.stage))
+        return CandidateFigures(**counts(self.stage))
 
     def minute(self, source: Source) -> str:
         """Hand the last minute over, if it has passed.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
-from torchperf_ros.fleet.guards import Figures, Guards
+from torchperf_ros.fleet.guards import CandidateFigures, Guards
 from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.targeting import TargetingError, facts_of
 from torchperf_ros.settings.build_options import version_of
@@ -70,7 +70,9 @@ class Source(abc.ABC):
     def begins(self) -> None:  # noqa: B027 - who remembers nothing has nothing to do
         """The candidate is about to serve; raises a `TorchperfError` where it must not."""
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+    def minute(
+        self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
+    ) -> str:
         """A minute of both versions has passed; returns the guard that is broken within the last hour."""
         return ""
 
@@ -216,7 +218,9 @@ class PlanSource(Source):
         """Remember that, and why."""
         self._decision = self.vehicle.rolled_back(reason)
 
-    def minute(self, block: PairBlock, figures: Figures, memory_mib: float, *, serves: bool) -> str:
+    def minute(
+        self, block: PairBlock, figures: CandidateFigures, memory_mib: float, *, serves: bool
+    ) -> str:
         """Keep the minute; a candidate that has served its probation is good."""
         from torchperf_ros.fleet.records import SERVING, SHADOW, Block, paired_figures
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperf_ros import __version__
 from torchperf_ros.fleet.plan import RolloutPlan
-from torchperf_ros.fleet.sequence import Verdict
-from torchperf_ros.fleet.status import Move, Standing
+from torchperf_ros.fleet.sequence import CandidateVerdict
+from torchperf_ros.fleet.status import Move, RolloutStanding
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.table import Table
 
-    from torchperf_ros.fleet.simulate import Outcome
+    from torchperf_ros.fleet.simulate import SimulatedRollout
 
 _HEADS: Final = (
     "step",
@@ -28,15 +28,19 @@ _HEADS: Final = (
     "deaths",
     "score",
 )
-_CLASS: Final = {Verdict.WORSE: "bad", Verdict.BETTER: "good"}
-_STYLE: Final = {Verdict.WORSE: "bold red", Verdict.BETTER: "green", Verdict.NOT_ENOUGH: "yellow"}
+_CLASS: Final = {CandidateVerdict.WORSE: "bad", CandidateVerdict.BETTER: "good"}
+_STYLE: Final = {
+    CandidateVerdict.WORSE: "bold red",
+    CandidateVerdict.BETTER: "green",
+    CandidateVerdict.NOT_ENOUGH: "yellow",
+}
 _FINDING_HEADS: Final = ("metric", "vehicles", "difference, candidate less base", "units", "verdict")
 _MOST_REASONS: Final = 50
 _COLOURS: Final = ("#0072B2", "#D55E00")  # Okabe and Ito's, told apart with every kind of colour vision
 _WIDTH_IN, _HEIGHT_IN = 9.0, 4.2
 
 
-def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
+def step_rows(plan: RolloutPlan, standing: RolloutStanding) -> list[list[str]]:
     """A line for each step; the one that is on has a mark."""
     return [
         [
@@ -54,7 +58,7 @@ def step_rows(plan: RolloutPlan, standing: Standing) -> list[list[str]]:
     ]
 
 
-def finding_rows(standing: Standing) -> list[list[str]]:
+def finding_rows(standing: RolloutStanding) -> list[list[str]]:
     """A line for each verdict."""
     return [
         [one.metric, one.group or "all", one.text, f"{one.interval.units:,}", one.verdict.value]
@@ -62,7 +66,7 @@ def finding_rows(standing: Standing) -> list[list[str]]:
     ]
 
 
-def tables(plan: RolloutPlan, standing: Standing) -> "list[Table]":
+def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
     """Steps and verdicts for a terminal."""
     from rich.table import Table
 
@@ -85,7 +89,7 @@ def headline(plan: RolloutPlan) -> str:
     )
 
 
-def status_page(plan: RolloutPlan, standing: Standing, move: Move, left_out: Sequence[str]) -> str:
+def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_out: Sequence[str]) -> str:
     """The page as HTML, one file that needs no network."""
     from torchperf_ros.observe.runs.report.page import Page
 
@@ -124,7 +128,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]], css: str = "") -
     return {"kind": "table", "head": [(name, "") for name in heads], "rows": rows, "css": css}
 
 
-def _forest(standing: Standing) -> "go.Figure | str":
+def _forest(standing: RolloutStanding) -> "go.Figure | str":
     """Each difference with its interval and margin, in margins: 1 is where it matters."""
     import plotly.graph_objects as go
 
@@ -151,7 +155,7 @@ def _forest(standing: Standing) -> "go.Figure | str":
     return figure
 
 
-def draw_outcomes(outcomes: "Mapping[str, Outcome]", title: str, path: Path) -> None:
+def draw_outcomes(outcomes: "Mapping[str, SimulatedRollout]", title: str, path: Path) -> None:
     """Draw how much of the fleet had the candidate over time, in each way, as SVG or PNG by the file's name."""
     import matplotlib as mpl
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperf_ros.api.errors import ConfigError
-from torchperf_ros.fleet.guards import WINDOW_S, Figures, Guards, PlanError, broken_guard
+from torchperf_ros.fleet.guards import WINDOW_S, CandidateFigures, Guards, PlanError, broken_guard
 from torchperf_ros.fleet.plan import DONE, HELD, ROLLED_BACK, RolloutPlan, utc_now
 from torchperf_ros.fleet.records import BLOCK_S, SERVING, Block, RecordWriter
 from torchperf_ros.fleet.signature import check_time, read_public_key, read_signed
@@ -160,7 +160,7 @@ class VehicleRollout:
         if earlier is not None and begins:
             self._adopt(earlier)
         self._hashed: dict[Path, tuple[tuple[int, ...], str]] = {}
-        self._recent: deque[Figures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
+        self._recent: deque[CandidateFigures] = deque(maxlen=round(WINDOW_S / BLOCK_S))
         self._decision = Decision(Role.NONE, self.running, None, "no plan was looked at yet")
         self.records = RecordWriter(folder, self.facts, clock=lambda: clock().timestamp())
         if (
@@ -367,7 +367,7 @@ class VehicleRollout:
             self._save()
         self.records.minute(block)
         self._recent.append(block.figures)
-        return broken_guard(self._decision.limits, sum(self._recent, Figures()))
+        return broken_guard(self._decision.limits, sum(self._recent, CandidateFigures()))
 
     def _current_plan(self) -> tuple[RolloutPlan | None, str]:
         problem = ""

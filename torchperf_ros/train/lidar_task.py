@@ -21,7 +21,7 @@ from torchperf_ros.models.pillars import (
     GRID_COLUMNS,
     GRID_ROWS,
     PILLAR_WIDTHS,
-    Box,
+    CloudBox,
     PillarNet,
     spare,
     strongest,
@@ -115,7 +115,7 @@ class LidarTask(Task):
         cloud without anybody.
         """
 
-        def found(cloud: LabelledCloud, least: float) -> list[Box]:
+        def found(cloud: LabelledCloud, least: float) -> list[CloudBox]:
             return strongest(
                 call(spare(cloud.points.numpy()).to(device))[0].detach().float().cpu().numpy(),
                 least,
@@ -182,7 +182,7 @@ def focal(logits: Tensor, heat: Tensor) -> Tensor:
 
 
 def average_precision(
-    found: list[list[Box]], truth: list[NDArray[np.float32]], kind: int, near_m: float
+    found: list[list[CloudBox]], truth: list[NDArray[np.float32]], kind: int, near_m: float
 ) -> float:
     """See `area_under_precision`, of one class; NaN where nobody is of it.
 

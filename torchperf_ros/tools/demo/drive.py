@@ -79,7 +79,7 @@ class DriveOptions:
     svg_file: Path | None = None
 
 
-class Drive:
+class DemoDrive:
     """One drive, from the first process to the verdict."""
 
     def __init__(self, options: DriveOptions, console: Console) -> None:

@@ -67,7 +67,7 @@ class MakeLogError(TorchperfError):
     """A log cannot be written as it was asked for; the message says why and what would do."""
 
 
-class Fault(NamedTuple):
+class LogFault(NamedTuple):
     """What goes wrong, from when to when, in seconds of the drive."""
 
     kind: str
@@ -87,7 +87,7 @@ class DriveLog:
     # standard deviation of the time from stamp to receipt, which is 5 ms in the mean
     jitter_ms: float = 0.0
     drop: float = 0.0  # share of the images and odometries that are lost, 0 to 1
-    faults: tuple[Fault, ...] = ()  # what goes wrong
+    faults: tuple[LogFault, ...] = ()  # what goes wrong
     seed: int = 1  # of delays and losses
     labelled: bool = True  # whether the cars come as markers on `/ground_truth/objects`
 
@@ -109,7 +109,7 @@ class DriveLog:
         while waiting:
             yield heapq.heappop(waiting)[2]
 
-    def active(self, kind: str, at_s: float) -> Fault | None:
+    def active(self, kind: str, at_s: float) -> LogFault | None:
         """The fault of this kind that is on at a time, if there is one."""
         on = (fault for fault in self.faults if fault.start_s <= at_s < fault.start_s + fault.duration_s)
         return next((fault for fault in on if fault.kind == kind), None)
@@ -164,7 +164,7 @@ class DriveLog:
         return START_NS + round(at_s * NS_PER_S)
 
 
-def fault_of(text: str) -> Fault:
+def fault_of(text: str) -> LogFault:
     """A fault as people write it.
 
     `gap@3` or `gap@3:0.5`, from second 3 on, for half a second, which is the default.
@@ -175,7 +175,7 @@ def fault_of(text: str) -> Fault:
     kind, _, times = text.partition("@")
     start, _, duration = times.partition(":")
     with contextlib.suppress(ValueError):
-        fault = Fault(kind, float(start), float(duration or 0.5))
+        fault = LogFault(kind, float(start), float(duration or 0.5))
         if kind in FAULTS and fault.start_s >= 0 and fault.duration_s > 0:
             return fault
     msg = (
