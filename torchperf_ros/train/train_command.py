@@ -38,7 +38,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         Option("--bf16/--no-bf16", help="Compute in bfloat16; default: where the device has it."),
     ] = None,
     accumulate: Annotated[int, Option(min=1, help="Cut each batch in so many parts: less memory.")] = 1,
-    checkpointing: Annotated[bool, Option("--checkpointing", help="Less memory, more time.")] = False,
     loaders: Annotated[
         int, Option(min=0, max=64, help="Processes that make batches ready ahead, for each tier.")
     ] = 0,
@@ -88,7 +87,6 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         prune=prune,
         bf16=bf16,
         accumulate=accumulate,
-        checkpointing=checkpointing,
         loaders=loaders,
         data=data,
         adapter=adapter,
