@@ -156,7 +156,7 @@ def test_given_a_good_version_whose_file_was_changed_when_started_then_it_is_not
     source, _ = vehicle()
     assert source.running() is None
     assert source.wish().serve == "base"
-    assert "and ba7816bf8f01cfea... was signed" in source.wish().why
+    assert "and the plan says ba7816bf8f01cfea..." in source.wish().why
 
 
 def test_given_the_owner_rolled_back_while_it_was_off_when_started_then_the_base_comes_up(desk, vehicle):

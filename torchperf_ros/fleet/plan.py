@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperf_ros.api.errors import ConfigError
+from torchperf_ros.fleet.candidate import CHANGES, as_parameter
 from torchperf_ros.fleet.guards import Guards, PlanError
 from torchperf_ros.fleet.targeting import UNITS, check_rule
-from torchperf_ros.settings.candidate import BASE, CHANGES, as_parameter
-from torchperf_ros.settings.config import STAGE_PARAMETERS
+from torchperf_ros.settings.config import BASE, STAGE_PARAMETERS
 
 RUNNING: Final = "running"
 HELD: Final = "held"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from torchperf_ros.api.errors import ConfigError, TorchperfError
+from torchperf_ros.fleet.candidate import Candidate, candidate_of, read_candidate
 from torchperf_ros.fleet.guards import CandidateFigures, Guards
 from torchperf_ros.fleet.pair_figures import PairBlock
 from torchperf_ros.fleet.targeting import TargetingError, facts_of
 from torchperf_ros.settings.build_options import version_of
-from torchperf_ros.settings.candidate import BASE, Candidate, candidate_of, read_candidate
-from torchperf_ros.settings.config import StageConfig
+from torchperf_ros.settings.config import BASE, StageConfig
 from torchperf_ros.settings.rollout_options import RolloutOptions
 from torchperf_ros.settings.user_folder import node_folder, user_folder
 

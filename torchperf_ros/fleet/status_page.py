@@ -1,8 +1,8 @@
 """A roll-out shown to people: the table in a terminal, the page, and the picture of a simulated one."""
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,16 +68,22 @@ def finding_rows(standing: RolloutStanding) -> list[list[str]]:
 
 def tables(plan: RolloutPlan, standing: RolloutStanding) -> "list[Table]":
     """Steps and verdicts for a terminal."""
+    marks = ["bold" if number == plan.step else "" for number in range(len(plan.steps))]
+    styles = [_STYLE.get(one.verdict, "") for one in standing.findings]
+    return [
+        table(_HEADS, step_rows(plan, standing), marks),
+        table(_FINDING_HEADS, finding_rows(standing), styles),
+    ]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], styles: Iterable[str] = ()) -> "Table":
+    """A table for a terminal; `styles` has one for each row."""
     from rich.table import Table
 
-    steps, findings = (
-        Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0)) for heads in (_HEADS, _FINDING_HEADS)
-    )
-    for number, row in enumerate(step_rows(plan, standing)):
-        steps.add_row(*row, style="bold" if number == plan.step else "")
-    for one, row in zip(standing.findings, finding_rows(standing), strict=True):
-        findings.add_row(*row, style=_STYLE.get(one.verdict, ""))
-    return [steps, findings]
+    found = Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row, style in zip_longest(rows, styles, fillvalue=""):
+        found.add_row(*row, style=style)
+    return found
 
 
 def headline(plan: RolloutPlan) -> str:
@@ -100,7 +106,7 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
     page.section(
         "Steps",
         [
-            _table(_HEADS, step_rows(plan, standing), "soft"),
+            _page_table(_HEADS, step_rows(plan, standing), "soft"),
             (
                 {"kind": "note", "title": "What could not be read", "items": list(left_out)}
                 if left_out
@@ -113,18 +119,18 @@ def status_page(plan: RolloutPlan, standing: RolloutStanding, move: Move, left_o
         row[-1] = {"text": row[-1], "tag": _CLASS[one.verdict]} if one.verdict in _CLASS else row[-1]
     page.section(
         "Verdicts",
-        [_table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
+        [_page_table(_FINDING_HEADS, rows), page.plots(("Differences and margins", _forest(standing)))],
         subtitle="Intervals hold however often they are looked at.",
     )
     for found, what in ((standing.rolled_back, "rolled it back"), (standing.refused, "refused the plan")):
         if found:
             rows = [list(one) for one in list(found.items())[:_MOST_REASONS]]
-            page.section(f"{len(found)} vehicles {what}", [_table(("vehicle", "why"), rows)])
+            page.section(f"{len(found)} vehicles {what}", [_page_table(("vehicle", "why"), rows)])
     vehicles = f"{standing.vehicles:,} vehicles had it; the step has lasted {standing.since_step_h:,.1f} h."
     return page.render(headline(plan), vehicles, f"torchperf rollout status {__version__}")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]], css: str = "") -> dict[str, Any]:
+def _page_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], css: str = "") -> dict[str, Any]:
     return {"kind": "table", "head": [(name, "") for name in heads], "rows": rows, "css": css}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torchperf_ros.api.errors import TorchperfError
 from torchperf_ros.settings.bounded_file import read_bounded
-from torchperf_ros.settings.candidate import BASE
+from torchperf_ros.settings.config import BASE
 from torchperf_ros.settings.user_folder import make_private, replace_file
 
 STATE_FILE: Final = "state.json"

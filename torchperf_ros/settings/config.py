@@ -56,6 +56,9 @@ from torchperf_ros.settings.stage_rules import ActionRule, SyncRule, parse_actio
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROS_PARAMETERS = ("use_sim_time", "start_type_description_service")
 
+BASE: Final = "base"
+"""The version that a stage's own parameters make; no candidate is called so."""
+
 
 @dataclass(frozen=True)
 class StageConfig:
